@@ -1,4 +1,4 @@
-"""Asks pods to load and unload models, over HTTP: `/v2/repository/models/NAME/load`, as in V2."""
+"""Asks pods about models and for loads, over HTTP as in V2: `/v2/repository/models/NAME/load`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from common.http_client import HttpClient
 from common.http_connection import HttpError
 
 if TYPE_CHECKING:
+    from common.http_client import Response
     from common.pod_secret import PodSecret
     from common.tls import PartTls
 
@@ -62,17 +63,24 @@ class PodClient:
         """Free a model's device memory. Raises PodRefused."""
         await self._post(address, model, "unload", {})
 
+    async def metadata(self, address: str, model: str) -> Response:
+        """The pod's response to `GET /v2/models/NAME`. Raises PodRefused without one."""
+        return await self._request("GET", address, f"/v2/models/{model}", b"")
+
     async def _post(self, address: str, model: str, verb: str, document: dict[str, object]) -> None:
         path = f"/v2/repository/models/{model}/{verb}"
-        headers = {"content-type": "application/json", **self._secret.headers}
-        try:
-            response = await self._client.request(
-                "POST", address, path, headers, orjson.dumps(document), timeout_s=self._timeout_s
-            )
-        except HttpError as error:
-            text = f"no response from the pod at {address}: {error!r}"
-            raise PodRefused(text, cause=UNREACHABLE) from error
+        response = await self._request("POST", address, path, orjson.dumps(document))
         if not response.is_success:
             cause = response.headers.get("x-pilotlight-not-executed", "")
             text = f"{response.status}: {response.text[:MAX_ERROR_CHARACTERS]}"
             raise PodRefused(text, cause=cause)
+
+    async def _request(self, method: str, address: str, path: str, body: bytes) -> Response:
+        headers = {"content-type": "application/json", **self._secret.headers}
+        try:
+            return await self._client.request(
+                method, address, path, headers, body, timeout_s=self._timeout_s
+            )
+        except HttpError as error:
+            text = f"no response from the pod at {address}: {error!r}"
+            raise PodRefused(text, cause=UNREACHABLE) from error

@@ -64,10 +64,6 @@ class PartTls:
             self._read(self._folder)
 
     @property
-    def scheme(self) -> str:
-        return "http" if self.client is None else "https"
-
-    @property
     def connect_options(self) -> dict[str, Any]:
         """Arguments of asyncio's `create_connection`."""
         if self.client is None:

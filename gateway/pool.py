@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from common.pod_client import PodClient
 from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
@@ -133,7 +134,6 @@ def create_pool(
         registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
     )
     events = EventLog(
-        connections,
         lambda outcome: metrics.events.labels(outcome).inc(),
         logger_rules(settings, is_guarded=is_guarded),
     )
@@ -155,7 +155,8 @@ def create_pool(
         lambda outcome: metrics.looks.labels(outcome).inc(),
         lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
     )
-    loads = ModelLoads(connections, watch.state)
+    pods = PodClient(connections.secret, connections.tls)
+    loads = ModelLoads(pods, watch.state)
     planner = WindowPlanner()
     selector = ApplicationSelector(
         watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
@@ -173,7 +174,7 @@ def create_pool(
         TargetResolver(watch.state, names, is_guarded=is_guarded),
         ServedPool(
             pool, watch, explanations, dispatcher, reservations,
-            ModelMetadata(connections, watch.state),
+            ModelMetadata(pods, watch.state),
         ),
         (
             watch.run, reservations.renew_periodically, reservations.register_periodically,

@@ -17,15 +17,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from gateway.errors import GatewayError, UpstreamLost
-from gateway.upstream.pod_connection import PodConnectionLost
+from common.http_client import HttpClient, split_url
+from common.http_connection import HttpError
 from registry.domain.model import LogMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from gateway.http.headers import Headers
-    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
     from registry.domain.model import ModelName, ModelSpec, RequestLog
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,6 @@ MAX_EVENTS: Final = 1000
 MAX_QUEUED_BYTES: Final = 32 << 20
 SENDERS: Final = 4
 TIMEOUT_S: Final = 5.0
-_PORT: Final = 80
 
 
 class EventOutcome(StrEnum):
@@ -53,8 +51,8 @@ class EventOutcome(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Event:
     url: str
-    head: bytes
-    """Header lines of the event's attributes."""
+    headers: Mapping[str, str]
+    """With the event's attributes."""
     chunks: Sequence[bytes]
     size: int
 
@@ -62,12 +60,11 @@ class Event:
 class EventLog:
     def __init__(
         self,
-        connections: PodConnectionPool,
         count: Callable[[EventOutcome], None],
         is_allowed: Callable[[str, str], bool],
     ) -> None:
         """`is_allowed`: whether a namespace may name a URL."""
-        self._connections = connections
+        self._client = HttpClient(max_body_bytes=MAX_EVENT_BYTES)
         self._count = count
         self._is_allowed = is_allowed
         self._events: deque[Event] = deque()
@@ -100,9 +97,12 @@ class EventLog:
 
     async def run(self) -> None:
         """Send until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(SENDERS):
-                group.create_task(self._send_all())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(SENDERS):
+                    group.create_task(self._send_all())
+        finally:
+            self._client.close()
 
     async def _send_all(self) -> None:
         while True:
@@ -111,9 +111,8 @@ class EventLog:
                 await self._wakeup.wait()
             event = self._events.popleft()
             try:
-                async with asyncio.timeout(TIMEOUT_S):
-                    await self._send(event)
-            except (GatewayError, TimeoutError, OSError) as error:
+                await self._send(event)
+            except (HttpError, ValueError) as error:
                 self._count(EventOutcome.FAILED)
                 if not self._is_failing:  # one line per outage
                     logger.warning("events were not taken", extra={"error": error})
@@ -125,31 +124,20 @@ class EventLog:
                 self._queued_bytes -= event.size
 
     async def _send(self, event: Event) -> None:
-        """Raises GatewayError, OSError."""
-        parts = urlsplit(event.url)
-        address = f"{parts.hostname}:{parts.port or _PORT}"
-        path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        head = b"POST %b HTTP/1.1\r\nhost: %b\r\n%bcontent-length: %d\r\n\r\n" % (
-            path.encode(), parts.netloc.encode(), event.head, event.size,
-        )  # fmt: skip
-        idle = self._connections.take_idle(address)
-        connection = idle or await self._connections.connect(address)
-        try:
-            await _exchange(connection, head, event.chunks)
-        except PodConnectionLost:
-            if idle is None:
-                raise
-            connection = await self._connections.connect(address)  # the idle one was stale
-            await _exchange(connection, head, event.chunks)
-        self._connections.release(address, connection)
-        if connection.status >= 300:
-            raise UpstreamLost(f"{event.url} answered with status {connection.status}")
+        """Raises HttpError, ValueError."""
+        address, path = split_url(event.url)
+        headers = {"host": urlsplit(event.url).netloc, **event.headers}
+        response = await self._client.request(
+            "POST", address, path or "/", headers, event.chunks, timeout_s=TIMEOUT_S
+        )
+        if response.status >= 300:
+            raise HttpError(f"{event.url} answered with status {response.status}")
 
 
 class LoggedRequest:
     """One request, and the parts of its response so far."""
 
-    def __init__(self, log: EventLog, settings: RequestLog, attributes: bytes) -> None:
+    def __init__(self, log: EventLog, settings: RequestLog, attributes: Mapping[str, str]) -> None:
         self._log = log
         self._settings = settings
         self._attributes = attributes
@@ -180,16 +168,18 @@ class LoggedRequest:
             self._add(RESPONSE, self._response, self._response_bytes, content_type)
 
     def _add(self, kind: str, chunks: Sequence[bytes], size: int, content_type: bytes) -> None:
-        now = datetime.now(UTC).isoformat().encode()
-        head = b"ce-type: %b\r\nce-time: %b\r\ncontent-type: %b\r\n%b" % (
-            kind.encode(), now, content_type or b"application/json", self._attributes,
-        )  # fmt: skip
-        self._log.add(Event(self._settings.url, head, chunks, size))
+        headers = {
+            "ce-type": kind,
+            "ce-time": datetime.now(UTC).isoformat(),
+            "content-type": content_type.decode("latin-1") or "application/json",
+            **self._attributes,
+        }
+        self._log.add(Event(self._settings.url, headers, chunks, size))
 
 
 def _attributes(
     name: ModelName, wanted: Sequence[str], request_id: str, pod: str, headers: Headers
-) -> bytes:
+) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for key, value in headers:
         if (text := key.decode("latin-1")) in wanted:
@@ -204,22 +194,4 @@ def _attributes(
         "endpoint": "default",
         "metadata": json.dumps(found),
     }
-    return b"".join(
-        b"ce-%b: %b\r\n" % (key.encode(), value.encode("latin-1")) for key, value in values.items()
-    )
-
-
-async def _exchange(connection: PodConnection, head: bytes, chunks: Sequence[bytes]) -> None:
-    """Send, and wait for the end of the response, whose body means nothing.
-
-    Raises PodConnectionLost.
-    """
-    try:
-        connection.write_all(head, chunks)
-        await connection.wait_head()
-        while not connection.is_complete:
-            await connection.wait_body()
-            connection.take_body()
-    except BaseException:
-        connection.close()
-        raise
+    return {f"ce-{key}": value for key, value in values.items()}

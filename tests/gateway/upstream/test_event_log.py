@@ -11,7 +11,6 @@ import pytest
 
 from gateway.upstream import event_log
 from gateway.upstream.event_log import EventLog, EventOutcome, LoggedRequest
-from gateway.upstream.pod_connection import PodConnectionPool
 from registry.domain.model import LogMode, ModelName, ModelSpec, RequestLog
 from tests.gateway.asynchronous import run_async, running
 
@@ -82,7 +81,7 @@ class Counts(Counter[EventOutcome]):
 
 def _log(*, is_allowed: bool = True) -> tuple[EventLog, Counts]:
     counts = Counts()
-    return EventLog(PodConnectionPool(), counts.add, lambda *_: is_allowed), counts
+    return EventLog(counts.add, lambda *_: is_allowed), counts
 
 
 def _logged(log: EventLog, settings: RequestLog) -> LoggedRequest | None:

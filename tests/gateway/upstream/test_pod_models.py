@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.upstream.pod_connection import PodConnectionPool
+from common.pod_client import PodClient
+from common.pod_secret import PodSecret
 from gateway.upstream.pod_models import ModelLoads
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
@@ -31,7 +32,7 @@ async def test_a_pod_is_asked_to_load_a_model_once_at_a_time(
     pod, state = Receiver(status), ClusterState()
     async with pod.serving() as url:
         state.pods["pod-a"] = PodState(PodInfo("pod-a", urlsplit(url).netloc, "node", slots=1))
-        loads = ModelLoads(PodConnectionPool(), state)
+        loads = ModelLoads(PodClient(PodSecret()), state)
         for _ in range(2):
             loads.request(MODEL, "pod-a")
         async with running(loads.run):
