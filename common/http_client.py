@@ -7,6 +7,7 @@ requests need, no more: no redirects, cookies, proxies, compression or HEAD.
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +20,6 @@ from common.http_connection import Connection, ConnectionLost, NotConnected, Tim
 from common.tls import PartTls
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import AsyncIterator, Mapping, Sequence
 
     from common.http_connection import RawHeaders
@@ -28,7 +28,6 @@ CONNECT_TIMEOUT_S: Final = 2.0
 MAX_IDLE_S: Final = 30.0
 """Pods and gateways close idle connections after 65 s."""
 MAX_IDLE: Final = 256
-"""Connections kept for each address."""
 MAX_BODY_BYTES: Final = 1 << 30
 _SCRATCH_BYTES: Final = 256 << 10
 
@@ -84,9 +83,10 @@ class HttpClient:
         *,
         tls: PartTls | ssl.SSLContext | None = None,
         max_body_bytes: int = MAX_BODY_BYTES,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        connect_timeout_s: float | None = CONNECT_TIMEOUT_S,
         stall_s: float | None = None,
         max_idle_s: float = MAX_IDLE_S,
+        max_idle: int = MAX_IDLE,
         resends: bool = True,
     ) -> None:
         """Limits of every exchange.
@@ -96,6 +96,7 @@ class HttpClient:
             max_body_bytes: of a response, unless it is received in place.
             connect_timeout_s: of a connection, TLS included.
             stall_s: the longest time without a byte of the response; None: any.
+            max_idle: connections kept for each address.
             max_idle_s: well below the time after which the servers close idle connections.
             resends: whether a request whose kept connection ends without a byte of a response is
                 sent once more, over a new one: most likely the server had closed it before.
@@ -105,7 +106,7 @@ class HttpClient:
         self._max_body_bytes = max_body_bytes
         self._connect_timeout_s = connect_timeout_s
         self._stall_s = stall_s
-        self._max_idle_s = max_idle_s
+        self._max_idle_s, self._max_idle = max_idle_s, max_idle
         self._resends = resends
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._idle: dict[str, deque[Connection]] = {}
@@ -186,15 +187,13 @@ class HttpClient:
         head = _head(method, address, path, headers or {}, sum(map(len, chunks)))
         lost: ConnectionLost | None = None
         while True:
-            connection = None if lost is not None else self.take_idle(address)
-            is_kept = connection is not None
-            if connection is None:
-                try:
-                    connection = await self.connect(address)
-                except NotConnected:
-                    if lost is None:
-                        raise
-                    raise lost from None  # what was sent before may be executed
+            try:
+                connection = await (self.connect(address) if lost else self.take(address))
+            except NotConnected:
+                if lost is None:
+                    raise
+                raise lost from None  # what was sent before may be executed
+            is_kept = connection.used_total > 0
             try:
                 connection.start(parts, stall_s=self._stall_s)
                 connection.write(head, chunks)
@@ -211,6 +210,10 @@ class HttpClient:
                 return connection
 
     # The pool
+
+    async def take(self, address: str) -> Connection:
+        """A connection that was kept, or a new one. Raises NotConnected."""
+        return self.take_idle(address) or await self.connect(address)
 
     def take_idle(self, address: str) -> Connection | None:
         """An open connection, if there is one; the one used last."""
@@ -245,7 +248,7 @@ class HttpClient:
         connection.idle_since_s = asyncio.get_running_loop().time()
         idle = self._idle.setdefault(address, deque())
         idle.append(connection)
-        if len(idle) > MAX_IDLE:
+        if len(idle) > self._max_idle:
             idle.popleft().close()
 
     def close_idle_since(self, oldest_s: float) -> None:
@@ -262,6 +265,33 @@ class HttpClient:
             for connection in idle:
                 connection.close()
         self._idle.clear()
+
+
+def request_blocking(
+    method: str,
+    url: str,
+    body: bytes = b"",
+    *,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """One exchange over a connection of its own, for threads without an event loop.
+
+    Raises as `HttpClient.request`; ValueError for what is no URL.
+    """
+    address, path = split_url(url)
+    tls = ssl.create_default_context() if url.startswith("https:") else None
+
+    async def ask() -> Response:
+        client = HttpClient(tls=tls)
+        try:
+            return await client.request(
+                method, address, path or "/", headers, body, timeout_s=timeout_s
+            )
+        finally:
+            client.close()
+
+    return asyncio.run(ask())
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, cast
 
@@ -67,7 +68,7 @@ class Connection(asyncio.BufferedProtocol):
         self.has_head = self.is_complete = self._keeps_alive = False
         self.received_bytes = 0
         self.head_s = 0.0
-        """When the response's head had come, by the clock of the loop."""
+        """When the response's head had come, by `time.monotonic`."""
         self._chunks: deque[bytes] = deque()
         self._untaken_bytes = 0
         self._parts = deque(part for part in parts or () if len(part))
@@ -279,7 +280,7 @@ class Connection(asyncio.BufferedProtocol):
         if self.status < 200:
             self.headers = []
             return
-        self.has_head, self.head_s = True, self._loop.time()
+        self.has_head, self.head_s = True, time.monotonic()
         self.resume_writing()
         if self._wanted_bytes is not None and self.status == 200:
             length = dict(self.headers).get(b"content-length", b"none").decode()

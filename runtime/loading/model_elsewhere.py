@@ -28,11 +28,11 @@ from runtime.loading.served_model import ServedModel
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from common.http_client import Response
     from common.inference_protocol.tensors import Tensor
     from registry.domain.model import ModelPolicy, ModelSpec
     from runtime.device.device_model import ModelInputs
     from runtime.device.worker import DeviceWorker
-    from runtime.engines.model_server.connections import Answer
     from runtime.engines.model_server.server_engine import ModelServer, ServerModel
     from runtime.sandbox.estimators import Estimators, LoadedEstimator
     from runtime.tasks.task import Processor
@@ -86,20 +86,20 @@ class ProxiedModel(ModelElsewhere):
         begun_s = time.monotonic()
         response = await self._post(body.content, dict(body.headers), deadline_s)
         try:
-            outputs = decode_outputs(response.content, response.headers.get(LENGTH_HEADER))
+            outputs = decode_outputs(response.body, response.headers.get(LENGTH_HEADER))
         except InvalidRequest as error:
             raise InferenceFailed(f"the model server's response has no tensors: {error}") from error
         return InferenceResult(outputs, 0.0, time.monotonic() - begun_s)
 
     async def forward(
         self, content: bytes, headers: Mapping[str, str], *, deadline_s: float | None
-    ) -> Answer:
+    ) -> Response:
         """The server's response to a V2 body as it is; raises as `infer` does."""
         return await self._post(content, headers, deadline_s)
 
     async def _post(
         self, content: bytes, headers: Mapping[str, str], deadline_s: float | None
-    ) -> Answer:
+    ) -> Response:
         limit_s = self._limit_s(self.device_model.policy)
         if deadline_s is not None:
             limit_s = min(limit_s, max(0.0, deadline_s - time.monotonic()))
@@ -149,9 +149,9 @@ def _json_request(inputs: tuple[Tensor, ...]) -> EncodedBody:
     return EncodedBody(orjson.dumps({"inputs": entries}), (("content-type", JSON),))
 
 
-def renamed(response: Answer, name: str) -> EncodedBody:
+def renamed(response: Response, name: str) -> EncodedBody:
     """The response with the client's name of the model; raises InferenceFailed."""
-    content, length = response.content, response.headers.get(LENGTH_HEADER)
+    content, length = response.body, response.headers.get(LENGTH_HEADER)
     try:
         end = len(content) if length is None else int(length)
         document = orjson.loads(content[:end])

@@ -169,7 +169,7 @@ class PredictService:
             seconds = time.monotonic() - started_s
             request.record(Stage.INFER, seconds, sample_s=seconds)
         name = head.response_model_name
-        if len(answer.content) <= SMALL_BODY_BYTES:
+        if len(answer.body) <= SMALL_BODY_BYTES:
             return request.response(renamed(answer, name))
         return request.response(await in_thread(self.threads, renamed, answer, name))
 

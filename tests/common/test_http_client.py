@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 
-from common.http_client import HttpClient, split_url
+from common.http_client import HttpClient, request_blocking, split_url
 from common.http_connection import (
     MAX_HEAD_BYTES,
     ConnectionLost,
@@ -452,3 +452,19 @@ def test_a_url_is_split(url: str, found: tuple[str, str]) -> None:
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"must be a URL|Port"):
         split_url(url)
+
+
+def test_a_thread_without_a_loop_asks_once(run: Any) -> None:
+    async def check() -> None:
+        server = Server(OK)
+        async with server.running() as address:
+            url, headers = f"http://{address}", {"x-own": "1"}
+            found = await asyncio.to_thread(
+                request_blocking, "POST", url, b"body", timeout_s=5, headers=headers
+            )
+            await server.left.wait()
+        assert found.body == b"hi"
+        assert server.requests[0].startswith(b"POST / HTTP/1.1\r\n")
+        assert server.requests[0].endswith(b"x-own: 1\r\n\r\nbody")
+
+    run(check)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-import httpx
+from common.http_client import request_blocking
+from common.http_connection import HttpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +48,8 @@ class ServerMemory:
 
     def _by_metrics(self) -> int | None:
         try:
-            text = httpx.get(self._metrics_url, timeout=TIMEOUT_S, trust_env=False).text
-        except httpx.HTTPError as error:
+            text = request_blocking("GET", self._metrics_url, timeout_s=TIMEOUT_S).text
+        except HttpError as error:
             logger.warning("server metrics not read", extra={"error": error})
             return None
         return memory_of_metrics(text)

@@ -11,15 +11,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
-import httpx
-
+from common.http_client import HttpClient, request_blocking, split_url
+from common.http_connection import HttpError, NotConnected, TimedOut
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
-from runtime.engines.model_server.connections import (
-    Answer,
-    ConnectionEnded,
-    Connections,
-    NotConnected,
-)
 from runtime.errors import (
     InferenceFailed,
     LoadFailed,
@@ -32,10 +26,14 @@ from runtime.errors import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from common.http_client import Response
+
 CONNECT_TIMEOUT_S: Final = 2.0
 CALL_TIMEOUT_S: Final = 10.0
 """Of a call that only asks."""
 LIVENESS_TIMEOUT_S: Final = 2.0
+IDLE_S: Final = 3.0
+"""How long an unused connection is kept: uvicorn, MLServer's, closes one after 5 s."""
 MAX_MESSAGE: Final = 500
 
 
@@ -64,13 +62,13 @@ class V2Client:
     def __init__(self, url: str, *, load_timeout_s: float) -> None:
         self.url = url.rstrip("/")
         self._load_timeout_s = load_timeout_s
-        timeout = httpx.Timeout(CALL_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        self._calls = httpx.Client(timeout=timeout, trust_env=False)
-        self._requests = Connections(self.url, connect_timeout_s=CONNECT_TIMEOUT_S)
+        self._address, self._prefix = split_url(self.url)
+        self._client = HttpClient(
+            max_idle_s=IDLE_S, connect_timeout_s=CONNECT_TIMEOUT_S, resends=False
+        )
 
     def close(self) -> None:
-        self._calls.close()
-        self._requests.close()
+        self._client.close()
 
     # About models; these block
 
@@ -80,25 +78,25 @@ class V2Client:
         if response.is_success:
             return
         text = f"the model server refused to load the model: {message_of(response)}"
-        raise ModelInvalid(text) if response.is_client_error else LoadFailed(text)
+        raise ModelInvalid(text) if 400 <= response.status < 500 else LoadFailed(text)
 
     def unload(self, name: str) -> None:
         """Unload a model; raises LoadFailed, ServerUnavailable."""
         response = self._repository_call(name, "unload", self._load_timeout_s)
-        if not response.is_success and response.status_code != HTTPStatus.NOT_FOUND:
+        if not response.is_success and response.status != HTTPStatus.NOT_FOUND:
             raise LoadFailed(f"the model server did not unload {name}: {message_of(response)}")
 
-    def _repository_call(self, name: str, verb: str, timeout_s: float) -> httpx.Response:
+    def _repository_call(self, name: str, verb: str, timeout_s: float) -> Response:
         url = f"{self.url}/v2/repository/models/{name}/{verb}"
-        timeout = httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+        headers = {"content-type": "application/json"}
         try:
-            return self._calls.post(url, json={}, timeout=timeout)
-        except httpx.ReadTimeout as error:
+            return request_blocking("POST", url, b"{}", timeout_s=timeout_s, headers=headers)
+        except TimedOut as error:
             raise LoadFailed(
                 f"the model server at {self.url} did not answer the {verb} of {name} within"
                 f" {timeout_s:g} s"
             ) from error
-        except httpx.TransportError as error:
+        except HttpError as error:
             raise self._unavailable(error) from error
 
     def is_model_ready(self, name: str) -> bool:
@@ -134,14 +132,14 @@ class V2Client:
         if not response.is_success or not isinstance(document, dict):
             raise LoadFailed(
                 f"the model server at {self.url} does not speak V2: GET {path} gave"
-                f" {response.status_code}, {message_of(response)}"
+                f" {response.status}, {message_of(response)}"
             )
         return document
 
-    def _get(self, path: str) -> httpx.Response:
+    def _get(self, path: str) -> Response:
         try:
-            return self._calls.get(self.url + path)
-        except httpx.TransportError as error:
+            return request_blocking("GET", self.url + path, timeout_s=CALL_TIMEOUT_S)
+        except HttpError as error:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: Exception) -> ServerUnavailable:
@@ -156,29 +154,29 @@ class V2Client:
         path = "/v2/health/live"
         try:
             async with asyncio.timeout(LIVENESS_TIMEOUT_S):
-                answer = await self._requests.request("GET", path)
-        except (NotConnected, ConnectionEnded) as error:
+                answer = await self._request("GET", path)
+        except HttpError as error:
             return str(self._unavailable(error))
         if answer.is_success:
             return ""
-        return f"the model server at {self.url} is not live: GET {path} gave {answer.status_code}"
+        return f"the model server at {self.url} is not live: GET {path} gave {answer.status}"
 
     async def knows(self, name: str) -> bool:
         """Whether the model is loaded; True if the server does not answer."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
-                return (await self._requests.request("GET", f"/v2/models/{name}/ready")).is_success
-        except (NotConnected, ConnectionEnded, TimeoutError):
+                return (await self._request("GET", f"/v2/models/{name}/ready")).is_success
+        except (HttpError, TimeoutError):
             return True
 
-    async def infer(self, name: str, content: bytes, headers: Mapping[str, str]) -> Answer:
+    async def infer(self, name: str, content: bytes, headers: Mapping[str, str]) -> Response:
         """A successful response; raises the error that a client gets for any other."""
         path = f"/v2/models/{name}/infer"
         try:
-            answer = await self._requests.request("POST", path, content, headers)
+            answer = await self._request("POST", path, content, headers)
         except NotConnected as error:
             raise self._unavailable(error) from error
-        except ConnectionEnded as error:
+        except HttpError as error:
             raise ServerLost(
                 f"the model server at {self.url} ended the connection in this inference: {error}"
             ) from error
@@ -186,10 +184,17 @@ class V2Client:
             raise _error_of(answer)
         return answer
 
+    async def _request(
+        self, method: str, path: str, content: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Response:
+        return await self._client.request(
+            method, self._address, self._prefix + path, headers, content
+        )
 
-def _error_of(response: Answer) -> PodError:
+
+def _error_of(response: Response) -> PodError:
     """The error for a server's response that is none of tensors."""
-    text, status = message_of(response), response.status_code
+    text, status = message_of(response), response.status
     match status:
         case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             return BodyTooLarge(f"the model server refused the request: {text}")
@@ -197,12 +202,12 @@ def _error_of(response: Answer) -> PodError:
             return SlotsFull(f"the model server refused the request: {text}")
         case HTTPStatus.SERVICE_UNAVAILABLE | HTTPStatus.BAD_GATEWAY | HTTPStatus.GATEWAY_TIMEOUT:
             return ServerLost(f"the model server answered {status}: {text}")
-    if response.is_client_error:
+    if 400 <= status < 500:
         return InvalidRequest(f"the model server refused the request ({status}): {text}")
     return InferenceFailed(f"the model server failed in the inference ({status}): {text}")
 
 
-def message_of(response: httpx.Response | Answer) -> str:
+def message_of(response: Response) -> str:
     """The server's own words on one line: V2's `error`, FastAPI's `detail`, or its last line."""
     try:
         document = response.json()
