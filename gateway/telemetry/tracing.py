@@ -11,13 +11,16 @@ import asyncio
 import logging
 import random
 import re
+import ssl
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import httpx
 import orjson
+
+from common.http_client import HttpClient, split_url
+from common.http_connection import HttpError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,32 +182,37 @@ class SpanExporter:
         """`endpoint`: URL of the collector, without `/v1/traces`."""
         self._tracer = tracer
         self._url = f"{endpoint.rstrip('/')}/v1/traces"
+        self._client = HttpClient(
+            tls=ssl.create_default_context() if endpoint.startswith("https:") else None
+        )
         self._resource = {"service.name": "pilotlight-gateway", "service.instance.id": gateway}
         self._failures = 0
 
     async def run(self) -> None:
         """Export until cancelled; then what is left, once."""
-        async with httpx.AsyncClient(trust_env=False, timeout=_TIMEOUT_S) as client:
-            try:
-                while True:
-                    await asyncio.sleep(INTERVAL_S)
-                    while self._tracer.spans:
-                        await self._export(client)
-            finally:
-                if self._tracer.spans:
-                    async with asyncio.timeout(_TIMEOUT_S):
-                        await self._export(client)
+        try:
+            while True:
+                await asyncio.sleep(INTERVAL_S)
+                while self._tracer.spans:
+                    await self._export()
+        finally:
+            if self._tracer.spans:
+                await self._export()
+            self._client.close()
 
-    async def _export(self, client: httpx.AsyncClient) -> None:
+    async def _export(self) -> None:
         spans = self._tracer.spans
         batch = [spans.popleft() for _ in range(min(MAX_BATCH, len(spans)))]
         content = orjson.dumps(otlp_document(batch, self._resource))
+        address, path = split_url(self._url)
+        headers = {"content-type": "application/json"}
         try:
-            response = await client.post(
-                self._url, content=content, headers={"content-type": "application/json"}
+            response = await self._client.request(
+                "POST", address, path, headers, content, timeout_s=_TIMEOUT_S
             )
-            response.raise_for_status()
-        except httpx.HTTPError as error:
+            if not response.is_success:
+                raise HttpError(f"status {response.status}: {response.text[:200]}")
+        except HttpError as error:
             self._failures += 1
             if self._failures == 1:  # one line per outage
                 logger.warning("spans were not exported", extra={"url": self._url, "error": error})

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import ssl
-from collections import deque
+import time
 from typing import TYPE_CHECKING, Final
 
-from gateway.upstream.pod_connection import PodConnection, PodConnectionLost
+from common.http_client import HttpClient
+from common.http_connection import HttpError, NotConnected
 from load.generator.labelled_bodies import MAX_RESPONSE_BYTES, judge
 from load.generator.request_bodies import RequestBodies
 from load.generator.responses import (
@@ -22,6 +21,7 @@ from load.generator.target_url import host_headers, inference_path
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from common.http_connection import Connection
     from load.generator.content import Content
     from load.generator.request_bodies import RequestBody
     from load.generator.settings import RunSettings
@@ -30,43 +30,6 @@ if TYPE_CHECKING:
 
 _MAX_IDLE_S: Final = 4.0
 """uvicorn closes idle connections after 5 s; older ones are not used again."""
-
-
-class Connections:
-    """Idle connections of one worker, the latest used first; callers bound how many are open."""
-
-    def __init__(self, target: TargetUrl) -> None:
-        self._target = target
-        self._loop = asyncio.get_running_loop()
-        self._idle: deque[PodConnection] = deque()
-        self._tls = ssl.create_default_context() if target.is_encrypted else None
-
-    async def take(self) -> PodConnection:
-        """A connection ready for an exchange. Raises OSError if none can be made."""
-        oldest_s = self._loop.time() - _MAX_IDLE_S
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.is_closed and connection.idle_since_s > oldest_s:
-                connection.start_exchange()
-                return connection
-            connection.close()
-        _, connection = await self._loop.create_connection(
-            PodConnection, self._target.host, self._target.port, ssl=self._tls
-        )
-        connection.start_exchange()
-        return connection
-
-    def give_back(self, connection: PodConnection) -> None:
-        """Keep the connection if another exchange can follow on it, else close it."""
-        if connection.can_be_reused:
-            connection.idle_since_s = self._loop.time()
-            self._idle.append(connection)
-        else:
-            connection.close()
-
-    def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
 
 
 class HttpSender:
@@ -79,7 +42,12 @@ class HttpSender:
         self._target = target
         self._now_s = now_s
         self._bodies = RequestBodies(settings.protocol, settings.seed)
-        self._connections = Connections(target)
+        self._client = HttpClient(
+            tls=target.tls(),
+            connect_timeout_s=None,  # that of the request
+            max_idle_s=_MAX_IDLE_S,
+            max_idle=settings.max_in_flight,
+        )
 
     async def send(
         self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
@@ -90,42 +58,35 @@ class HttpSender:
         result.label = body.label
         result.sent_s = self._now_s()
         try:
-            connection = await self._connections.take()
-        except OSError as error:
-            result.fail(f"no connection to {self._target.authority}: {error}")
+            connection = await self._client.take(self._target.address)
+        except NotConnected as error:
+            result.fail(f"no connection to {self._target.authority}: {error.__cause__}")
             result.finished_s = self._now_s()
             return
         try:
             response = await self._exchange(connection, head, body, result)
-        except PodConnectionLost:
+        except HttpError:
             place = "inside the response" if result.status else "before the response"
             result.fail(f"the connection was closed or broken {place}")
         finally:
             result.finished_s = self._now_s()
             if content.examples is not None:
                 judge(result, arrival, content.examples, response)
-            if result.error is None or connection.is_complete:
-                self._connections.give_back(connection)
-            else:
-                connection.close()
+            self._client.release(self._target.address, connection)
 
     async def _exchange(
-        self, connection: PodConnection, head: bytes, body: RequestBody, result: RequestResult
+        self, connection: Connection, head: bytes, body: RequestBody, result: RequestResult
     ) -> bytes:
         """The end of the response, or all of one that is judged."""
-
-        def on_data() -> None:
-            if result.first_byte_s is None and connection.has_head:
-                result.first_byte_s = self._now_s()
-
-        connection.on_data = on_data
-        connection.write_all(head, [body.data])
+        connection.start()
+        connection.write(head, [body.data])
         await connection.wait_head()
+        result.first_byte_s = self._now_s() - (time.monotonic() - connection.head_s)
         result.status = connection.status
         result.read_headers(connection.headers)
         kept_bytes = MAX_KEPT_BYTES if body.label is None else MAX_RESPONSE_BYTES
-        tail = b"".join(connection.take_body())[-kept_bytes:]
-        while not connection.is_complete:
+        tail = b""
+        while not connection.is_taken:
             await connection.wait_body()
             tail = (tail + b"".join(connection.take_body()))[-kept_bytes:]
         if not 200 <= result.status < 300:
@@ -158,4 +119,4 @@ class HttpSender:
         return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
     async def close(self) -> None:
-        self._connections.close()
+        self._client.close()

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, Self
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from common.http_client import HttpClient
+from common.http_connection import HttpError
 from load.errors import CredentialsRefused, RunFailed
 from load.generator.content import content_of_metadata
 from load.generator.responses import http_error
 from load.generator.settings import SERVER_NAME, Layout, RequestProtocol
-from load.generator.target_url import base_url, host_headers, metadata_path
+from load.generator.target_url import host_headers, metadata_path, parse_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from common.http_client import Response
     from load.generator.content import Content
     from load.generator.settings import RunSettings
 
@@ -47,34 +50,31 @@ async def inspect(settings: RunSettings, models: Sequence[tuple[str, str]]) -> T
     Raises RunFailed; CredentialsRefused if the target answers 401 for every model.
     """
     url = settings.url
-    async with httpx.AsyncClient(
-        base_url=base_url(url), trust_env=False, timeout=_TIMEOUT_S, headers=settings.credentials
-    ) as client:
+    with _Target(settings) as target:
         try:
-            layout = await _layout(client)
-        except httpx.HTTPError as error:
-            reason = str(error) or type(error).__name__
+            layout = await _layout(target)
+        except HttpError as error:
             raise RunFailed(
-                f"no server responds at {url}: {reason}; start a platform with `pilotlight up`, or "
+                f"no server responds at {url}: {error}; start a platform with `pilotlight up`, or "
                 "name a gateway or KServe predictor with --url"
             ) from error
         slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
-        async def get_metadata(tenant: str, model: str) -> tuple[str, httpx.Response | None]:
+        async def get_metadata(tenant: str, model: str) -> tuple[str, Response | None]:
             headers = host_headers(settings.host_header, tenant, model)
             path = metadata_path(layout, tenant=tenant, model=model)
             async with slots:
                 try:
-                    return f"{tenant}/{model}", await client.get(path, headers=headers)
-                except httpx.HTTPError:
+                    return f"{tenant}/{model}", await target.get(path, headers)
+                except HttpError:
                     return f"{tenant}/{model}", None
 
         responses = await asyncio.gather(*(get_metadata(*each) for each in models))
     answered = [(name, each) for name, each in responses if each is not None]
-    refused = [each for _, each in answered if each.status_code == httpx.codes.UNAUTHORIZED]
+    refused = [each for _, each in answered if each.status == HTTPStatus.UNAUTHORIZED]
     if refused and len(refused) == len(responses):
-        raise CredentialsRefused(f"{url}: {http_error(401, refused[0].content)}")
-    missing = tuple(name for name, each in answered if each.status_code == httpx.codes.NOT_FOUND)
+        raise CredentialsRefused(f"{url}: {http_error(401, refused[0].body)}")
+    missing = tuple(name for name, each in answered if each.status == HTTPStatus.NOT_FOUND)
     described = {name: _json(each) for name, each in answered if each.is_success}
     contents = {
         name: content for name, each in described.items() if (content := content_of_metadata(each))
@@ -87,23 +87,44 @@ async def inspect(settings: RunSettings, models: Sequence[tuple[str, str]]) -> T
     return TargetDescription(layout, contents, missing, without)
 
 
-async def _layout(client: httpx.AsyncClient) -> Layout:
-    server = _json(await client.get("/v2"))
+class _Target:
+    """Requests to the target, on connections that its context closes."""
+
+    def __init__(self, settings: RunSettings) -> None:
+        self._url = parse_url(settings.url, is_grpc=False)
+        self._headers = {"host": self._url.authority, **settings.credentials}
+        self._client = HttpClient(tls=self._url.tls())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Response:
+        """Raises HttpError."""
+        return await self._client.request(
+            "GET", self._url.address, self._url.path + path, self._headers | dict(headers or {}),
+            timeout_s=_TIMEOUT_S,
+        )  # fmt: skip
+
+
+async def _layout(target: _Target) -> Layout:
+    server = _json(await target.get("/v2"))
     if not isinstance(server, dict) or server.get("name") != SERVER_NAME:
         return Layout.PLAIN
-    ready = _json(await client.get("/readyz"))
+    ready = _json(await target.get("/readyz"))
     is_gateway = isinstance(ready, dict) and "registry_version" in ready
     return Layout.GATEWAY if is_gateway else Layout.POD
 
 
-def _json(response: httpx.Response) -> Any:
+def _json(response: Response) -> Any:
     try:
         return response.json()
     except ValueError:
         return None
 
 
-_MEMORY_TIMEOUT_S: Final = 10.0
 _METRIC: Final = "pilotlight_idle_memory_byte_seconds"
 
 
@@ -128,15 +149,15 @@ async def _read_byte_s(settings: RunSettings) -> float | None:
         return None
     is_gateway = settings.layout is Layout.GATEWAY
     path = "/pilotlight/v1/idle-memory" if is_gateway else "/metrics"
-    async with httpx.AsyncClient(
-        trust_env=False, timeout=_MEMORY_TIMEOUT_S, headers=settings.credentials
-    ) as client:
+    with _Target(settings) as target:
         try:
-            response = (await client.get(base_url(settings.url) + path)).raise_for_status()
+            response = await target.get(path)
+            if not response.is_success:
+                return None
             if is_gateway:
                 return float(response.json()["idle_memory_byte_seconds"])
             return _of_metrics(response.text)
-        except (httpx.HTTPError, ValueError, KeyError):
+        except (HttpError, ValueError, KeyError):
             return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote, urlsplit
@@ -27,6 +28,14 @@ class TargetUrl:
         return self.scheme in ("https", "grpcs")
 
     @property
+    def address(self) -> str:
+        """Of the HTTP client."""
+        return f"[{self.host}]:{self.port}"
+
+    def tls(self) -> ssl.SSLContext | None:
+        return ssl.create_default_context() if self.is_encrypted else None
+
+    @property
     def authority(self) -> str:
         """Host and port for the `host` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -48,11 +57,6 @@ def parse_url(url: str, *, is_grpc: bool) -> TargetUrl:
         raise GeneratorError("--url must not hold a user or password")
     number = port if port is not None else _PORTS[parts.scheme]
     return TargetUrl(parts.scheme, parts.hostname, number, parts.path.rstrip("/"))
-
-
-def base_url(url: str) -> str:
-    """An HTTP URL with its scheme and without a slash at its end."""
-    return (url if "://" in url else f"http://{url}").rstrip("/")
 
 
 def is_host(text: str) -> bool:

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import httpx
-
+from common.http_client import HttpClient, split_url
+from common.http_connection import HttpError
 from pilotlight.errors import StartFailed
 from runtime import parent_death_signal
 
@@ -138,11 +138,15 @@ async def wait_for_port(host: str, port: int, *, flag: str = "--port") -> None:
 
 
 def returns_ok(url: str) -> Callable[[], Awaitable[bool]]:
+    address, path = split_url(url)
+
     async def is_ready() -> bool:
-        async with httpx.AsyncClient(trust_env=False, timeout=2.0) as client:
-            try:
-                return (await client.get(url)).status_code == httpx.codes.OK
-            except httpx.HTTPError:
-                return False
+        client = HttpClient()
+        try:
+            return (await client.request("GET", address, path, timeout_s=2.0)).status == 200
+        except HttpError:
+            return False
+        finally:
+            client.close()
 
     return is_ready
