@@ -28,6 +28,7 @@ from gateway.routing.pod_selection import (
     least_loaded,
     least_loaded_free,
     run_soonest,
+    run_soonest_warm,
 )
 from gateway.routing.remote_proxy import least_busy_below
 from registry.domain.reservation import LoadMode
@@ -44,15 +45,15 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Take the option with the lowest cost: the soonest warm pod where it is certain to be that."""
     if len(cluster.pods.kinds) > 1:
         return weigh(request, cluster, now_s)
-    found = run_soonest(cluster.warm(request.key), request, cluster, now_s)
+    serving = cluster.residency.serving(request.key)
+    found = run_soonest_warm(request, cluster, now_s)
     if found is None:
         return weigh(request, cluster, now_s)
     pod, forecast, loss = found.pod, found.forecast, None
     if not is_idle(pod):  # else no option ends sooner: every one takes at least this long
-        serving = cluster.residency.serving(request.key)
         can_load = _can_load(serving.warm, cluster)
         cost_s = forecast.seconds + forecast.delays_s
-        if not serving.have_free_slots() or (
+        if not serving.have_free_slots or (
             can_load and _may_pay(request, forecast.seconds, cost_s, cluster, now_s)
         ):
             return weigh(request, cluster, now_s, found)
@@ -74,7 +75,7 @@ def weigh(
     options: list[RoutingOption] = []
     if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
-    elif found := found or run_soonest(warm, request, cluster, now_s):
+    elif found := found or run_soonest_warm(request, cluster, now_s):
         options.append(_run_here("colocate", found, Reason.WARM, LoadMode.WARM))
     elif found := run_soonest(warming, request, cluster, now_s):
         options.append(_run_here("join", found, Reason.WARMING, LoadMode.JOIN))

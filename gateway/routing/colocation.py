@@ -20,24 +20,23 @@ if TYPE_CHECKING:
 def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """A warm or warming pod with a free slot, else a cold start at any pod with a free slot."""
     del now_s
-    warm = cluster.warm(request.key)
-    if pod := fewest_inferring(warm):
-        return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
+    if free := cluster.free_warm(request.key).first(1):
+        return SendTo(free[0].name, free[0].name, LoadMode.WARM, Reason.WARM)
     if pod := fewest_inferring(cluster.warming(request.key)):
         return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
     cold = best_cold(cluster, request.key, request.draw)
     if cold is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
-    reason = Reason.COLD_WARM_BUSY if warm else Reason.COLD
+    reason = Reason.COLD_WARM_BUSY if cluster.warm(request.key) else Reason.COLD
     return SendTo(cold.name, cold.name, LoadMode.LOAD, reason)
 
 
 def colocation_queueing(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """A warm pod, else a warming pod, queueing if it has no free slot; else a cold start."""
     del now_s
-    if warm := cluster.warm(request.key):
-        if pod := fewest_inferring(warm):
-            return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM)
+    if cluster.warm(request.key):
+        if free := cluster.free_warm(request.key).first(1):
+            return SendTo(free[0].name, free[0].name, LoadMode.WARM, Reason.WARM)
         return Wait(Reason.QUEUE_WARM_BUSY)
     if warming := cluster.warming(request.key):
         if pod := fewest_inferring(warming):

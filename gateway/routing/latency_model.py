@@ -110,6 +110,14 @@ def run_at(
     return forecast
 
 
+def run_after(backlog: Backlog | None, ready_s: float, times: StageTimes) -> LatencyEstimate:
+    """Run at one warm pod, after this work of its device; None: it has none."""
+    rest_s = times.infer_s + times.postprocess_s
+    if backlog is None:
+        return LatencyEstimate(ready_s + rest_s, times.is_measured, times.spread_s)
+    return _after_backlog(backlog, ready_s, rest_s, times, times.is_measured)
+
+
 def _after_backlog(
     backlog: Backlog, ready_s: float, rest_s: float, times: StageTimes, is_measured: bool
 ) -> LatencyEstimate:

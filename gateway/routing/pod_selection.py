@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import nsmallest
 from math import inf
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from gateway.routing.device_backlog import is_idle
-from gateway.routing.latency_model import run_at
+from gateway.routing.device_backlog import device_backlog, is_idle
+from gateway.routing.latency_model import run_after, run_at
 from registry.domain.estimates import UNMEASURED, KindEstimates
+from registry.domain.free_pods import FreePods
 from registry.domain.model import Tier
+from registry.domain.pod_state import ChangeLog
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -27,7 +28,7 @@ MAX_SCANNED: Final = 32
 """Pods up to which a scan per request is cheaper than the index (`benchmarks decision`)."""
 _name = attrgetter("name")
 
-_MAX_COMPARED: Final = 8
+MAX_COMPARED: Final = 9
 _SAME_TIME_S: Final = 1e-6
 
 
@@ -203,30 +204,44 @@ def run_soonest(
     """Run at the pod with a free slot that responds first, delays of others there included.
 
     None if there is no such pod. One without other inferences comes first; of many pods only those
-    with the fewest are compared. Ties: as `fewest_inferring`.
+    with the fewest are compared. Ties: as `FreePods`.
     """
-    first = fewest_inferring(pods)
-    if first is None:
-        return None
-    best = PodForecast(first, run_at(first, request, cluster, now_s))
-    if is_idle(first):
-        return best
-    others = [pod for pod in pods if pod.has_free_slot and pod is not first]
-    if len(others) > _MAX_COMPARED:
-        others = nsmallest(_MAX_COMPARED, others, key=lambda pod: (pod.inferring, pod.name))
-    for pod in others:
+    best = None
+    best_s = inf
+    for pod in FreePods(pods, ChangeLog()).first(MAX_COMPARED):
         forecast = run_at(pod, request, cluster, now_s)
-        if _ends_before(pod, forecast, best):
-            best = PodForecast(pod, forecast)
+        ends_s = forecast.seconds + forecast.delays_s
+        if ends_s < best_s - _SAME_TIME_S:
+            best, best_s = PodForecast(pod, forecast), ends_s
+            if is_idle(pod):
+                break
     return best
 
 
-def _ends_before(pod: PodState, forecast: LatencyEstimate, best: PodForecast) -> bool:
-    known = best.forecast
-    difference_s = forecast.seconds + forecast.delays_s - known.seconds - known.delays_s
-    if abs(difference_s) > _SAME_TIME_S:
-        return difference_s < 0.0
-    other = best.pod
-    return (pod.inferring, pod.slots_busy, pod.name) < (
-        other.inferring, other.slots_busy, other.name,
-    )  # fmt: skip
+def run_soonest_warm(
+    request: RequestView, cluster: ClusterState, now_s: float
+) -> PodForecast | None:
+    """As `run_soonest`, of the pods that hold the model, which are kept in order; all of one kind.
+
+    They differ in what their devices have to do alone.
+    """
+    pods = cluster.free_warm(request.key).first(MAX_COMPARED)
+    if not pods:
+        return None
+    best = pods[0]
+    times = best.estimates[request.key].stages_of(request.size_class)
+    ready_s = times.preprocess_s
+    backlog = None
+    if not is_idle(best):
+        best_s = inf
+        for pod in pods:
+            found = device_backlog(
+                pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=0.0
+            )
+            starts_s = found.free_s if found.free_s > ready_s else ready_s
+            starts_s += found.overtaken * times.share_s
+            if starts_s < best_s - _SAME_TIME_S:
+                best, backlog, best_s = pod, found, starts_s
+                if starts_s <= ready_s + _SAME_TIME_S:
+                    break
+    return PodForecast(best, run_after(backlog, ready_s, times))

@@ -34,7 +34,7 @@ ROUTING_POLICIES: Mapping[str, RoutingFunction] = {
 }
 
 _ATTRIBUTES = tuple(
-    each for each in PodState.__slots__ if each not in ("accepting_changes", "changed", "sharing")
+    each for each in PodState.__slots__ if each not in ("accepting_changes", "changes", "sharing")
 )
 """Of a pod, but for what its `PodIndex` keeps in it."""
 _READ = attrgetter(*_ATTRIBUTES)
@@ -93,7 +93,7 @@ def _undo(
         for name in [name for name, pod in index.items() if (name, pod) not in pods]:
             del index[name]
         for name, pod in pods:
-            if pod.changed is index.changed:  # it was taken from the dict, not by the index
+            if pod.changes is index.changes:  # it was taken from the dict, not by the index
                 dict.__setitem__(index, name, pod)
             else:
                 index[name] = pod

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from registry.domain.action_log import WantedPods
     from registry.domain.application import AccuracyProfile, ApplicationSpec
     from registry.domain.demand import ExpectedRates
+    from registry.domain.free_pods import FreePods
     from registry.domain.placement import PlacementRecord
     from registry.domain.pod_state import PodState
     from registry.domain.profile import Profile
@@ -113,6 +114,10 @@ class ClusterState:
     def warm(self, key: str) -> Sequence[PodState]:
         """Accepting pods that hold the model on their device."""
         return self.residency.serving(key).warm
+
+    def free_warm(self, key: str) -> FreePods:
+        """Those of `warm` that have a free slot, in order."""
+        return self.residency.serving(key).free
 
     def warming(self, key: str) -> Sequence[PodState]:
         """Accepting pods that load the model to their device."""

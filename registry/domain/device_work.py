@@ -240,18 +240,19 @@ class DeviceQueue(Generic[W]):
         """As `backlog`, request by request."""
         ended = len(self.inferences) - inferring
         guessed_s = total_s = waiting_s = first_s = 0.0
-        free_s = self.cancelled_left_s(now_s)
+        free_s = 0.0 if self.cancelled is None else self.cancelled_left_s(now_s)
         overtaken = 0
         own_s = infer_s
         tenant = tenant_of(key)
         others_s: dict[str, float] = {}
+        latest_s = ready_in_s + _SAME_TIME_S
         for request in self.inferences:
             if ended > 0:
                 ended -= 1
                 continue
             ready_s = request.ready_s
-            ready_left_s = min(ready_s - now_s, ready_s - request.placed_s)
-            if ready_left_s > ready_in_s + _SAME_TIME_S:
+            ready_left_s = ready_s - (now_s if now_s > request.placed_s else request.placed_s)
+            if ready_left_s > latest_s:
                 continue
             share_s = left_s = request.share_s
             if request.start_s > now_s:
@@ -276,12 +277,13 @@ class DeviceQueue(Generic[W]):
             free_s = (ready_left_s if ready_left_s > free_s else free_s) + left_s
             if not request.is_measured:
                 guessed_s += left_s
-        free_s = max(free_s, total_s - first_s)
+        if total_s - first_s > free_s:
+            free_s = total_s - first_s
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
         if others_s:
             free_s += _turns_s(others_s, own_s)
-        return Backlog(free_s, min(guessed_s, free_s), overtaken)
+        return Backlog(free_s, guessed_s if guessed_s < free_s else free_s, overtaken)
 
 
 def _turns_s(others_s: Mapping[str, float], own_s: float) -> float:

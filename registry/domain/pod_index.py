@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import TYPE_CHECKING, Any, Final
 
-from registry.domain.pod_state import ChangeCounter, divide_free_bytes
+from registry.domain.pod_state import ChangeCounter, ChangeLog, divide_free_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -36,9 +36,15 @@ def free_memory_rank(pod: Any) -> Rank:
 class PodRanking:
     """The pods of one pool that can be any model's entry pod, by a rank; ties by name."""
 
-    def __init__(self, pods: Mapping[str, PodState], rank_of: Callable[[PodState], Rank]) -> None:
-        self.changed: set[PodState] = set()
-        """Pods added, removed, or possibly of another rank since the groups were updated."""
+    def __init__(
+        self,
+        pods: Mapping[str, PodState],
+        changes: ChangeLog,
+        rank_of: Callable[[PodState], Rank],
+    ) -> None:
+        self._changes = changes
+        self._count = 0
+        """Changes that the groups follow."""
         self._pods = pods
         self._rank_of = rank_of
         self._rank: dict[PodState, Rank] = {}
@@ -51,7 +57,7 @@ class PodRanking:
 
         None where no pod has a free slot and a name outside `excluded`.
         """
-        if self.changed:
+        if self._count != self._changes.count:
             self._update_groups()
         for rank in self._ranks:
             names = self._groups[rank]
@@ -63,7 +69,9 @@ class PodRanking:
 
     def _update_groups(self) -> None:
         pods, ranks, rank_of = self._pods, self._rank, self._rank_of
-        for pod in self.changed:
+        changed = self._changes.since(self._count, len(pods) + len(ranks))
+        self._count = self._changes.count
+        for pod in changed if changed is not None else {*ranks, *pods.values()}:
             is_ranked = pod.has_free_slot and pods.get(pod.name) is pod and not pod.placed_model
             rank = rank_of(pod) if is_ranked else None
             before = ranks.get(pod)
@@ -72,7 +80,6 @@ class PodRanking:
                     self._remove(pod, before)
                 if rank is not None:
                     self._insert(pod, rank)
-        self.changed.clear()
 
     def _insert(self, pod: PodState, rank: Rank) -> None:
         self._rank[pod] = rank
@@ -93,12 +100,12 @@ class PodRanking:
 
 
 class PodIndex(dict[str, "PodState"]):
-    """Pods by name. Collects changed pods and updates its rankings at the next query."""
+    """Pods by name. Logs their changes and updates its rankings at the next query."""
 
     def __init__(self, measurements: Measurements) -> None:
         super().__init__()
         self._measurements = measurements
-        self.changed: set[PodState] = set()
+        self.changes = ChangeLog()
         self.accepting_changes = ChangeCounter()
         """Counts pods added, removed, and started or stopped accepting requests."""
         self.kinds: list[AcceleratorKind] = []
@@ -106,8 +113,8 @@ class PodIndex(dict[str, "PodState"]):
         self._kind_counts: dict[AcceleratorKind, int] = {}
         self._by_uuid: dict[str, list[PodState]] = {}
         """Pods that share an accelerator."""
-        self._by_load = PodRanking(self, load_rank)
-        self._by_free_memory = PodRanking(self, free_memory_rank)
+        self._by_load = PodRanking(self, self.changes, load_rank)
+        self._by_free_memory = PodRanking(self, self.changes, free_memory_rank)
 
     def __setitem__(self, name: str, pod: PodState) -> None:
         if (before := self.get(name)) is not None:
@@ -119,10 +126,10 @@ class PodIndex(dict[str, "PodState"]):
             pod.sharing = self._by_uuid.setdefault(uuid, [])
             pod.sharing.append(pod)
             divide_free_bytes(pod.sharing)
-        pod.changed = self.changed
+        pod.changes = self.changes
         pod.accepting_changes = self.accepting_changes
         self.accepting_changes.count += 1
-        self.changed.add(pod)
+        self.changes.add(pod)
 
     def __delitem__(self, name: str) -> None:
         self._detach(self[name])
@@ -146,26 +153,18 @@ class PodIndex(dict[str, "PodState"]):
                 divide_free_bytes(sharing)
             else:
                 del self._by_uuid[pod.info.accelerator.uuid]
-        self.changed.add(pod)
-        pod.changed = set()
+        self.changes.add(pod)
+        pod.changes = ChangeLog()
         pod.accepting_changes = ChangeCounter()
         self.accepting_changes.count += 1
 
     def least_loaded(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
         """The least loaded pod with a free slot; see `PodRanking.first`."""
-        self._distribute_changes()
         return self._by_load.first(draw, excluded)
 
     def most_free_memory(self, draw: float, excluded: Collection[str] = ()) -> PodState | None:
         """The pod with a free slot and the most free memory, then the least loaded."""
-        self._distribute_changes()
         return self._by_free_memory.first(draw, excluded)
-
-    def _distribute_changes(self) -> None:
-        if self.changed:
-            self._by_load.changed |= self.changed
-            self._by_free_memory.changed |= self.changed
-            self.changed.clear()
 
 
 def _without(names: list[str], excluded: Collection[str]) -> list[str]:

@@ -5,7 +5,9 @@ Mutable for speed. What policies ask about many pods per decision is computed wh
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Final
 
 from registry.domain.estimates import Measurements
 from registry.domain.model import Tier
@@ -14,6 +16,30 @@ from registry.domain.pod_work import PodWork
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_KEPT: Final = 1024
+
+
+class ChangeLog:
+    """The pods of the latest changes of counts, memory and membership: rankings update by it."""
+
+    __slots__ = ("count", "pods")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.pods: deque[PodState] = deque(maxlen=_KEPT)
+
+    def add(self, pod: PodState) -> None:
+        self.count += 1
+        self.pods.append(pod)
+
+    def since(self, count: int, most: int) -> set[PodState] | None:
+        """Those of the changes after the first `count`; None: of more than `most`, or forgotten."""
+        new = self.count - count
+        if new > most or new > len(self.pods):
+            return None
+        return set(islice(reversed(self.pods), new))
 
 
 class ChangeCounter:
@@ -29,7 +55,7 @@ class PodState:
     """One pod. One task writes it, through the methods; decisions read it without an await."""
 
     __slots__ = (
-        "accepting_changes", "address", "changed", "counts_version", "epoch", "estimates",
+        "accepting_changes", "address", "changes", "counts_version", "epoch", "estimates",
         "free_bytes", "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind",
         "loads_total", "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase",
         "placed_model", "sharing", "slots", "slots_busy", "slots_pending", "slots_used",
@@ -49,8 +75,8 @@ class PodState:
         """By model key; in a `PodIndex` those of all pods of its kind."""
         self.epoch = 0
         self.loads_total = 0
-        self.changed: set[PodState] = set()
-        """The pod adds itself here when its rank may have changed: the `PodIndex`'s own set."""
+        self.changes = ChangeLog()
+        """The pod adds itself here when its rank may have changed: the `PodIndex`'s own log."""
         self.accepting_changes = ChangeCounter()
         """Counts changes of `is_accepting`; shared by all pods of a `PodIndex`."""
         self.version = 0
@@ -97,7 +123,7 @@ class PodState:
         self._update_counts()
 
     def _update_counts(self) -> None:
-        self.changed.add(self)
+        self.changes.add(self)
         self.slots_busy = busy = self.slots_used + self.slots_pending
         self.has_free_slot = busy < self.slots and self.is_accepting
         inferring = self.ongoing + self.ongoing_pending
@@ -124,7 +150,7 @@ class PodState:
             divide_free_bytes(self.sharing)
             return
         self.free_bytes = self.memory_bytes - used_bytes.get(Tier.DEVICE, 0)
-        self.changed.add(self)
+        self.changes.add(self)
 
 
 def divide_free_bytes(pods: Sequence[PodState]) -> None:
@@ -141,4 +167,4 @@ def divide_free_bytes(pods: Sequence[PodState]) -> None:
     left, wanted = max(0, memory_bytes - sum(used_bytes)), sum(free_bytes)
     for pod, free in zip(pods, free_bytes, strict=True):
         pod.free_bytes = free if wanted <= left else free * left // wanted
-        pod.changed.add(pod)
+        pod.changes.add(pod)

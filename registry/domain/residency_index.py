@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from registry.domain.free_pods import FreePods
 from registry.domain.model import Tier, name_of_key
 
 if TYPE_CHECKING:
@@ -51,10 +52,13 @@ class ServingPods:
     """Pods that hold the model on their device."""
     warming: tuple[PodState, ...]
     """Pods that load the model to their device."""
+    free: FreePods
+    """Those of `warm` that have a free slot."""
 
+    @property
     def have_free_slots(self) -> bool:
         """Whether none of them is full."""
-        return not any(not pod.has_free_slot for pod in (*self.warm, *self.warming))
+        return self.free.are_all() and not any(not pod.has_free_slot for pod in self.warming)
 
 
 _NOTHING: Final[Mapping[str, Residency]] = {}
@@ -129,7 +133,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     def _build(self, key: str) -> ServingPods:
         holders = self.get(key)
         if holders is None:
-            return ServingPods((), ())
+            return ServingPods((), (), FreePods((), self._pods.changes))
         accepting = [
             (residency, pod)
             for name, residency in holders.items()
@@ -142,5 +146,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             warm, warming = (
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
-        self._serving[key] = found = ServingPods(tuple(warm), tuple(warming))
+        self._serving[key] = found = ServingPods(
+            tuple(warm), tuple(warming), FreePods(warm, self._pods.changes)
+        )
         return found

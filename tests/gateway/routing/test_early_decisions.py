@@ -13,6 +13,7 @@ from gateway.routing.auto import auto, weigh
 from gateway.routing.decision import Reason, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.placed_requests import record_placed
+from gateway.routing.pod_selection import run_soonest, run_soonest_warm
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 from registry.domain.residency_index import Residency
@@ -97,13 +98,31 @@ def choice(decision: Decision) -> Choice:
     return Choice(pods, decision.mode, decision.reason, seconds, lost_s)
 
 
-@given(st.integers(0, 1 << 32))
-def test_auto_decides_as_the_comparison_of_all_options(seed: int) -> None:
-    rng = random.Random(seed)
+def random_state(rng: random.Random) -> tuple[ClusterState, float]:
+    """A pool at work, and the time."""
     state, now_s = random_pool(rng), NOW_S
     for _ in range(rng.choice([0, 3, 20, 100])):
         place(rng, state, now_s)
         now_s += rng.expovariate(1000.0)
+    return state, now_s
+
+
+@given(st.integers(0, 1 << 32))
+def test_the_soonest_of_the_pods_kept_in_order_is_the_soonest_of_all(seed: int) -> None:
+    rng = random.Random(seed)
+    state, now_s = random_state(rng)
+    for _ in range(4):
+        asked = random_request(rng, now_s)
+        in_order = run_soonest_warm(asked, state, now_s)
+        assert in_order == run_soonest(state.warm(KEY), asked, state, now_s)
+        for _ in range(rng.choice([1, 5, 40])):
+            place(rng, state, now_s)
+
+
+@given(st.integers(0, 1 << 32))
+def test_auto_decides_as_the_comparison_of_all_options(seed: int) -> None:
+    rng = random.Random(seed)
+    state, now_s = random_state(rng)
     for _ in range(4):
         asked = random_request(rng, now_s)
         decision, compared = auto(asked, state, now_s), weigh(asked, state, now_s)

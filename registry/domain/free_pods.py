@@ -1,0 +1,58 @@
+"""Some pods' free ones in order, updated as their counts change rather than sorted per request."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from registry.domain.pod_state import ChangeLog, PodState
+
+_Ranked = tuple[int, int, str, "PodState"]
+
+
+class FreePods:
+    """Those with a free slot: fewest inferences first, then fewest slots taken, then by name."""
+
+    __slots__ = ("_changes", "_count", "_entries", "_pods", "_ranked")
+
+    def __init__(self, pods: Sequence[PodState], changes: ChangeLog) -> None:
+        self._pods = frozenset(pods)
+        self._changes = changes
+        self._count = -1
+        """Changes that the order follows."""
+        self._ranked: list[_Ranked] = []
+        self._entries: dict[PodState, _Ranked] = {}
+
+    def are_all(self) -> bool:
+        """Whether none of the pods is full."""
+        self._update()
+        return len(self._ranked) == len(self._pods)
+
+    def first(self, count: int) -> list[PodState]:
+        """The first `count` of them, or fewer."""
+        self._update()
+        return [entry[3] for entry in self._ranked[:count]]
+
+    def _update(self) -> None:
+        count = self._changes.count
+        if count == self._count:
+            return
+        changed = self._changes.since(self._count, len(self._pods)) if self._count >= 0 else None
+        self._count = count
+        if changed is None:
+            self._ranked = sorted([_ranked(pod) for pod in self._pods if pod.has_free_slot])
+            self._entries = {entry[3]: entry for entry in self._ranked}
+            return
+        for pod in changed & self._pods:
+            if (before := self._entries.pop(pod, None)) is not None:
+                del self._ranked[bisect_left(self._ranked, before)]
+            if pod.has_free_slot:
+                self._entries[pod] = entry = _ranked(pod)
+                insort(self._ranked, entry)
+
+
+def _ranked(pod: PodState) -> _Ranked:
+    return pod.inferring, pod.slots_busy, pod.name, pod
