@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from kserve.metrics import POST_HIST_TIME, PRE_HIST_TIME, PREDICT_HIST_TIME
@@ -126,6 +127,24 @@ KSERVE_HISTOGRAMS: Final = {
     Stage.INFER: PREDICT_HIST_TIME,
     Stage.POSTPROCESS: POST_HIST_TIME,
 }
+_of_models: dict[tuple[Stage, str], Histogram] = {}
+"""Looked up once, since that takes as long as a sample."""
+request_counter: Final = cache(REQUESTS.labels)
+"""By stage and status."""
+_stage_histogram: Final = cache(STAGE_SECONDS.labels)
+
+
+def observe_stage(stage: Stage, model: str, seconds: float) -> None:
+    """Record a stage of a request; `model`: as in paths."""
+    _stage_histogram(stage.value).observe(seconds)
+    histogram = _of_models.get((stage, model))
+    if histogram is None:
+        if stage not in KSERVE_HISTOGRAMS:
+            return
+        histogram = _of_models[stage, model] = KSERVE_HISTOGRAMS[stage].labels(model)
+    histogram.observe(seconds)
+
+
 _OURS: Final = (BATCH_SIZE, BATCHES, QUEUE_SECONDS)
 
 
@@ -137,5 +156,6 @@ def drop_series(model: ModelName) -> None:
     """
     for ours in _OURS:
         ours.remove_by_labels({"model": str(model)})
-    for histogram in KSERVE_HISTOGRAMS.values():
+    for stage, histogram in KSERVE_HISTOGRAMS.items():
+        _of_models.pop((stage, model.path_segment), None)
         histogram.remove_by_labels({"model_name": model.path_segment})

@@ -18,7 +18,7 @@ SMALL_BODY_BYTES = 64 * 1024
 """Decoding less than this takes less time than a call in a thread, about 0.1 ms."""
 QUICK_BYTES = 1024
 """Converting no more, body or outputs, takes about as long as a call in a thread, at worst a few
-milliseconds: the event loop does it for processors that are `is_quick`."""
+milliseconds: the event loop does it for a request alone, if its processor `is_quick`."""
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

@@ -198,5 +198,7 @@ def _update_point(times: _ModelTimes, rows: int) -> None:
 
 
 def _live_point(times: _ModelTimes, rows: int) -> ProfilePoint:
-    stored = times.stored.get(rows) or ProfilePoint(rows, 0.0)
-    return replace(stored, latency_s=median(times.live[rows]), throughput_rps=None)
+    latency_s, stored = median(times.live[rows]), times.stored.get(rows)
+    if stored is None:
+        return ProfilePoint(rows, latency_s)
+    return replace(stored, latency_s=latency_s, throughput_rps=None)

@@ -82,6 +82,8 @@ class DeviceWorker:
         self._max_queued = max_queued
         self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
         self._sequence = itertools.count()
+        self._waiting = 0
+        DEVICE_WAITING.set_function(lambda: self._waiting)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._watch = HangWatch(self._lock, self._abandon)
@@ -210,7 +212,7 @@ class DeviceWorker:
         future = asyncio.get_running_loop().create_future()
         job = Job(model, queued, payload.content, infer, future)
         self._enqueue(job)
-        DEVICE_WAITING.inc()
+        self._waiting += 1
         try:
             return await asyncio.shield(job.future)
         except asyncio.CancelledError:
@@ -221,7 +223,7 @@ class DeviceWorker:
                 await asyncio.wait([job.future])
             raise
         finally:
-            DEVICE_WAITING.dec()
+            self._waiting -= 1
 
     def _enqueue(self, job: Job) -> None:
         with self._lock:

@@ -104,16 +104,16 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             LoadCancelled: the model was unloaded meanwhile.
             DeadlinePassed: the load did not end before the deadline.
         """
+        if (entry := self._acquire_entry(spec)) is not None:
+            return AcquiredModel(entry, "warm", 0.0)
         started_s = time.monotonic()
         remaining_s = None if deadline_s is None else deadline_s - started_s
         try:
             async with asyncio.timeout(remaining_s):
-                entry = self._acquire_entry(spec)
-                while entry is None and (load := self._cancelled_load(spec.key)) is not None:
+                while (load := self._cancelled_load(spec.key)) is not None:
                     await load.ended.wait()
-                    entry = self._acquire_entry(spec)
-                if entry is not None:
-                    return AcquiredModel(entry, "warm", 0.0)
+                    if (entry := self._acquire_entry(spec)) is not None:
+                        return AcquiredModel(entry, "warm", 0.0)
                 return await self._load_and_acquire(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error

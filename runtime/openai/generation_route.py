@@ -67,15 +67,15 @@ class GenerationRoute:
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
         name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
         path = f"/serving/{head.model.path_segment}/openai/v1/{name}"
-        async with (
-            self.service.in_flight.admit(head),
-            self.remote.forward(head, path, call.content) as remote,
-        ):
-            kept = [(name, remote.headers[name]) for name in FORWARDED if name in remote.headers]
-            pod = remote.headers.get("x-pilotlight-pod", "")
-            await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status)
-            async for chunk in remote.chunks():
-                await response.write(chunk)
+        with self.service.in_flight.admit(head):
+            async with self.remote.forward(head, path, call.content) as remote:
+                kept = [
+                    (name, remote.headers[name]) for name in FORWARDED if name in remote.headers
+                ]
+                pod = remote.headers.get("x-pilotlight-pod", "")
+                await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status)
+                async for chunk in remote.chunks():
+                    await response.write(chunk)
         await response.finish()
 
 

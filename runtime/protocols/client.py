@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest
 from runtime.errors import UnsupportedCoding
+from runtime.interruption import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
@@ -76,34 +77,29 @@ async def while_connected(receive: Receive, work: Coroutine[object, object, Resu
     task for each request would cost more than all of this.
     """
     loop = asyncio.get_running_loop()
+    interruption = Interruption()
     watcher: asyncio.Task[None] | None = None
-    is_over = False
+
+    def watch() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(_wait_disconnected(receive, interruption))
+
+    timer = loop.call_later(WATCH_AFTER_S, watch)
     try:
-        async with asyncio.timeout(None) as limit:
-
-            def watch() -> None:
-                nonlocal watcher
-                watcher = loop.create_task(_wait_disconnected(receive))
-                watcher.add_done_callback(end)
-
-            def end(ended: asyncio.Task[None]) -> None:
-                if not is_over and not ended.cancelled():
-                    limit.reschedule(loop.time())
-
-            timer = loop.call_later(WATCH_AFTER_S, watch)
-            try:
-                return await work
-            finally:
-                is_over = True  # `end` may be scheduled already
-                timer.cancel()
-                if watcher is not None:
-                    watcher.cancel()
-    except TimeoutError as error:
-        if limit.expired():
+        result = await work
+    except BaseException as error:
+        if interruption.end(error):
             raise RequestAborted from error
         raise
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+    interruption.end(None)
+    return result
 
 
-async def _wait_disconnected(receive: Receive) -> None:
+async def _wait_disconnected(receive: Receive, interruption: Interruption) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    interruption.request()

@@ -177,9 +177,9 @@ class GenerationService:
         until_s = time.monotonic() + self.limits.timeout_s
         if head.deadline_s is not None:
             until_s = min(until_s, head.deadline_s)
-        async with self.service.in_flight.admit(head):
+        with self.service.in_flight.admit(head):
             spec = await self.catalog.find(head.model, head.generation)
-            async with self.service.acquire(head, spec, deadline_s=until_s) as acquired:
+            with await self.service.acquire(head, spec, deadline_s=until_s) as acquired:
                 acquired.model.device_model.policy = spec.policy  # the current annotations
                 with GENERATIONS.track_inprogress():
                     async with _time_limit(until_s):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from common.inference_protocol.errors import InvalidRequest
@@ -17,11 +16,10 @@ from runtime.errors import (
     SlotsFull,
     StepQueueFull,
 )
+from runtime.interruption import Interruption
 from runtime.metrics import SLOTS_USED, STEPS_QUEUED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from runtime.wire.request_head import RequestHead
 
 MAX_BEGUN = 10_000
@@ -52,9 +50,15 @@ class InFlightRequests:
         self._slots_used = 0
         self._begun: OrderedDict[str, None] = OrderedDict()
         """The latest entry requests that were admitted: attempts, or ids of those without."""
-        self._timeouts: set[asyncio.Timeout] = set()
+        self._admitted: set[Admission] = set()
         self._idle = asyncio.Event()
         self._idle.set()
+        SLOTS_USED.set_function(lambda: self._slots_used)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether at most one request is in flight."""
+        return len(self._admitted) <= 1
 
     def check_admission(self, head: RequestHead) -> None:
         """Refuse a request before its body is read.
@@ -77,31 +81,27 @@ class InFlightRequests:
         elif self._slots_used >= self._slots:
             raise SlotsFull(f"all {self._slots} slots of the pod are taken")
 
-    @asynccontextmanager
-    async def admit(self, head: RequestHead) -> AsyncIterator[None]:
-        """Count a request, and its slot or its place in the step queue, until the block ends.
+    def admit(self, head: RequestHead) -> Admission:
+        """Count a request, and its slot or its place in the step queue, in a `with` block.
 
         Raises as `check_admission` does, AlreadyBegun, and PodEnded if `cancel_all` ends the block.
         """
+        return Admission(self, head)
+
+    def begin(self, admission: Admission) -> None:
+        head = admission.head
         self.check_admission(head)
         if not head.is_infer_stage:
             self._record_begun(head)
-        timeout = asyncio.timeout(None)
-        self._timeouts.add(timeout)
+        self._admitted.add(admission)
         self._idle.clear()
         self._take(head, 1)
-        try:
-            async with timeout:
-                yield
-        except TimeoutError as error:
-            if timeout.expired():
-                raise PodEnded(f"pod {self._pod_name} ended before the request") from error
-            raise
-        finally:
-            self._timeouts.discard(timeout)
-            self._take(head, -1)
-            if not self._timeouts:
-                self._idle.set()
+
+    def end(self, admission: Admission) -> None:
+        self._admitted.discard(admission)
+        self._take(admission.head, -1)
+        if not self._admitted:
+            self._idle.set()
 
     def _record_begun(self, head: RequestHead) -> None:
         name = head.attempt or head.reservation or head.id
@@ -121,15 +121,35 @@ class InFlightRequests:
             self._step_queue.add(head.model.namespace, count)
             return
         self._slots_used += count
-        SLOTS_USED.set(self._slots_used)
 
     def cancel_all(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        for timeout in self._timeouts:
-            timeout.reschedule(now_s)
+        for admission in self._admitted:
+            admission.interruption.request()
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
+
+    def ended_error(self) -> PodEnded:
+        return PodEnded(f"pod {self._pod_name} ended before the request")
+
+
+class Admission:
+    """One admitted request. A class, since a generator as context manager costs far more."""
+
+    __slots__ = ("_requests", "head", "interruption")
+
+    def __init__(self, requests: InFlightRequests, head: RequestHead) -> None:
+        self._requests = requests
+        self.head = head
+        self.interruption = Interruption()
+
+    def __enter__(self) -> None:
+        self._requests.begin(self)
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._requests.end(self)
+        if self.interruption.end(error):
+            raise self._requests.ended_error() from error
 
 
 class StepQueue:

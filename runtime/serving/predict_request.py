@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import Stage
-from runtime.metrics import KSERVE_HISTOGRAMS, STAGE_SECONDS
+from runtime.metrics import observe_stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from prometheus_client import Histogram
 
     from common.inference_protocol.bodies import EncodedBody
     from registry.domain.model import ModelSpec
@@ -59,17 +56,8 @@ class PredictRequest:
     def record(self, stage: Stage, seconds: float, *, sample_s: float | None = None) -> None:
         """Record a stage's time; `sample_s` is the sample for the registry's estimates."""
         self.stages[stage] = seconds
-        _stage_histogram(stage).observe(seconds)
-        histogram = KSERVE_HISTOGRAMS.get(stage)
-        if histogram is not None:
-            histogram.labels(self.spec.name.path_segment).observe(seconds)
+        observe_stage(stage, self.spec.name.path_segment, seconds)
         if sample_s is not None and stage is Stage.INFER:
             self.measurements.add_inference(self.spec.key, sample_s, self.head.body_bytes)
         elif sample_s is not None:
             self.measurements.add(self.spec.key, stage.value, sample_s)
-
-
-@cache
-def _stage_histogram(stage: Stage) -> Histogram:
-    """Looked up once, since that takes as long as a sample."""
-    return STAGE_SECONDS.labels(stage.value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -28,7 +27,7 @@ from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, call_here, in_thread
 from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Executor
 
     from common.inference_protocol.bodies import EncodedBody
@@ -96,7 +95,7 @@ class PredictService:
             encode: makes the response body from an entry request's outputs, in a thread; None: in
                 the protocol of the request.
         """
-        async with self.in_flight.admit(head):
+        with self.in_flight.admit(head):
             is_small = False
             if isinstance(body, bytes):
                 if self._passes(head, protocol, body, encode):
@@ -160,7 +159,7 @@ class PredictService:
             check_values(body)  # the server, too, parses them one by one
         else:
             headers = {"content-type": BINARY_TYPE, LENGTH_HEADER: head.v2_header_length}
-        async with self._acquire(request) as acquired:
+        with await self._acquire(request) as acquired:
             model = acquired.model
             if not isinstance(model, ProxiedModel):
                 raise TypeError(f"{spec.key} is not a model of the model server")
@@ -201,7 +200,7 @@ class PredictService:
     async def _infer_here(
         self, request: PredictRequest, body: DecodedBody, *, keeps_outputs: bool
     ) -> tuple[Processor, tuple[Tensor, ...]]:
-        async with self._acquire(request) as acquired:
+        with await self._acquire(request) as acquired:
             processor = acquired.model.processor
             inputs = await self._preprocess(request, processor, body)
             return processor, await self._infer(
@@ -235,7 +234,7 @@ class PredictService:
 
     async def _serve_inference(self, request: PredictRequest, body: DecodedBody) -> PredictResponse:
         inputs = body.v2.inputs if body.v2 is not None else ()
-        async with self._acquire(request) as acquired:
+        with await self._acquire(request) as acquired:
             batching = acquired.model.processor.batching
             checked = await in_thread(self.threads, batching.validate, inputs)
             outputs = await self._infer(request, acquired, checked)
@@ -250,20 +249,18 @@ class PredictService:
 
     # Stages
 
-    @asynccontextmanager
-    async def _acquire(self, request: PredictRequest) -> AsyncIterator[AcquiredModel]:
+    async def _acquire(self, request: PredictRequest) -> HeldModel:
         head = request.head
-        async with self.acquire(head, request.spec, deadline_s=head.deadline_s) as acquired:
-            request.start = acquired.start
-            if acquired.load_s:
-                request.record(Stage.LOAD, acquired.load_s)
-            yield acquired
+        held = await self.acquire(head, request.spec, deadline_s=head.deadline_s)
+        request.start = held.acquired.start
+        if held.acquired.load_s:
+            request.record(Stage.LOAD, held.acquired.load_s)
+        return held
 
-    @asynccontextmanager
     async def acquire(
         self, head: RequestHead, spec: ModelSpec, *, deadline_s: float | None
-    ) -> AsyncIterator[AcquiredModel]:
-        """Hold the model on the device, and the request's reservation, until the block ends.
+    ) -> HeldModel:
+        """The model on the device, held until the end of the `with` block of what this returns.
 
         Raises as `LoadCoordinator.acquire` does.
         """
@@ -271,12 +268,10 @@ class PredictService:
             acquired = await self.coordinator.acquire(
                 spec, token=head.load_token, deadline_s=deadline_s
             )
-            try:
-                yield acquired
-            finally:
-                self.coordinator.release(acquired)
-        finally:
+        except BaseException:
             self.end_notifier.notify(head.reservation)
+            raise
+        return HeldModel(self, acquired, head.reservation)
 
     async def _convert(
         self,
@@ -285,8 +280,12 @@ class PredictService:
         function: Callable[[*Arguments], Converted],
         *arguments: *Arguments,
     ) -> Converted:
-        """The result of `function`, in a thread unless the hop there would take as long."""
-        if is_small and processor.is_quick:
+        """The result of `function`, in a thread unless the hop there would take as long.
+
+        Not beside other requests: they would wait, and reach the device one by one rather than
+        in batches, which costs it more (`benchmarks.pod_cpu` with 16 clients).
+        """
+        if is_small and processor.is_quick and self.in_flight.is_alone:
             return call_here(function, *arguments)
         return await in_thread(self.threads_for(processor), function, *arguments)
 
@@ -334,6 +333,22 @@ class PredictService:
         rows = acquired.model.processor.batching.rows_of(inputs)
         self.measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)
         return result.value
+
+
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A model on the device and the reservation of a request, until the `with` block ends."""
+
+    service: PredictService
+    acquired: AcquiredModel
+    reservation: str | None
+
+    def __enter__(self) -> AcquiredModel:
+        return self.acquired
+
+    def __exit__(self, *_: object) -> None:
+        self.service.coordinator.release(self.acquired)
+        self.service.end_notifier.notify(self.reservation)
 
 
 def preprocess_body(processor: Processor, body: DecodedBody) -> tuple[Tensor, ...]:

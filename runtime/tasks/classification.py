@@ -17,7 +17,7 @@ from runtime.tasks.task import Processor, torch_inputs
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     from transformers import PretrainedConfig, PreTrainedModel
@@ -25,21 +25,26 @@ if TYPE_CHECKING:
     from registry.domain.task_options import TaskOptions
     from runtime.tasks.tensor_batching import PaddedBatching
 
+    Logits = npt.NDArray[np.float32]
 
-def class_scores(
-    logits: npt.NDArray[np.float32], config: PretrainedConfig
-) -> npt.NDArray[np.float32]:
-    """The scores of each row's classes, as transformers' `TextClassificationPipeline` has them."""
+
+def scores_of(config: PretrainedConfig) -> Callable[[Logits], Logits]:
+    """From logits to scores of each row's classes, as `TextClassificationPipeline` has them."""
     if config.problem_type == "regression":
-        return logits
+        return lambda logits: logits
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:
-        return np.exp(-np.logaddexp(np.float32(0), -logits))  # no overflow on either side
-    return softmax(logits)
+        return sigmoid
+    return softmax
 
 
-def softmax(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def sigmoid(values: Logits) -> Logits:
+    found: Logits = np.exp(-np.logaddexp(np.float32(0), -values))  # no overflow on either side
+    return found
+
+
+def softmax(values: Logits) -> Logits:
     shifted = np.exp(values - values.max(axis=-1, keepdims=True))
-    probabilities: npt.NDArray[np.float32] = shifted / shifted.sum(axis=-1, keepdims=True)
+    probabilities: Logits = shifted / shifted.sum(axis=-1, keepdims=True)
     return probabilities
 
 
@@ -53,6 +58,7 @@ class LabelOutputs(Processor):
             int(key): str(v) for key, v in (config.id2label or {}).items()
         }
         self._config = config
+        self._scores = scores_of(config)  # a configuration is slow to read
         self._options = options
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -63,7 +69,7 @@ class LabelOutputs(Processor):
         """Each row's best label and its score, or those of all labels, the best first."""
         logits = outputs[0].data.astype(np.float32, copy=False)
         wanted = self._options.scores
-        scores = logits if wanted is Scores.LOGITS else class_scores(logits, self._config)
+        scores = logits if wanted is Scores.LOGITS else self._scores(logits)
         if self._options.answers is Answers.KSERVE:
             return (kserve_answers.class_answers(wanted, scores),)
         if wanted is Scores.BEST:

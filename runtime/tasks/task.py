@@ -112,12 +112,12 @@ def torch_inputs(
     inputs: Sequence[Tensor], network: PreTrainedModel, required: str = "input_ids"
 ) -> dict[str, torch.Tensor]:
     """The network's keyword arguments on its device; raises InvalidRequest."""
-    arguments = {}
+    arguments, device = {}, network.device  # found among its parameters each time
     for tensor in inputs:
         if tensor.datatype == BYTES:
             raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
         array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
-        arguments[tensor.name] = torch.from_numpy(array).to(network.device)
+        arguments[tensor.name] = torch.from_numpy(array).to(device)
     if required not in arguments:
         raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
     return arguments

@@ -171,13 +171,14 @@ class PaddedBatching(Batching):
             raise InvalidRequest(f"tensor {name!r} must be {rule.datatype}, was {tensor.datatype}")
         shape = tensor.shape
         if rule.trailing_shape is None:
-            allowed = f"[1 to {MAX_ITEMS} rows, 1 to {self.max_tokens} tokens]"
             is_fitting = len(shape) == 2 and 0 < shape[1] <= self.max_tokens
         else:
-            allowed = f"[{', '.join([f'1 to {MAX_ITEMS} rows', *map(str, rule.trailing_shape)])}]"
             is_fitting = len(shape) > 0 and shape[1:] == rule.trailing_shape
         if not is_fitting or not 0 < shape[0] <= MAX_ITEMS:
-            raise InvalidRequest(f"tensor {name!r} must have shape {allowed}, was {list(shape)}")
+            tokens = (f"1 to {self.max_tokens} tokens",)
+            sizes = tokens if rule.trailing_shape is None else rule.trailing_shape
+            allowed = ", ".join([f"1 to {MAX_ITEMS} rows", *map(str, sizes)])
+            raise InvalidRequest(f"tensor {name!r} must have shape [{allowed}], was {list(shape)}")
         if rule.upper_bound is not None:
             low, high = tensor.data.min(), tensor.data.max()
             if low < 0 or high >= rule.upper_bound:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,15 +34,15 @@ def head(name: str, *, is_step: bool) -> RequestHead:
 
 async def test_steps_and_requests_are_bounded_apart() -> None:
     requests = InFlightRequests("pod", slots=1, step_queue=StepQueue(2))
-    async with AsyncExitStack() as stack:
+    with ExitStack() as stack:
         for name in ("a~m", "b~m"):
-            await stack.enter_async_context(requests.admit(head(name, is_step=True)))
+            stack.enter_context(requests.admit(head(name, is_step=True)))
         with pytest.raises(StepQueueFull, match="it has 2 steps"):
             requests.check_admission(head("c~m", is_step=True))
-        await stack.enter_async_context(requests.admit(head("c~m", is_step=False)))
+        stack.enter_context(requests.admit(head("c~m", is_step=False)))
         with pytest.raises(SlotsFull):
             requests.check_admission(head("c~m", is_step=False))
-    async with requests.admit(head("a~m", is_step=True)):
+    with requests.admit(head("a~m", is_step=True)):
         requests.check_admission(head("b~m", is_step=True))
 
 
