@@ -77,6 +77,8 @@ class DeviceQueue(Generic[W]):
     """Those whose inference is here; the first ones may be past it."""
     cancelled: W | None = None
     """The last one that was cancelled: the device may still run its inference."""
+    _has_sums: bool = False
+    """From the first forecast over more than `_FEW` requests, until there is none."""
     _sequence: int = 0
     _seen_s: float = -inf
     """The time by which requests wait, or have begun."""
@@ -107,19 +109,17 @@ class DeviceQueue(Generic[W]):
 
     def enqueue(self, request: W) -> None:
         """Add a request that was placed now."""
-        if not self.inferences:
-            self._total_s, self._ready_s = 0.0, -inf
-        self._look_at(request.placed_s)
-        self._sequence = request.sequence = self._sequence + 1
+        if self._has_sums:
+            self._look_at(request.placed_s)
+            self._include(request)
         self.inferences[request] = None
-        self._total_s += request.share_s
-        self._unmeasured += not request.is_measured
-        self._ready_s = max(self._ready_s, request.ready_s)
-        self._begin_or_wait(request)
 
     def remove(self, request: W) -> None:
         """Its inference is over; no effect the second time."""
-        if self.inferences.pop(request, request) is request:
+        if self.inferences.pop(request, request) is request or not self._has_sums:
+            return
+        if not self.inferences:
+            self._clear_sums()
             return
         self._total_s -= request.share_s
         self._unmeasured -= not request.is_measured
@@ -128,7 +128,16 @@ class DeviceQueue(Generic[W]):
         else:
             self._running.pop(request, None)
 
-    def _begin_or_wait(self, request: W) -> None:
+    def _clear_sums(self) -> None:
+        self._has_sums = False
+        self._starts, self._dues, self._waiting_s, self._running = [], [], {}, {}
+        self._total_s, self._unmeasured, self._ready_s = 0.0, 0, -inf
+
+    def _include(self, request: W) -> None:
+        self._sequence = request.sequence = self._sequence + 1
+        self._total_s += request.share_s
+        self._unmeasured += not request.is_measured
+        self._ready_s = max(self._ready_s, request.ready_s)
         request.is_waiting = request.start_s > self._seen_s
         if not request.is_waiting:
             self._running[request] = None
@@ -148,14 +157,13 @@ class DeviceQueue(Generic[W]):
 
     def _look_at(self, now_s: float) -> None:
         """Note which requests have begun until now; of a clock set back, which have not."""
-        starts = self._starts
-        if now_s < self._seen_s:
-            self._dues, self._starts, self._waiting_s, self._running = [], [], {}, {}
-            self._seen_s = now_s
+        if now_s < self._seen_s or not self._has_sums:
+            self._clear_sums()
+            self._has_sums, self._seen_s = True, now_s
             for request in self.inferences:
-                self._begin_or_wait(request)
+                self._include(request)
             return
-        self._seen_s = now_s
+        self._seen_s, starts = now_s, self._starts
         while starts and (starts[0][0] <= now_s or not starts[0][2].is_waiting):
             request = heappop(starts)[2]
             if request.is_waiting:
@@ -179,11 +187,11 @@ class DeviceQueue(Generic[W]):
         the registry: apart from the sum over each by no more than `ready_in_s`.
         """
         count = len(self.inferences)
-        if count > _FEW and inferring >= count and not self._unmeasured:
+        if count > _FEW and inferring >= count:
             self._look_at(now_s)
             first = next(iter(self.inferences))
             is_ready = self._ready_s - now_s <= ready_in_s + _SAME_TIME_S
-            if is_ready and not (first.is_waiting and first.due_s > due_s):
+            if is_ready and not self._unmeasured and not (first.is_waiting and first.due_s > due_s):
                 return self._summed(first, key, due_s, infer_s, joins_s, now_s)
         return self.backlog_of_each(
             key, due_s, ready_in_s=ready_in_s, inferring=inferring, infer_s=infer_s,
@@ -194,7 +202,7 @@ class DeviceQueue(Generic[W]):
         self, first: W, key: str, due_s: float, infer_s: float, joins_s: float,
         now_s: float,
     ) -> Backlog:  # fmt: skip
-        free_s = self.cancelled_left_s(now_s)
+        free_s = 0.0 if self.cancelled is None else self.cancelled_left_s(now_s)
         late_s = 0.0
         if not first.is_waiting:
             late_s = min(max(0.0, now_s - first.start_s - first.share_s), first.share_s)

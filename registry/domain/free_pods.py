@@ -16,10 +16,11 @@ _Ranked = tuple[int, int, str, "PodState"]
 class FreePods:
     """Those with a free slot: fewest inferences first, then fewest slots taken, then by name."""
 
-    __slots__ = ("_changes", "_count", "_entries", "_pods", "_ranked")
+    __slots__ = ("_changes", "_count", "_entries", "_only", "_pods", "_ranked")
 
     def __init__(self, pods: Sequence[PodState], changes: ChangeLog) -> None:
         self._pods = frozenset(pods)
+        self._only = pods[0] if len(pods) == 1 else None
         self._changes = changes
         self._count = -1
         """Changes that the order follows."""
@@ -28,11 +29,15 @@ class FreePods:
 
     def are_all(self) -> bool:
         """Whether none of the pods is full."""
+        if self._only is not None:
+            return self._only.has_free_slot
         self._update()
         return len(self._ranked) == len(self._pods)
 
     def first(self, count: int) -> list[PodState]:
         """The first `count` of them, or fewer."""
+        if self._only is not None:
+            return [self._only] if self._only.has_free_slot else []
         self._update()
         return [entry[3] for entry in self._ranked[:count]]
 

@@ -19,13 +19,13 @@ def test_the_order_is_that_of_a_sort(seed: int) -> None:
     pods = [PodState(PodInfo(f"pod-{n}", "127.0.0.1:1", "node", slots=3)) for n in range(12)]
     for pod in pods:
         pod.changes = changes
-    few, all_ = FreePods(pods[:2], changes), FreePods(pods, changes)
+    kept = [(FreePods(pods[:count], changes), pods[:count]) for count in (0, 1, 2, 12)]
     for _ in range(20):
         for _ in range(rng.choice([0, 1, 3, 30, 1500])):
             pod = rng.choice(pods)
             pod.set_counts(rng.randrange(4), rng.randrange(4))
             pod.set_suspect(is_suspect=rng.random() < 0.1)
-        for free, among in ((few, pods[:2]), (all_, pods)):
+        for free, among in kept:
             expected = sorted(
                 [pod for pod in among if pod.slots_busy < 3 and not pod.is_suspect],
                 key=lambda pod: (pod.inferring, pod.slots_busy, pod.name),
