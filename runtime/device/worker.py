@@ -278,10 +278,7 @@ class DeviceWorker:
         with self._lock:
             while not self._is_closed:
                 now_s = time.monotonic()
-                error = DeadlinePassed(
-                    "the request waited until its deadline left no time for an inference"
-                )
-                resolve([(job, error) for job in self._queue.take_expired(now_s)])
+                resolve([(job, _too_late()) for job in self._queue.take_expired(now_s)])
                 jobs, wake_s = self._queue.take_next(now_s)
                 if jobs:
                     for job in jobs:
@@ -311,6 +308,10 @@ class DeviceWorker:
         _interrupt(stuck)
         if model.key:
             self.on_hung(model.key, reason, is_broken)
+
+
+def _too_late() -> DeadlinePassed:
+    return DeadlinePassed("the request waited until its deadline left no time for an inference")
 
 
 def _interrupt(thread: threading.Thread) -> None:

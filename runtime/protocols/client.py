@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest
 from runtime.errors import UnsupportedCoding
-from runtime.interruption import Interruption
+from runtime.serving.in_flight import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping

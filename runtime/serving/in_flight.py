@@ -16,7 +16,6 @@ from runtime.errors import (
     SlotsFull,
     StepQueueFull,
 )
-from runtime.interruption import Interruption
 from runtime.metrics import SLOTS_USED, STEPS_QUEUED
 
 if TYPE_CHECKING:
@@ -131,6 +130,36 @@ class InFlightRequests:
 
     def ended_error(self) -> PodEnded:
         return PodEnded(f"pod {self._pod_name} ended before the request")
+
+
+class Interruption:
+    """Ends a block of the current task, which begins now, as `asyncio.timeout` does at a time."""
+
+    __slots__ = ("_cancelling", "_is_over", "_task", "is_requested")
+
+    def __init__(self) -> None:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("only a block of a task can be interrupted")
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._is_over = False
+        self.is_requested = False
+
+    def request(self) -> None:
+        """Cancel the block, unless it is over."""
+        if not self._is_over and not self.is_requested:
+            self.is_requested = True
+            self._task.cancel()
+
+    def end(self, error: BaseException | None) -> bool:
+        """The block is over, once: whether by the interruption, which is no cancellation then."""
+        self._is_over = True
+        if not self.is_requested:
+            return False
+        return self._task.uncancel() <= self._cancelling and isinstance(
+            error, asyncio.CancelledError
+        )
 
 
 class Admission:
