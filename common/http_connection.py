@@ -20,6 +20,7 @@ _HIGH_WATER: Final = 1 << 20
 """Bytes of a body that nobody has taken, above which no more are read."""
 _MAX_JOINED: Final = 16 << 10
 """Up to this size a copy is cheaper than a second buffer to write."""
+_NO_PARTS: Final[deque[memoryview]] = deque()
 
 
 class HttpError(Exception):
@@ -59,10 +60,10 @@ class Connection(asyncio.BufferedProtocol):
         self.idle_since_s = 0.0
         self._writable: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
+        self._parser = httptools.HttpResponseParser(self)
         self._reset(None)
 
     def _reset(self, parts: Sequence[memoryview] | None) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self.status = 0
         self.headers: RawHeaders = []
         self.has_head = self.is_complete = self._keeps_alive = False
@@ -71,8 +72,11 @@ class Connection(asyncio.BufferedProtocol):
         """When the response's head had come, by `time.monotonic`."""
         self._chunks: deque[bytes] = deque()
         self._untaken_bytes = 0
-        self._parts = deque(part for part in parts or () if len(part))
-        self._wanted_bytes = None if parts is None else sum(map(len, parts))
+        self._parts: deque[memoryview] = _NO_PARTS
+        self._wanted_bytes: int | None = None
+        if parts is not None:
+            self._parts = deque(part for part in parts if len(part))
+            self._wanted_bytes = sum(map(len, parts))
         self._is_in_place = False
         self._error: HttpError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -86,7 +90,10 @@ class Connection(asyncio.BufferedProtocol):
 
         `stall_s`: the longest time without a byte of the response.
         """
-        self._reset(parts)
+        if self._is_in_place:  # it has not seen the end
+            self._parser = httptools.HttpResponseParser(self)
+        if self.used_total or parts is not None:
+            self._reset(parts)
         self.used_total += 1
         if stall_s is not None:
             self._watch = self._loop.call_later(stall_s, self._check_stall, stall_s, 0)
@@ -156,8 +163,10 @@ class Connection(asyncio.BufferedProtocol):
 
     def end(self) -> None:
         """No more of this exchange is wanted; what is not complete ends the connection."""
-        self.take_body()
-        self._parts.clear()
+        if self._chunks:
+            self.take_body()
+        if self._parts:
+            self._parts = _NO_PARTS
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
