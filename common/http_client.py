@@ -236,7 +236,7 @@ class HttpClient:
                 _, connection = await loop.create_connection(
                     lambda: Connection(self._scratch), host.strip("[]"), int(port), **self._options
                 )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, ValueError, OverflowError) as error:  # also of an address
             raise NotConnected(f"{address} cannot be reached: {error!r}") from error
         return connection
 

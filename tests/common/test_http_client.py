@@ -21,7 +21,6 @@ from common.http_connection import (
 )
 from common.tls import PartTls
 from tests.certificates import write_certificates
-from tests.servers import free_port
 
 if TYPE_CHECKING:
     import ssl
@@ -268,10 +267,11 @@ def test_where_requests_may_not_be_sent_twice_they_are_not(run: Any) -> None:
     run(check)
 
 
-def test_nothing_is_sent_where_nobody_listens(run: Any) -> None:
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999", "a..b:80", "no-port", ""])
+def test_nothing_is_sent_where_nobody_listens(run: Any, address: str) -> None:
     async def check() -> None:
         with client() as http, pytest.raises(NotConnected, match="cannot be reached"):
-            await http.request("GET", f"127.0.0.1:{free_port()}", "/")
+            await http.request("GET", address, "/")
 
     run(check)
 
