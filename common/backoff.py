@@ -21,9 +21,6 @@ class Backoff:
         return min(self.max_s, self.initial_s * 2.0 ** min(failures - 1, 30))
 
 
-_BACKOFF: Final = Backoff(initial_s=1.0, max_s=MAX_S)
-
-
 @dataclass(frozen=True, slots=True)
 class _Pause:
     failures: int
@@ -33,17 +30,20 @@ class _Pause:
 
 @dataclass(slots=True)
 class KeyedBackoff:
-    """Pauses by key. Used by one task only; pauses that ended long ago are dropped."""
+    """Pauses by key. Used by one task only."""
 
+    backoff: Backoff = Backoff(initial_s=1.0, max_s=MAX_S)
+    fades_s: float = 2 * MAX_S
+    """A failure later than this after the last pause counts as the first."""
     _pauses: dict[str, _Pause] = field(default_factory=dict)
 
     def failed(self, key: str, now_s: float) -> float:
         """Record a failure; returns the length of the pause in seconds."""
+        self._drop_old(now_s)
         known = self._pauses.get(key)
         failures = known.failures + 1 if known is not None else 1
-        pause_s = _BACKOFF.pause_s(failures)
+        pause_s = self.backoff.pause_s(failures)
         self._pauses[key] = _Pause(failures, now_s, now_s + pause_s)
-        self._drop_old(now_s)
         return pause_s
 
     def succeeded(self, key: str) -> None:
@@ -61,5 +61,5 @@ class KeyedBackoff:
         self._pauses = {
             key: pause
             for key, pause in self._pauses.items()
-            if pause.start_s - MAX_S <= now_s < pause.end_s + 2 * MAX_S
+            if pause.start_s - self.backoff.max_s <= now_s < pause.end_s + self.fades_s
         }

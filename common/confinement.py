@@ -12,11 +12,12 @@ import os
 import platform
 import resource
 import struct
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_VERSION = 1
@@ -57,20 +58,37 @@ class ConfinementMissing(Exception):
     """This machine cannot confine a process, which must therefore run no foreign code."""
 
 
+def limit_resources(memory_bytes: int, limits: Mapping[int, int]) -> None:
+    """Limit this process, which the kernel is to kill before others.
+
+    Args:
+        memory_bytes: address space beyond what it has.
+        limits: more of them, by RLIMIT constant of `resource`.
+    """
+    with suppress(OSError):  # a container's /proc may be read-only
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    address_space = pages * resource.getpagesize() + memory_bytes
+    fixed = {resource.RLIMIT_AS: address_space, resource.RLIMIT_CORE: 0}
+    for kind, limit in (fixed | dict(limits)).items():
+        resource.setrlimit(kind, (limit, limit))
+
+
+def keep_only(descriptor: int) -> None:
+    """Close all descriptors but this and the standard ones, such as those that a fork inherits."""
+    os.closerange(3, descriptor)
+    os.closerange(descriptor + 1, 4096)
+
+
 def confine(*, readable: Sequence[Path], writable: Sequence[Path], memory_bytes: int) -> None:
     """Confine this process, which must have one thread; raises ConfinementMissing.
 
     Args:
         readable: files and folders that may be read, with all below them.
         writable: folders whose files may also be written.
-        memory_bytes: address space, from now on.
+        memory_bytes: address space beyond what it has, and the size of a file.
     """
-    for kind, limit in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, memory_bytes),
-    ):
-        resource.setrlimit(kind, (limit, limit))
+    limit_resources(memory_bytes, {resource.RLIMIT_FSIZE: memory_bytes})
     filter_calls()
     restrict_files(readable, writable)
 

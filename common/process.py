@@ -1,15 +1,19 @@
-"""A process among others: what `ps` and `top` show of it, and its end with its parent's."""
+"""A process among others: what `ps` and `top` show of it, and the signals that end it."""
 
 from __future__ import annotations
 
-import ctypes
+import asyncio
 import os
 import signal
-from typing import Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from setproctitle import getproctitle, setproctitle
 
-_PR_SET_PDEATHSIG: Final = 1
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 def set_process_title(name: str) -> None:
@@ -23,8 +27,14 @@ def extend_process_title(part: str) -> None:
     setproctitle(f"{getproctitle()} {part}")
 
 
-def die_with(parent: int) -> None:
-    """The kernel kills this process, which `parent` has just forked, when that one ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the line above
-        os._exit(1)
+@contextmanager
+def on_stop_signals(stop: Callable[[int], object]) -> Iterator[None]:
+    """Call `stop` in the running loop with the number of each SIGINT and SIGTERM."""
+    loop = asyncio.get_running_loop()
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        yield
+    finally:
+        for number in _STOP_SIGNALS:
+            loop.remove_signal_handler(number)

@@ -1,7 +1,7 @@
 """The forkserver starts pods fast: it imports all libraries once, then forks a pod per command.
 
-Commands are JSON lines on standard input: {"spawn": {settings}}, {"stop": NAME, "grace_s": 10}.
-Events are JSON lines on standard output: {"ready": true}, {"spawned": NAME, "pid": N},
+Standard input is its parent's socket. Heads of messages from there are {"spawn": {settings}} and
+{"stop": NAME, "grace_s": 10}. Events sent are {"ready": true}, {"spawned": NAME, "pid": N},
 {"exited": NAME, "pid": N, "status": CODE or -SIGNAL}, {"error": TEXT}. End of input stops all pods.
 
 The parent stays single-threaded and runs no torch operation, event loop, client or metric, since a
@@ -11,21 +11,26 @@ child would inherit them in an unusable state. It imports, freezes the heap and 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import selectors
 import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from common.process import die_with, set_process_title
+from common.frames import frame, parent_socket, received
+from common.parent_death import die_with
+from common.process import set_process_title
 from common.settings_table import settings_from_fields
 from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings
 from runtime.warm_imports import import_everything
+
+if TYPE_CHECKING:
+    import socket
 
 DEFAULT_GRACE_S = 30.0
 POLL_INTERVAL_S = 0.05
@@ -43,9 +48,10 @@ class _Child:
 class Forkserver:
     """The parent of the pods."""
 
-    def __init__(self) -> None:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._commands = received(connection)
         self._children: dict[str, _Child] = {}
-        self._pending = b""
         self._is_closing = False
 
     def run(self) -> int:
@@ -55,16 +61,18 @@ class Forkserver:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._close)
-        _emit({"ready": True})
+        self._emit({"ready": True})
         with selectors.DefaultSelector() as selector:
-            selector.register(0, selectors.EVENT_READ)
+            selector.register(self._connection, selectors.EVENT_READ)
             selector.register(wakeup_read, selectors.EVENT_READ)
             while not self._is_closing or self._children:
                 for key, _ in selector.select(POLL_INTERVAL_S if self._is_stopping() else None):
                     if key.fd == wakeup_read:
                         os.read(wakeup_read, 4096)
-                    elif not self._read_commands():
-                        selector.unregister(0)
+                    elif (command := next(self._commands, None)) is not None:
+                        self._execute(command[0])
+                    else:
+                        selector.unregister(self._connection)
                         self._close()
                 self._reap()
                 self._kill_overdue()
@@ -78,19 +86,8 @@ class Forkserver:
         for name in list(self._children):
             self._stop(name, DEFAULT_GRACE_S)
 
-    def _read_commands(self) -> bool:
-        """Execute the commands that were read; False at the end of input."""
-        data = os.read(0, 65536)
-        self._pending += data
-        *lines, self._pending = self._pending.split(b"\n")
-        for line in lines:
-            if line.strip():
-                self._execute(line)
-        return bool(data)
-
-    def _execute(self, line: bytes) -> None:
+    def _execute(self, command: dict[str, Any]) -> None:
         try:
-            command = json.loads(line)
             if "spawn" in command:
                 self._spawn(settings_from_fields(RuntimeSettings, command["spawn"]))
             elif "stop" in command:
@@ -98,7 +95,7 @@ class Forkserver:
             else:
                 raise ValueError("a command must have 'spawn' or 'stop'")
         except (ValueError, TypeError, KeyError, OSError) as error:  # OSError: cannot fork
-            _emit({"error": str(error)})  # the command may hold a password
+            self._emit({"error": str(error)})  # the command may hold a password
 
     def _spawn(self, settings: RuntimeSettings) -> None:
         if settings.name in self._children:
@@ -108,7 +105,7 @@ class Forkserver:
         if pid == 0:
             _run_pod_process(settings, parent)
         self._children[settings.name] = _Child(settings.name, pid)
-        _emit({"spawned": settings.name, "pid": pid})
+        self._emit({"spawned": settings.name, "pid": pid})
 
     def _stop(self, name: str, grace_s: float) -> None:
         child = self._children.get(name)
@@ -124,13 +121,17 @@ class Forkserver:
             if pid:
                 del self._children[child.name]
                 code = os.waitstatus_to_exitcode(status)
-                _emit({"exited": child.name, "pid": pid, "status": code})
+                self._emit({"exited": child.name, "pid": pid, "status": code})
 
     def _kill_overdue(self) -> None:
         now_s = time.monotonic()
         for child in self._children.values():
             if child.kill_at_s is not None and now_s >= child.kill_at_s:
                 os.kill(child.pid, signal.SIGKILL)
+
+    def _emit(self, event: dict[str, Any]) -> None:
+        with suppress(OSError):  # the parent has ended, and so does the input
+            self._connection.sendall(frame(event))
 
 
 def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
@@ -156,7 +157,7 @@ def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
 
 
 def _redirect(settings: RuntimeSettings) -> None:
-    """Replace the parent's descriptors, whose input and output are its command channel."""
+    """Replace the parent's descriptors, one of which is the connection for its commands."""
     null = os.open(os.devnull, os.O_RDWR)
     log = null
     if settings.log_file:
@@ -168,13 +169,10 @@ def _redirect(settings: RuntimeSettings) -> None:
     os.closerange(3, 1024)
 
 
-def _emit(event: dict[str, Any]) -> None:
-    os.write(1, json.dumps(event).encode() + b"\n")
-
-
 def main() -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    connection = parent_socket()
     sys.argv = sys.argv[:1]  # kserve reads the command line when it is imported
     set_process_title("forkserver")
     gc.disable()  # collections of the growing heap would take a fifth of the time
@@ -182,7 +180,7 @@ def main() -> int:
     gc.enable()
     gc.collect()
     gc.freeze()
-    return Forkserver().run()
+    return Forkserver(connection).run()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import random
 import shutil
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
+
+from common.frames import frame, received
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -243,12 +244,11 @@ class Forkserver:
     """A running `python -m runtime.forkserver`."""
 
     process: subprocess.Popen[bytes]
+    connection: socket.socket
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def command(self, **command: object) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command).encode() + b"\n")
-        self.process.stdin.flush()
+        self.connection.sendall(frame(command))
 
     def wait_event(self, *, timeout_s: float = START_TIMEOUT_S, **wanted: object) -> dict[str, Any]:
         """The first event with all of these fields, removed from the list."""
@@ -268,9 +268,9 @@ class Forkserver:
         return found[0]
 
     def _read_events(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.events.append(json.loads(line))
+        with contextlib.suppress(ConnectionError):
+            for event, _ in received(self.connection):
+                self.events.append(event)
 
 
 @contextlib.contextmanager
@@ -281,14 +281,15 @@ def forkserver(
     program: Sequence[str] = ("runtime.forkserver",),
 ) -> Iterator[Forkserver]:
     """A forkserver, ready unless `wait` is False; its pods end with it."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", *program],
-        cwd=REPOSITORY,
-        env={**os.environ, **(environment or {})},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    started = Forkserver(process)
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *program],
+            cwd=REPOSITORY,
+            env={**os.environ, **(environment or {})},
+            stdin=theirs.fileno(),
+        )
+    started = Forkserver(process, ours)
     reader = threading.Thread(target=started._read_events, daemon=True)
     reader.start()
     try:
@@ -296,11 +297,11 @@ def forkserver(
             started.wait_event(ready=True)
         yield started
     finally:
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        with contextlib.suppress(OSError):
+            ours.shutdown(socket.SHUT_WR)
         end_process(process)
         reader.join()
+        ours.close()
 
 
 @dataclass(frozen=True)

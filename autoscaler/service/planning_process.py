@@ -6,7 +6,6 @@ A plan is compared with what runs now, both by the predicted goodput.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from autoscaler.placement.planners.catalogue import planner_of
 from autoscaler.placement.planners.prediction import Predictor
+from common.parent_death import die_with
 from common.process import set_process_title
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     )
     from registry.domain.placement import PlacedReplica
 
-_PR_SET_PDEATHSIG: Final = 1
 _NICENESS: Final = 10
 """Plans may take seconds of a core that pods compute on."""
 
@@ -50,7 +49,9 @@ class PlanningProcess:
         """
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(1, context, initializer=_enter)
+            self._pool = ProcessPoolExecutor(
+                1, context, initializer=_enter, initargs=(os.getpid(),)
+            )
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, _plan, job)
         except (BrokenProcessPool, asyncio.CancelledError):
@@ -78,9 +79,9 @@ def _plan(job: PlanningJob) -> tuple[PlanningResult, float]:
     return plan_and_compare(job), time.process_time() - started_s
 
 
-def _enter() -> None:
+def _enter(parent: int) -> None:
     """In the new process: it ends with its parent, which alone handles signals of the terminal."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with(parent)
     set_process_title("autoscaler planning")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -19,17 +19,14 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.gpu.mps import mps_clients, mps_daemon
 from benchmarks.gpu.sharing_pod import BurstRequest, PodBurst, PodOptions, WarmPod
 from benchmarks.quantiles import rotated
+from common.child_process import Command, python_environment, python_module, start
 from pilotlight.errors import StartFailed
-from pilotlight.platform.processes import (
-    last_lines,
-    python_environment,
-    python_module,
-    start_child,
-    stop_child,
-)
+from pilotlight.platform.processes import last_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from common.child_process import Child
 
 ALONE: Final = "one pod alone"
 TURNS: Final = "two pods, time sharing"
@@ -137,24 +134,21 @@ def pod_options(way: str, device: str, plan: SharingPlan) -> list[PodOptions]:
 
 @dataclass(frozen=True, slots=True)
 class _PodProcess:
-    """Answers each request, and its own start, with a line of JSON."""
+    """Answers each request, and its own start, with a message."""
 
-    child: asyncio.subprocess.Process
+    child: Child
     log: Path
 
     def ask(self, burst: BurstRequest) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write(json.dumps(asdict(burst)).encode() + b"\n")
+        self.child.send(asdict(burst))
 
     async def answer(self) -> dict[str, Any]:
         """Raises StartFailed if the process ends instead."""
-        assert self.child.stdout is not None
-        line = await self.child.stdout.readline()
-        if not line:
+        found = await self.child.receive()
+        if found is None:
             status = await self.child.wait()
             raise StartFailed(f"a pod ended with status {status}: {last_lines(self.log)}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return found[0]
 
 
 async def _answers(pods: Sequence[_PodProcess]) -> list[dict[str, Any]]:
@@ -165,13 +159,9 @@ async def _answers(pods: Sequence[_PodProcess]) -> list[dict[str, Any]]:
 async def _started(
     options: PodOptions, env: Mapping[str, str], log: Path
 ) -> AsyncIterator[_PodProcess]:
-    child = await start_child(
-        [*python_module("benchmarks.gpu.sharing_pod"), json.dumps(asdict(options))],
-        log_file=log,
-        env=python_environment(env),
-        is_piped=True,
-    )
+    words = [*python_module("benchmarks.gpu.sharing_pod"), json.dumps(asdict(options))]
+    child = await start(Command("pod", words, python_environment(env), log), is_connected=True)
     try:
         yield _PodProcess(child, log)
     finally:
-        await stop_child(child, grace_s=_STOP_TIMEOUT_S)
+        await child.end(grace_s=_STOP_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """One of the pods of `sharing`: a model behind a device worker, and its clients, in one process.
 
-`python -m benchmarks.gpu.sharing_pod OPTIONS` binds itself to its share as a pod does, prints a
-line when the model is warm, and then one for each burst that its input asks for. All are JSON.
+`python -m benchmarks.gpu.sharing_pod OPTIONS` binds itself to its share as a pod does. It sends a
+message when the model is warm, and then one for each burst that its parent asks for.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.frames import frame, parent_socket, received
 from runtime.pod_process import bind_to_share
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class PodBurst:
 
 
 def main() -> None:
+    connection = parent_socket()
     options = PodOptions(**json.loads(sys.argv[1]))
     bind_to_share(gpu="", cores=options.cores, share_pct=options.share_pct)
     import torch  # reads the number of cores
@@ -77,11 +79,13 @@ def main() -> None:
     try:
         with served_model(Path(options.folder), memory, clients=options.clients) as model:
             _burst(model, options.clients, _WARM_UP_S)
-            _print(WarmPod(find_accelerator(memory.device, os.environ).cores))
-            for line in sys.stdin:
-                asked = BurstRequest(**json.loads(line))
+            warm = WarmPod(find_accelerator(memory.device, os.environ).cores)
+            connection.sendall(frame(asdict(warm)))
+            for head, _ in received(connection):
+                asked = BurstRequest(**head)
                 time.sleep(max(0.0, asked.begin_s - time.monotonic()))
-                _print(_burst(model, options.clients, asked.seconds))
+                burst = _burst(model, options.clients, asked.seconds)
+                connection.sendall(frame(asdict(burst)))
     finally:
         memory.close()
 
@@ -95,10 +99,6 @@ def _burst(model: ServedModel, clients: int, seconds: float) -> PodBurst:
     took_s = time.perf_counter() - begun_s
     p50_s, p95_s, p99_s = (quantile(latencies_s, share) for share in (0.5, 0.95, 0.99))
     return PodBurst(len(latencies_s), took_s, p50_s, p95_s, p99_s)
-
-
-def _print(what: WarmPod | PodBurst) -> None:
-    print(json.dumps(asdict(what)), flush=True)
 
 
 if __name__ == "__main__":

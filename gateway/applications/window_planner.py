@@ -2,8 +2,8 @@
 
 A window of one request is planned at once: that takes less than the way to the process. So is one
 while the process does not run or does not answer; no request is lost. The process is this module,
-`python -m gateway.applications.window_planner DESCRIPTOR`, a gateway's socket, and ends when the
-gateway closes it. Messages are pickled: both ends are the same program, and nobody else has the
+`python -m gateway.applications.window_planner` with a gateway's socket as its input, and ends when
+the gateway closes it. Bodies are pickled: both ends are the same program, and nobody else has the
 socket.
 """
 
@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
 
+from common.frames import frame, parent_socket, received
 from gateway.selection.selection_policies import plan_window
-from gateway.sneakpeek.child_process import ChildProcess
-from gateway.sneakpeek.frames import Kind, frame, gateway_socket, received
+from gateway.sneakpeek.client import kept_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +37,7 @@ class WindowPlanner:
         self._loop = asyncio.get_running_loop()
         self._number = 0
         self._pending: dict[int, _PendingPlan] = {}
-        self.process = ChildProcess(
+        self.process = kept_module(
             "gateway.applications.window_planner", self._on_message,
             on_start=lambda: None, on_end=self._plan_here,
         )  # fmt: skip
@@ -50,17 +51,18 @@ class WindowPlanner:
         pending = _PendingPlan(policy, window, then)
         if len(window.requests) > 1:
             self.process.want()
-        if len(window.requests) == 1 or not self.process.is_connected:
+        if len(window.requests) == 1 or self.process.child is None:
             pending.plan_here()
             return
         self._number += 1
         self._pending[self._number] = pending
         pending.timer = self._loop.call_later(TIMEOUT_S, self._time_out)
-        self.process.send(encode_window(self._number, policy, window))
+        self.process.send({"number": self._number}, pickle.dumps((policy, window)))
 
     def _time_out(self) -> None:
         logger.warning("planning process does not answer")
-        self.process.abort()
+        if self.process.child is not None:
+            self.process.child.abort()
         self._plan_here()
 
     def _plan_here(self) -> None:
@@ -70,11 +72,10 @@ class WindowPlanner:
         for each in waiting:
             each.plan_here()
 
-    def _on_message(self, _: Kind, content: bytes) -> None:
-        number, plan = decode_plan(content)
-        pending = self._pending.pop(number, None)
+    def _on_message(self, head: dict[str, Any], body: bytes) -> None:
+        pending = self._pending.pop(head["number"], None)
         if pending is not None:
-            pending.end(plan)
+            pending.end(pickle.loads(body))
 
 
 class _PendingPlan:
@@ -96,16 +97,6 @@ class _PendingPlan:
         self._then(plan)
 
 
-def encode_window(number: int, policy: str, window: Window) -> bytes:
-    return frame(Kind.PLAN, pickle.dumps((number, policy, window)))
-
-
-def decode_plan(content: bytes) -> tuple[int, SelectionPlan | None]:
-    """The number of the window, and its plan."""
-    found: tuple[int, SelectionPlan | None] = pickle.loads(content)
-    return found
-
-
 def plan_or_none(policy: str, window: Window) -> SelectionPlan | None:
     """None: no worker can run a variant of some application, or a policy failed.
 
@@ -121,11 +112,9 @@ def plan_or_none(policy: str, window: Window) -> SelectionPlan | None:
 
 
 def main() -> None:
-    with gateway_socket() as connection:
-        for _, content in received(connection):
-            number, policy, window = pickle.loads(content)
-            plan = plan_or_none(policy, window)
-            connection.sendall(frame(Kind.PLANNED, pickle.dumps((number, plan))))
+    with parent_socket() as connection, suppress(ConnectionError):
+        for head, body in received(connection):
+            connection.sendall(frame(head, pickle.dumps(plan_or_none(*pickle.loads(body)))))
 
 
 if __name__ == "__main__":

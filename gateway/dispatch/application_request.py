@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
     from gateway.sneakpeek.client import SneakPeekClient
-    from gateway.sneakpeek.frames import Seen
+    from gateway.sneakpeek.messages import Seen
     from registry.domain.application import ApplicationSpec
 
 PROBABILITIES: Final = "probabilities"

@@ -1,4 +1,4 @@
-"""The process that looks at data: `python -m gateway.sneakpeek DESCRIPTOR`, a socket of a gateway.
+"""The process that looks at data: `python -m gateway.sneakpeek`, its input a gateway's socket.
 
 It ends when the gateway closes the socket. Files are read in a thread, so that looks at other
 applications' data go on.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -16,19 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.frames import frame, parent_socket, received
 from gateway.selection.utility import profiled_accuracy
-from gateway.sneakpeek.frames import (
-    Kind,
-    Load,
-    Loaded,
-    Look,
-    Seen,
-    decode_load,
-    decode_look,
-    encode,
-    gateway_socket,
-    received,
-)
+from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
 from gateway.sneakpeek.request_rows import MismatchedBody, UnreadableBody, read_rows
 from gateway.sneakpeek.trained_file import InvalidSneakPeek, fetch, read_sneakpeek
 
@@ -57,13 +48,13 @@ class Looking:
         self._models[wanted.application] = (wanted, model)
         return Loaded(wanted.application, wanted.uri, profiled_accuracy(model.confusion))
 
-    def look(self, look: Look) -> Seen:
+    def look(self, look: Look, body: bytes) -> Seen:
         found = self._models.get(look.application)
         if found is None:
             return Seen(look.number)
         wanted, model = found
         try:
-            read = read_rows(look.body, look.json_bytes, model.inputs, wanted.inputs, wanted.output)
+            read = read_rows(body, look.json_bytes, model.inputs, wanted.inputs, wanted.output)
             width = model.examples.centre.shape[0]
             if read.rows.shape[1] != width:
                 raise MismatchedBody(
@@ -118,13 +109,12 @@ class _Process:
 
     def run(self) -> None:
         Thread(target=self._load_all, daemon=True).start()
-        for kind, content in received(self._connection):
-            if kind is Kind.LOAD:
-                self._loads.put(decode_load(content))
-            elif kind is Kind.LOOK:
-                look = decode_look(content)
-                if time.monotonic() < look.until_s:
-                    self._send(self._looking.look(look))
+        for head, body in received(self._connection):
+            match message_of(head):
+                case Load() as load:
+                    self._loads.put(load)
+                case Look() as look if time.monotonic() < look.until_s:
+                    self._send(self._looking.look(look, body))
 
     def _load_all(self) -> None:
         while True:
@@ -134,11 +124,11 @@ class _Process:
 
     def _send(self, message: Seen | Loaded) -> None:
         with self._send_lock:
-            self._connection.sendall(encode(message))
+            self._connection.sendall(frame(as_head(message)))
 
 
 def main() -> None:
-    with gateway_socket() as connection:
+    with parent_socket() as connection, suppress(ConnectionError):
         _Process(connection).run()
 
 

@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from gateway.sneakpeek.child_process import ChildProcess
-from gateway.sneakpeek.frames import (
-    Kind,
-    Load,
-    Loaded,
-    Look,
-    Seen,
-    decode_loaded,
-    decode_seen,
-    encode,
-    encode_look,
-)
+from common.child_process import Command, KeptProcess, python_environment, python_module
+from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from common.child_process import Child
     from registry.domain.application import ApplicationSpec
     from registry.domain.cluster import ClusterState
 
@@ -41,6 +33,9 @@ MAX_IN_FLIGHT: Final = 256
 MAX_UNREAD_BYTES: Final = 8 << 20
 SILENT_S: Final = 5.0
 """A process that answers nothing for so long is killed."""
+_ONE_THREAD: Final = dict.fromkeys(
+    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+)
 _RETRY_S: Final = 5.0
 """Between two attempts to read files that cannot be used."""
 
@@ -69,6 +64,18 @@ class LookResult:
 _NOTHING: Final = {outcome: LookResult(outcome) for outcome in LookOutcome}
 
 
+def kept_module(
+    module: str, on_message: Callable[[dict[str, Any], bytes], object], *,
+    on_start: Callable[[], object], on_end: Callable[[], object],
+) -> KeptProcess:  # fmt: skip
+    """A process of the gateway's own, with one thread, which starts once it is wanted."""
+    env = python_environment({**os.environ, **_ONE_THREAD})
+    return KeptProcess(
+        Command(module, python_module(module), env), on_message=on_message,
+        on_start=on_start, on_end=on_end, is_wanted=False,
+    )  # fmt: skip
+
+
 class SneakPeekClient:
     """Looks at requests' data in a process of its own, which `run` keeps alive."""
 
@@ -88,7 +95,7 @@ class SneakPeekClient:
         self._number = 0
         self._late_since_s: float | None = None
         """Since when no look was answered, while some were late."""
-        self.process = ChildProcess(
+        self.process = kept_module(
             "gateway.sneakpeek", self._on_message, on_start=self._on_start, on_end=self._on_end
         )
 
@@ -111,7 +118,7 @@ class SneakPeekClient:
         }
         for name in self._wanted.keys() - wanted.keys():
             self._loaded.pop(name, None)
-            self.process.send(encode(Load(name, None)))
+            self.process.send(as_head(Load(name, None)))
         changed = [load for name, load in wanted.items() if self._wanted.get(name) != load]
         self._wanted = wanted
         for load in changed:
@@ -125,7 +132,7 @@ class SneakPeekClient:
             problem = f"namespace {namespace} may not have {load.uri} read (--sneakpeek-prefixes)"
             self._loaded[load.application] = Loaded(load.application, load.uri, problem=problem)
             return
-        self.process.send(encode(load))
+        self.process.send(as_head(load))
 
     async def look(
         self, application: str, body: Sequence[bytes], *, json_bytes: int, deadline_s: float
@@ -143,15 +150,14 @@ class SneakPeekClient:
     async def _look(
         self, application: str, body: Sequence[bytes], json_bytes: int, deadline_s: float
     ) -> LookResult:
-        loaded = self._loaded.get(application)
-        is_usable = loaded is not None and not loaded.problem and self.process.is_connected
-        if loaded is None or not is_usable or self._is_behind():
+        loaded, child = self._loaded.get(application), self.process.child
+        if loaded is None or loaded.problem or child is None or self._is_behind(child):
             return _NOTHING[LookOutcome.UNAVAILABLE]
         self._number += 1
         number, timeout_s = self._number, min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
         future = self._pending[number] = self._loop.create_future()
-        look = Look(number, time.monotonic() + timeout_s, application, json_bytes, b"")
-        self.process.send(b"".join(encode_look(look, body)))
+        look = Look(number, time.monotonic() + timeout_s, application, json_bytes)
+        child.send(as_head(look), b"".join(body))
         timer = self._loop.call_later(timeout_s, _give_up, future, LookOutcome.LATE)
         try:
             seen = await future
@@ -166,14 +172,14 @@ class SneakPeekClient:
         outcome = LookOutcome.SEEN if seen.rows or seen.problem else LookOutcome.UNREADABLE
         return LookResult(outcome, seen, loaded.accuracy)
 
-    def _is_behind(self) -> bool:
+    def _is_behind(self, child: Child) -> bool:
         """Whether the process does not keep up; one that is silent for long is replaced."""
         if self._late_since_s is not None and time.monotonic() - self._late_since_s > SILENT_S:
             logger.warning("looking process does not answer")
             self._late_since_s = None
-            self.process.abort()
+            child.abort()
             return True
-        return self.process.unread_bytes > MAX_UNREAD_BYTES or len(self._pending) >= MAX_IN_FLIGHT
+        return child.unread_bytes > MAX_UNREAD_BYTES or len(self._pending) >= MAX_IN_FLIGHT
 
     # The process
 
@@ -200,21 +206,20 @@ class SneakPeekClient:
         for future in self._pending.values():
             _give_up(future, LookOutcome.UNAVAILABLE)
 
-    def _on_message(self, kind: Kind, content: bytes) -> None:
-        if kind is Kind.SEEN:
-            seen = decode_seen(content)
-            self._late_since_s = None
-            future = self._pending.get(seen.number)
-            if future is not None and not future.done():
-                future.set_result(seen)
-        elif kind is Kind.LOADED:
-            loaded = decode_loaded(content)
-            wanted = self._wanted.get(loaded.application)
-            if wanted is not None and wanted.uri == loaded.uri:
-                before = self._loaded.get(loaded.application)
-                self._loaded[loaded.application] = loaded
-                if loaded.problem and before != loaded:
-                    logger.warning("data is not looked at", extra={"problem": loaded.problem})
+    def _on_message(self, head: dict[str, Any], _: bytes) -> None:
+        match message_of(head):
+            case Seen() as seen:
+                self._late_since_s = None
+                future = self._pending.get(seen.number)
+                if future is not None and not future.done():
+                    future.set_result(seen)
+            case Loaded() as loaded:
+                wanted = self._wanted.get(loaded.application)
+                if wanted is not None and wanted.uri == loaded.uri:
+                    before = self._loaded.get(loaded.application)
+                    self._loaded[loaded.application] = loaded
+                    if loaded.problem and before != loaded:
+                        logger.warning("data is not looked at", extra={"problem": loaded.problem})
 
 
 _LATE: Final = Seen(-1)

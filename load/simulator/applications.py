@@ -15,7 +15,7 @@ from gateway.errors import NotReady
 from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT
 from gateway.sneakpeek.client import LookOutcome, LookResult
-from gateway.sneakpeek.frames import Seen
+from gateway.sneakpeek.messages import Seen
 from load.generator.labelled_bodies import drawn_example
 from load.simulator.results.records import Answer
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from common.child_process import python_module
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
-from pilotlight.platform.processes import python_module
 
 TIMEOUT_S = 600.0
 REPORTED = frozenset(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from common.child_process import python_environment
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output
-from pilotlight.platform.processes import python_environment
 from pilotlight.sample_models.architectures import ARCHITECTURES
 from pilotlight.sample_models.samples import make_model_command, prepare_applications
 

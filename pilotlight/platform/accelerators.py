@@ -15,7 +15,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from pilotlight.platform.supervised_process import ProcessSpec
+from common.child_process import Command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,9 +110,9 @@ def mps_environment(pipes: Path, logs: Path) -> dict[str, str]:
     return {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": str(logs)}
 
 
-def mps_spec(logs: Path, env: Mapping[str, str]) -> ProcessSpec:
+def mps_spec(logs: Path, env: Mapping[str, str]) -> Command:
     command = shutil.which(MPS_COMMAND, path=env.get("PATH")) or MPS_COMMAND
-    return ProcessSpec(MPS, (command, "-f"), logs / "mps.log", env)
+    return Command(MPS, (command, "-f"), env, logs / "mps.log")
 
 
 async def is_mps_ready(env: Mapping[str, str]) -> bool:

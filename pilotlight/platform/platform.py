@@ -49,12 +49,12 @@ from registry.domain.pod import PodPhase
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from common.child_process import Command
     from pilotlight.platform.settings import (
         LocalAutoscalerSettings,
         LocalPodSettings,
         PlatformSettings,
     )
-    from pilotlight.platform.supervised_process import ProcessSpec
     from registry.domain.placement import PlacedPod
 
 _LOOPBACK = "127.0.0.1"
@@ -181,12 +181,12 @@ class Platform:
         settings.state_dir.write_state(self.state)
 
     def _start_process(
-        self, spec: ProcessSpec, is_ready: Callable[[], Awaitable[bool]]
+        self, spec: Command, is_ready: Callable[[], Awaitable[bool]]
     ) -> SupervisedProcess:
         return self._run(SupervisedProcess(spec, is_ready=is_ready))
 
     def _run(self, process: SupervisedProcess) -> SupervisedProcess:
-        self._processes[process.spec.name] = process
+        self._processes[process.command.name] = process
         self._group.create_task(process.run())
         return process
 

@@ -1,26 +1,28 @@
 """The pods of this machine: forked by one forkserver, restarted with backoff when they die.
 
-The forkserver (`python -m runtime.forkserver`) has imported the heavy libraries once. The protocol
-with it is JSON lines: {"spawn": fields} and {"stop": name, "grace_s"} are sent; {"ready"},
-{"spawned", "pid"} and {"exited", "status"} are received.
+The forkserver (`python -m runtime.forkserver`) has imported the heavy libraries once. Heads of
+messages to it are {"spawn": fields} and {"stop": name, "grace_s"}; {"ready"}, {"spawned", "pid"}
+and {"exited", "status"} are received.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pilotlight.platform.processes import python_module
-from pilotlight.platform.supervised_process import (
-    ProcessSpec,
-    RestartBackoff,
-    SupervisedProcess,
+from common.backoff import KeyedBackoff
+from common.child_process import (
+    RESTART,
+    STABLE_S,
+    Command,
+    python_environment,
+    python_module,
 )
+from pilotlight.platform.supervised_process import SupervisedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,8 +37,6 @@ class _PodProcess:
     """The runtime's settings by field name."""
     is_wanted: bool = False
     pid: int | None = None
-    started_s: float = 0.0
-    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -46,14 +46,15 @@ class PodProcesses:
         self._pods: dict[str, _PodProcess] = {}
         self._is_ready = False
         self._stopping = asyncio.Event()
-        spec = ProcessSpec(
-            "forkserver", python_module("runtime.forkserver"), log_file, env, is_piped=True
+        self._backoff = KeyedBackoff(RESTART, fades_s=STABLE_S)
+        command = Command(
+            "forkserver", python_module("runtime.forkserver"), python_environment(env), log_file
         )
         self.forkserver = SupervisedProcess(
-            spec,
+            command,
             is_ready=self._is_forkserver_ready,
-            on_line=self._on_line,
-            on_death=self._on_forkserver_death,
+            on_message=self._on_message,
+            on_end=self._on_forkserver_end,
         )
 
     async def _is_forkserver_ready(self) -> bool:
@@ -70,7 +71,8 @@ class PodProcesses:
         """
         for name, settings in pods.items():
             pod = self._pods.setdefault(name, _PodProcess(settings))
-            pod.settings, pod.is_wanted, pod.backoff = settings, True, RestartBackoff()
+            pod.settings, pod.is_wanted = settings, True
+            self._backoff.succeeded(name)
             if self._is_ready:
                 self._group.create_task(self._spawn(pod))
 
@@ -85,7 +87,7 @@ class PodProcesses:
             pod = self._pods[name]
             pod.is_wanted = False
             if pod.pid is not None:
-                await self._send({"stop": name, "grace_s": grace_s})
+                self.forkserver.send({"stop": name, "grace_s": grace_s})
 
     async def stop_pods(self, *, grace_s: float) -> None:
         """Drain all pods and wait for their end."""
@@ -94,7 +96,7 @@ class PodProcesses:
             pod.is_wanted = False
         for pod in running:
             pod.ended.clear()
-            await self._send({"stop": pod.settings["name"], "grace_s": grace_s})
+            self.forkserver.send({"stop": pod.settings["name"], "grace_s": grace_s})
         try:
             async with asyncio.timeout(
                 grace_s + 3.0
@@ -112,31 +114,20 @@ class PodProcesses:
             await self.stop_pods(grace_s=grace_s)
         await self.forkserver.stop(grace_s=3.0)
 
-    async def _send(self, message: Mapping[str, Any]) -> None:
-        await self.forkserver.send(json.dumps(message).encode())
-
     async def _spawn(self, pod: _PodProcess, delay_s: float = 0.0) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._stopping.wait()
         if pod.is_wanted and pod.pid is None and self._is_ready and not self._stopping.is_set():
-            pod.started_s = time.monotonic()
-            await self._send({"spawn": dict(pod.settings)})
+            self.forkserver.send({"spawn": dict(pod.settings)})
 
-    def _on_forkserver_death(self) -> None:
+    def _on_forkserver_end(self) -> None:
         self._is_ready = False
         for pod in self._pods.values():
             pod.pid = None  # the kernel kills pods when their parent dies
             pod.ended.set()
 
-    def _on_line(self, line: bytes) -> None:
-        try:
-            message = json.loads(line)
-        except ValueError:
-            logger.warning(
-                "the forkserver wrote a line that is not JSON", extra={"line": line[:200]}
-            )
-            return
+    def _on_message(self, message: dict[str, Any], _: bytes) -> None:
         match message:
             case {"ready": True}:
                 self._is_ready = True
@@ -148,7 +139,7 @@ class PodProcesses:
                 self._on_pod_death(self._pods[name], status)
             case _:
                 logger.warning(
-                    "the forkserver wrote an unknown message", extra={"line": line[:200]}
+                    "the forkserver sent an unknown message", extra={"text": str(message)[:200]}
                 )
 
     def _on_pod_death(self, pod: _PodProcess, status: object) -> None:
@@ -156,7 +147,7 @@ class PodProcesses:
         pod.ended.set()
         if not pod.is_wanted or self._stopping.is_set():
             return
-        delay_s = pod.backoff.next_delay_s(ran_s=time.monotonic() - pod.started_s)
+        delay_s = self._backoff.failed(pod.settings["name"], time.monotonic())
         logger.warning(
             "pod died; restarting it",
             extra={"pod": pod.settings["name"], "status": status, "delay_s": delay_s},

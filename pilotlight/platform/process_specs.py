@@ -7,10 +7,9 @@ import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from common.child_process import Command, python_environment, python_module
 from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
 from pilotlight.platform.bundled_servers import object_store_command, redis_command
-from pilotlight.platform.processes import python_module
-from pilotlight.platform.supervised_process import ProcessSpec
 from registry.domain.pod import placed_slots
 
 if TYPE_CHECKING:
@@ -23,13 +22,12 @@ if TYPE_CHECKING:
 
 def _spec(
     settings: PlatformSettings, name: str, command: Sequence[str], env: Mapping[str, str]
-) -> ProcessSpec:
-    return ProcessSpec(
-        name, command, settings.state_dir.logs / f"{name.replace(' ', '-')}.log", env
-    )
+) -> Command:
+    log_file = settings.state_dir.logs / f"{name.replace(' ', '-')}.log"
+    return Command(name, command, python_environment(env), log_file)
 
 
-def redis_spec(settings: PlatformSettings, path: Path) -> ProcessSpec:
+def redis_spec(settings: PlatformSettings, path: Path) -> Command:
     """An embedded Redis without any data."""
     folder = settings.state_dir.redis
     shutil.rmtree(folder, ignore_errors=True)
@@ -37,7 +35,7 @@ def redis_spec(settings: PlatformSettings, path: Path) -> ProcessSpec:
     return _spec(settings, "redis", redis_command(path, folder), os.environ)
 
 
-def object_store_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
+def object_store_spec(settings: PlatformSettings, port: int) -> Command:
     settings.objects.mkdir(parents=True, exist_ok=True)
     command = object_store_command(port, settings.objects, settings.state_dir.checksums)
     return _spec(settings, "object store", command, os.environ)
@@ -46,7 +44,7 @@ def object_store_spec(settings: PlatformSettings, port: int) -> ProcessSpec:
 def gateway_spec(
     settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, host: str, port: int,
     workflows_url: str,
-) -> ProcessSpec:  # fmt: skip
+) -> Command:  # fmt: skip
     command = [
         *python_module("gateway"), "--pool", settings.pool, "--host", host, "--port", str(port),
         "--pod-secret-file", str(settings.state_dir.pod_secret),
@@ -65,7 +63,7 @@ def gateway_spec(
 def scheduler_spec(
     settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, port: int,
     gateway_url: str,
-) -> ProcessSpec:  # fmt: skip
+) -> Command:  # fmt: skip
     """The scheduler of workflows."""
     command = [
         *python_module("workflows"), "--pool", settings.pool, "--port", str(port),
@@ -78,7 +76,7 @@ def scheduler_spec(
 def autoscaler_spec(
     settings: PlatformSettings, autoscaler: LocalAutoscalerSettings, env: Mapping[str, str], *,
     redis_url: str, metrics_port: int,
-) -> ProcessSpec:  # fmt: skip
+) -> Command:  # fmt: skip
     command = [
         *python_module("autoscaler"), "--pool", settings.pool, "--loading", autoscaler.loading,
         "--pod-idle", str(autoscaler.pod_idle_s), "--pod-stable", str(autoscaler.pod_stable_s),

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.child_process import python_environment, python_module
 from common.logs import configure_logs
 from common.process import set_process_title
 from pilotlight.errors import (
@@ -31,7 +32,6 @@ from pilotlight.errors import (
     StartFailed,
 )
 from pilotlight.platform.platform import Platform
-from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.signals import cancelled_by_signals
 from pilotlight.state_dir import PlatformState

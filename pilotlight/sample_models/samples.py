@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from common.child_process import python_environment, python_module
+from common.parent_death import dies_with_this_thread
 from pilotlight.errors import MissingExtra, StartFailed
 from pilotlight.output import progress_bar
-from pilotlight.platform.processes import python_environment, python_module
 from pilotlight.quantities import format_bytes
-from runtime.parent_death_signal import dies_with_this_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,6 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from common.child_process import python_environment
 from pilotlight.demo.scenarios import FULL, POLICIES, WIN_SCENARIOS
 from pilotlight.demo.session import live_session
 from pilotlight.demo.workloads import (
@@ -28,7 +29,7 @@ from pilotlight.demo.workloads import (
 from pilotlight.errors import StartFailed
 from pilotlight.output import ProgressReporter, progress_bar
 from pilotlight.platform.bundled_servers import redis_binary
-from pilotlight.platform.processes import free_port, python_environment
+from pilotlight.platform.processes import free_port
 from pilotlight.platform.settings import (
     LocalAutoscalerSettings,
     LocalPodSettings,

@@ -111,7 +111,7 @@ def _open_server(settings: RuntimeSettings) -> tuple[ModelServer, ServerProcess 
     memory = ServerMemory(
         url,
         metrics_url=metrics if process is None else process.with_values(metrics),
-        process_id=lambda: None if process is None else process.process_id,
+        process_id=lambda: None if process is None else process.pid,
     )
     client = V2Client(url, load_timeout_s=settings.engine_load_timeout)
     server = ModelServer(client, repository, memory, load_timeout_s=settings.engine_load_timeout)

@@ -6,19 +6,15 @@ runs only while the pod waits for an answer of it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import resource
-import socket
 import sys
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Final
-
-import orjson
+from typing import TYPE_CHECKING, Any, Final
 
 from common.confinement import ConfinementMissing, confine
+from common.frames import frame, parent_socket, received
 from common.inference_protocol.bodies import V2Request, decode_request, encode_response
 from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.libraries.optional_library import one_line
@@ -26,11 +22,13 @@ from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.sandbox.pickles import (
     HEADER_LENGTH,
-    LENGTHS,
     booster_advice,
     readable_libraries,
     unpickled,
 )
+
+if TYPE_CHECKING:
+    import socket
 
 _MAX_DESCRIPTORS: Final = 64
 _NICENESS: Final = 5
@@ -41,44 +39,32 @@ _IMPORTS: Final = ("joblib", "sklearn", "sklearn.exceptions")
 
 def main() -> int:
     """Say whether the process is confined, then answer until the pod closes the socket."""
-    with socket.socket(fileno=os.dup(0)) as connection:
-        os.close(0)
+    with parent_socket() as connection:
         try:
             _limit(int(sys.argv[1]))  # before the imports, which start threads
             for module in _IMPORTS:
                 import_module(module)
         except (ConfinementMissing, ImportError) as error:
-            _send(connection, {"error": str(error)})
+            connection.sendall(frame({"error": str(error)}))
             return 1
-        _send(connection, {"ready": True})
+        connection.sendall(frame({"ready": True}))
         _serve(connection)
     return 0
 
 
 def _limit(memory_bytes: int) -> None:
     """`memory_bytes`: on top of what the libraries may take."""
-    with contextlib.suppress(OSError):  # a container's /proc may be read-only
-        Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    address_space = pages * resource.getpagesize() + _LIBRARIES_BYTES + memory_bytes
-    confine(readable=readable_libraries(), writable=[], memory_bytes=address_space)
+    confine(
+        readable=readable_libraries(), writable=[], memory_bytes=_LIBRARIES_BYTES + memory_bytes
+    )
 
 
 def _serve(connection: socket.socket) -> None:
     models: dict[int, SklearnModel] = {}
-    with connection.makefile("rb") as requests:
-        while lengths := requests.read(LENGTHS.size):
-            head_bytes, body_bytes = LENGTHS.unpack(lengths)
-            head = orjson.loads(requests.read(head_bytes))
-            response, body = _answer(models, head, requests.read(body_bytes))
-            _send(connection, response, body)
-
-
-def _send(connection: socket.socket, head: dict[str, Any], body: bytes = b"") -> None:
-    content = orjson.dumps(head)
-    connection.sendall(LENGTHS.pack(len(content), len(body)) + content + body)
+    for head, body in received(connection):
+        connection.sendall(frame(*_answer(models, head, body)))
 
 
 def _answer(

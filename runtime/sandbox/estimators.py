@@ -12,17 +12,19 @@ import itertools
 import logging
 import resource
 import signal
-import socket
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
+from common.child_process import (
+    NO_OUTPUT,
+    Command,
+    python_environment,
+    python_module,
+    start,
+)
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest, PodError
 from runtime.errors import (
@@ -34,12 +36,13 @@ from runtime.errors import (
     QueueFull,
     ServerUnavailable,
 )
-from runtime.parent_death_signal import dies_with_this_thread
-from runtime.sandbox.pickles import HEADER_LENGTH, LENGTHS, MAX_HEAD_BYTES
+from runtime.sandbox.pickles import HEADER_LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from common.child_process import Child
+    from common.frames import Message
     from common.inference_protocol.tensors import Tensor
 
 logger = logging.getLogger(__name__)
@@ -52,7 +55,6 @@ LOAD_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 1.0
 _MAX_RESPONSE_BYTES: Final = 256 * 1024**2
 _MAX_TEXT_CHARACTERS: Final = 500
-_REPOSITORY: Final = Path(__file__).resolve().parents[2]
 
 
 class _Ended(Exception):
@@ -73,9 +75,7 @@ class LoadedEstimator:
 @dataclass(eq=False, slots=True)
 class _Process:
     namespace: str
-    popen: subprocess.Popen[bytes]
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
+    child: Child
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     keys: dict[int, str] = field(default_factory=dict)
     """By number: models that it has or loads."""
@@ -83,7 +83,7 @@ class _Process:
 
     def resident_bytes(self) -> int:
         try:
-            pages = int(Path(f"/proc/{self.popen.pid}/statm").read_text().split()[1])
+            pages = int(Path(f"/proc/{self.child.pid}/statm").read_text().split()[1])
         except OSError:
             return 0
         return pages * resource.getpagesize()
@@ -220,14 +220,16 @@ class Estimators:
             return process
 
     async def _start_process(self, namespace: str) -> _Process:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            popen = _start(theirs, self._memory_bytes, self._threads)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        process = _Process(namespace, popen, reader, writer)
+        # It gets nothing of the pod's environment, which has credentials.
+        threads = {"OMP_NUM_THREADS": str(self._threads), "OPENBLAS_NUM_THREADS": "1"}
+        env = {"PATH": "/usr/bin:/bin", "MKL_NUM_THREADS": "1", **threads}
+        words = [*python_module("runtime.sandbox.estimator_process"), str(self._memory_bytes)]
+        command = Command("pickled models", words, python_environment(env), NO_OUTPUT)
+        child = await start(command, is_connected=True)
+        process = _Process(namespace, child)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                response, _ = await _read(reader)
+                response, _ = await _read(child)
         except (TimeoutError, EOFError, OSError, ValueError) as error:
             await self._end(process)
             raise LoadFailed(f"no process for pickled models can be started: {error!r}") from error
@@ -236,8 +238,8 @@ class Estimators:
             raise EngineMissing(
                 f"pickled models cannot be served here: {_text_of(response.get('error'))}"
             )
-        popen.send_signal(signal.SIGSTOP)
-        logger.info("process started", extra={"namespace": namespace, "process_id": popen.pid})
+        child.send_signal(signal.SIGSTOP)
+        logger.info("process started", extra={"namespace": namespace, "process_id": child.pid})
         return process
 
     def _give_up(self, process: _Process) -> None:
@@ -250,8 +252,8 @@ class Estimators:
         """End the process, and give up its models; how it ended. `waits_s`: for its own end."""
         self._give_up(process)
         keys, process.keys = list(process.keys.values()), {}
-        process.writer.transport.abort()
-        status = await asyncio.to_thread(_end_process, process.popen, waits_s)
+        process.child.abort()
+        status = await process.child.end(grace_s=waits_s, number=signal.SIGCONT)
         for key in keys:
             self.on_lost(key)
         return f"signal {-status}" if status < 0 else f"status {status}"
@@ -284,14 +286,12 @@ class Estimators:
     async def _exchange(
         self, process: _Process, head: Mapping[str, Any], body: bytes, limit_s: float
     ) -> tuple[dict[str, Any], bytes] | Exception:
-        content = orjson.dumps(head)
         try:
-            process.popen.send_signal(signal.SIGCONT)
+            process.child.send_signal(signal.SIGCONT)
+            process.child.send(head, body)
             async with asyncio.timeout(limit_s):
-                process.writer.write(LENGTHS.pack(len(content), len(body)) + content + body)
-                await process.writer.drain()
-                found = await _read(process.reader)
-            process.popen.send_signal(signal.SIGSTOP)
+                found = await _read(process.child)
+            process.child.send_signal(signal.SIGSTOP)
         except TimeoutError:
             await self._end(process, waits_s=0.0)
             return InferenceHung(f"it did not end within {limit_s:g} s, and its process was ended")
@@ -304,46 +304,12 @@ class Estimators:
         return found
 
 
-def _start(connection: socket.socket, memory_bytes: int, threads: int) -> subprocess.Popen[bytes]:
-    """It dies with this thread, and gets nothing of the pod's environment, which has credentials.
-
-    To fork and execute takes a millisecond or two.
-    """
-    module = ["-P", "-m", "runtime.sandbox.estimator_process", str(memory_bytes)]
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": str(_REPOSITORY),
-        "OMP_NUM_THREADS": str(threads),
-        "OPENBLAS_NUM_THREADS": "1",
-        "MKL_NUM_THREADS": "1",
-    }
-    return subprocess.Popen(
-        dies_with_this_thread([sys.executable, *module]),
-        env=environment,
-        stdin=connection.fileno(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-
-
-def _end_process(popen: subprocess.Popen[bytes], waits_s: float) -> int:
-    """Its exit status, whether it had ended by itself or is killed. Blocks."""
-    with suppress(subprocess.TimeoutExpired, ProcessLookupError):
-        popen.send_signal(signal.SIGCONT)
-        return popen.wait(waits_s)  # its socket has closed
-    popen.kill()
-    return popen.wait()
-
-
-async def _read(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
-    """A frame of code that is not trusted; raises EOFError, OSError, ValueError."""
-    head_bytes, body_bytes = LENGTHS.unpack(await reader.readexactly(LENGTHS.size))
-    if head_bytes > MAX_HEAD_BYTES or body_bytes > _MAX_RESPONSE_BYTES:
-        raise ValueError(f"a response of {head_bytes} and {body_bytes} bytes")
-    head = orjson.loads(await reader.readexactly(head_bytes))
-    if not isinstance(head, dict):
-        raise ValueError("a response without a head")
-    return head, await reader.readexactly(body_bytes)
+async def _read(child: Child) -> Message:
+    """A response of code that is not trusted; raises EOFError, BadFrame."""
+    found = await child.receive(max_bytes=_MAX_RESPONSE_BYTES)
+    if found is None:
+        raise EOFError("it ended")
+    return found
 
 
 def _raise_failure(response: Mapping[str, Any]) -> None:

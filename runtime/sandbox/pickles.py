@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 import sys
 import sysconfig
 import warnings
@@ -16,9 +15,6 @@ from runtime.errors import ModelInvalid
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-LENGTHS: Final = struct.Struct(">IQ")
-"""Of a frame between the pod and its process: of a JSON head and of a body, then come both."""
-MAX_HEAD_BYTES: Final = 64 * 1024
 HEADER_LENGTH: Final = "header_length"
 _SYSTEM: Final = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc/cpuinfo", "/proc/meminfo",
@@ -37,7 +33,7 @@ _OF_THE_SCRIPT: Final = re.compile(
 
 def readable_libraries() -> list[Path]:
     """What Python reads when it imports."""
-    packages = [Path(__file__).parents[2] / name for name in ("runtime", "registry")]
+    packages = [Path(__file__).parents[2] / name for name in ("runtime", "registry", "common")]
     paths = [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), *_SYSTEM]
     return [*packages, *(Path(path) for path in dict.fromkeys(paths))]
 

@@ -13,11 +13,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import orjson
-
+from common.frames import BadFrame, frame, read_frame
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression
 from runtime.metrics import EXPRESSIONS
-from runtime.sandbox.worker import LENGTH, MAX_FRAME_BYTES, start_worker
+from runtime.sandbox.worker import MAX_FRAME_BYTES, start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,7 +164,7 @@ class Sandbox:
         try:
             async with asyncio.timeout(limit_s):
                 response = await _call(worker, request)
-        except (TimeoutError, EOFError, OSError) as error:
+        except (TimeoutError, EOFError, OSError, BadFrame) as error:
             is_slow = isinstance(error, TimeoutError)
             cause = f"did not end within {limit_s:g} s" if is_slow else "needed too much memory"
             EXPRESSIONS.labels(outcome="timeout" if is_slow else "memory").inc()
@@ -198,11 +197,10 @@ class Sandbox:
 
 
 async def _call(worker: _Worker, request: dict[str, Any]) -> dict[str, Any]:
-    content = orjson.dumps(request)
-    worker.writer.write(LENGTH.pack(len(content)) + content)
+    """The worker's response. Raises EOFError if it has ended, BadFrame."""
+    worker.writer.write(frame(request, max_bytes=MAX_FRAME_BYTES))
     await worker.writer.drain()
-    size = LENGTH.unpack(await worker.reader.readexactly(LENGTH.size))[0]
-    if size > MAX_FRAME_BYTES:
+    response = await read_frame(worker.reader, max_bytes=MAX_FRAME_BYTES)
+    if response is None:
         raise EOFError
-    response: dict[str, Any] = orjson.loads(await worker.reader.readexactly(size))
-    return response
+    return response[0]

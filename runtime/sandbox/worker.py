@@ -1,7 +1,7 @@
 """The processes that evaluate expressions of models' files, with limits of their own.
 
-A frame is a length of four bytes and a JSON document. Expressions are those of jinja2's sandbox and
-of `tokenizers`; nothing here reads a credential or a socket of the pod.
+Expressions are those of jinja2's sandbox and of `tokenizers`; nothing here reads a credential or a
+socket of the pod.
 
 A process that has all libraries and no thread, from the pod's start on, forks them: a worker is
 replaced in milliseconds, since nothing is imported again. It ends when the pod closes its control
@@ -14,21 +14,20 @@ import os
 import resource
 import signal
 import socket
-import struct
 from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-import orjson
-
-from common.process import die_with, extend_process_title
+from common.confinement import keep_only, limit_resources
+from common.frames import frame, received
+from common.parent_death import die_with
+from common.process import extend_process_title
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MEMORY_BYTES: Final = 512 * 1024**2
 """What a worker may use beyond the libraries."""
-LENGTH: Final = struct.Struct(">I")
 MAX_FRAME_BYTES: Final = 256 * 1024**2
 MAX_TEXT_CHARACTERS: Final = 16 * 1024**2
 """Longest text that a template may make."""
@@ -59,27 +58,14 @@ def _limit(connection: socket.socket, memory_bytes: int) -> None:
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     os.environ.clear()  # credentials of the storage are there
     os.environ.update(kept)
-    Path("/proc/self/oom_score_adj").write_text("1000")  # the kernel kills this process first
-    first = connection.fileno()
-    os.closerange(3, first)
-    os.closerange(first + 1, 4096)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    address_space = pages * resource.getpagesize() + memory_bytes
-    for kind, limit in (
-        (resource.RLIMIT_AS, address_space),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NOFILE, 64),
-    ):
-        resource.setrlimit(kind, (limit, limit))
+    keep_only(connection.fileno())
+    limit_resources(memory_bytes, {resource.RLIMIT_NOFILE: 64})
 
 
 def _serve(connection: socket.socket) -> None:
     evaluator = _Evaluator()
-    with connection.makefile("rb") as requests:
-        while head := requests.read(LENGTH.size):
-            content = requests.read(LENGTH.unpack(head)[0])
-            response = orjson.dumps(evaluator.evaluate(orjson.loads(content)))
-            connection.sendall(LENGTH.pack(len(response)) + response)
+    for request, _ in received(connection):
+        connection.sendall(frame(evaluator.evaluate(request), max_bytes=MAX_FRAME_BYTES))
 
 
 class _Evaluator:
@@ -170,8 +156,7 @@ def _run_server(control: socket.socket, parent: int, memory_bytes: int) -> NoRet
         extend_process_title("sandbox")
         for number in (signal.SIGTERM, signal.SIGINT):  # the pod drains on these
             signal.signal(number, signal.SIG_IGN)
-        os.closerange(3, control.fileno())
-        os.closerange(control.fileno() + 1, 4096)
+        keep_only(control.fileno())
         _replace_workers(control, memory_bytes)
     finally:
         os._exit(0)

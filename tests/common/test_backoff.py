@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +27,16 @@ def test_a_success_resets_the_pause() -> None:
     backoff.succeeded("pod")
     assert not backoff.is_paused("pod", 0.0)
     assert backoff.failed("pod", 0.0) == 1
+
+
+def test_a_failure_long_after_the_last_pause_counts_as_the_first() -> None:
+    backoff = KeyedBackoff(Backoff(initial_s=0.25, max_s=30.0), fades_s=30.0)
+    ends_s = [0.0]
+    for _ in range(5):
+        ends_s.append(ends_s[-1] + backoff.failed("pod", ends_s[-1]) + 29.0)
+    pauses = [end - begin - 29.0 for begin, end in pairwise(ends_s)]
+    assert pauses == [0.25, 0.5, 1.0, 2.0, 4.0]
+    assert backoff.failed("pod", ends_s[-1] + 2.0) == 0.25
 
 
 @given(

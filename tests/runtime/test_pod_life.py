@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from common.frames import received
 from registry.domain.pod import default_slots
 from registry.domain.profile import Profile, ProfilePoint
 from runtime.forkserver import Forkserver
@@ -214,15 +215,15 @@ def test_forkserver_says_what_is_wrong_with_a_command(
     assert message in event["error"]
 
 
-def test_forkserver_outlives_a_fork_that_fails(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_forkserver_outlives_a_fork_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def fork() -> int:
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", fork)
-    Forkserver()._execute(b'{"spawn": {"name": "x"}}')
-    assert os.strerror(errno.EAGAIN) in json.loads(capfd.readouterr().out)["error"]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        Forkserver(theirs)._execute({"spawn": {"name": "x"}})
+        assert os.strerror(errno.EAGAIN) in next(received(ours))[0]["error"]
 
 
 @pytest.mark.slow

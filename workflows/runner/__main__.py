@@ -14,20 +14,21 @@ import io
 import os
 import selectors
 import signal
-import socket
 import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
+from common.confinement import keep_only
+from common.frames import frame, parent_socket, read_frame
 from registry.domain.graph import nodes_of
-from workflows.runner import confinement
 from workflows.runner.calls import RunStuck
+from workflows.runner.confinement import confine
 from workflows.runner.definitions import BadDefinitionError, Workflow
 from workflows.runner.graph import graph_workflow
 from workflows.runner.run import FILENAME, ExecutingRun, current_execution
-from workflows.wire import packed, read_frame
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from selectors import SelectorKey
     from types import FrameType
@@ -93,8 +94,8 @@ class Runner:
 
     async def serve(self, connection: socket.socket, granted: list[str]) -> None:
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
-        while (message := await read_frame(reader)) is not None:
-            match message:
+        while (found := await read_frame(reader)) is not None:
+            match message := found[0]:
                 case {"type": "load", "source": str(source)}:
                     self._send(self._load(source) | {"granted": granted})
                 case {"type": "load-graph", "graph": dict(graph), "deadline_s": deadline_s}:
@@ -165,11 +166,11 @@ class Runner:
             run.drop()
 
     def _send(self, message: dict[str, Any]) -> None:
-        self._write(packed(message))
+        self._write(frame(message))
 
-    def _write(self, frame: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         if self._writer is not None:
-            self._writer.write(frame)
+            self._writer.write(data)
 
     # What happens while no run does anything
 
@@ -240,16 +241,13 @@ def _line_of(error: BaseException) -> int | None:
 
 
 def main() -> None:
-    descriptor, parent, memory_bytes, max_steps = map(int, sys.argv[1:5])
-    confinement.die_with_parent(parent)
+    memory_bytes, max_steps = map(int, sys.argv[1:3])
     os.environ.clear()
-    connection = socket.socket(fileno=descriptor)
-    os.closerange(3, descriptor)
-    os.closerange(descriptor + 1, 4096)
+    connection = parent_socket()
+    keep_only(connection.fileno())
     selector = IdleSelector()
     loop = asyncio.SelectorEventLoop(selector)
-    confinement.limit_resources(memory_bytes)
-    granted = confinement.confine()
+    granted = confine(memory_bytes)
     runner = Runner(selector, max_steps)
     sys.stdout = sys.stderr = RunOutput()
     signal.signal(signal.SIGALRM, runner.sample)

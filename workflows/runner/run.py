@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
+from common.frames import BadFrame, frame
 from workflows.runner.calls import (
     MAX_TEXT_LENGTH,
     NoRunError,
@@ -25,7 +26,7 @@ from workflows.runner.calls import (
     current_run,
     running,
 )
-from workflows.wire import STREAM, BadFrameError, Printed, packed
+from workflows.wire import STREAM, Printed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -82,19 +83,19 @@ class ExecutingRun:
         if self._forgotten:  # earlier calls took their outputs, later ones cannot
             message["forgotten"], self._forgotten = self._forgotten, []
         try:
-            frame = packed(message)
-        except BadFrameError as error:
+            framed = frame(message)
+        except BadFrame as error:
             text = f"the call of model {model} {error}"
             raise StepFailed(text, "input-too-large", 413) from error
         if not self._held:
             asyncio.get_running_loop().call_soon(self._send_held)
-        self._held[number] = (message, frame)
+        self._held[number] = (message, framed)
         self._steps += 1
         return number
 
     def _send_held(self) -> None:
-        for _, frame in self._held.values():
-            self._write(frame)
+        for _, framed in self._held.values():
+            self._write(framed)
         self._held.clear()
 
     def forget(self, step: int) -> None:
@@ -113,7 +114,7 @@ class ExecutingRun:
         self._iterated.add(step)
         if step in self._held:
             message = {**self._held[step][0], "protocol": STREAM}
-            self._held[step] = (message, packed(message))
+            self._held[step] = (message, frame(message))
         self.send(type="stream", step=step)
         self._streams[step] = asyncio.Queue()
         return self._pieces(step, self._streams[step])
@@ -132,11 +133,11 @@ class ExecutingRun:
     # Execution
 
     def send(self, **message: Any) -> None:
-        """Send a message after the calls before it. Raises BadFrameError."""
-        frame = packed({"run": self.identity, **message})
+        """Send a message after the calls before it. Raises BadFrame."""
+        framed = frame({"run": self.identity, **message})
         self._send_held()
         self._send_printed()
-        self._write(frame)
+        self._write(framed)
 
     def print(self, text: str) -> None:
         """Send what the code prints, at the end of this turn of the loop."""
@@ -147,7 +148,7 @@ class ExecutingRun:
     def _send_printed(self) -> None:
         text, self._unsent = self._unsent, ""
         if text:
-            self._write(packed({"run": self.identity, "type": "printed", "text": text}))
+            self._write(frame({"run": self.identity, "type": "printed", "text": text}))
 
     def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._execute(workflow, arguments))
@@ -169,7 +170,7 @@ class ExecutingRun:
             self._fail(str(error), "stuck", 422, **_where(error))
         except StepFailed as error:
             self._fail(str(error), error.reason, error.status, **_where(error))
-        except BadFrameError as error:
+        except BadFrame as error:
             self._fail(f"the result {error}", "result-too-large", 413)
         except BaseException as error:  # whatever a user's code raises ends its run only
             text = f"{type(error).__name__}: {error}{_hint(error)}"
@@ -265,7 +266,7 @@ async def _plain(value: Any) -> Any:
         case dict():
             return {key: await _plain(each) for key, each in value.items()}
         case str() if len(value) > MAX_TEXT_LENGTH:
-            raise BadFrameError(f"has a text of length {len(value)}, {MAX_TEXT_LENGTH} are allowed")
+            raise BadFrame(f"has a text of length {len(value)}, {MAX_TEXT_LENGTH} are allowed")
     if inspect.isawaitable(value):
         return await _plain(await value)
     try:

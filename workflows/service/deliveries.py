@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from common.frames import BadFrame
 from common.inference_protocol.errors import InvalidRequest
 from workflows.service.completion_stream import text_of
 from workflows.service.errors import StepError
 from workflows.service.kept_outputs import MAX_FETCH_BYTES
 from workflows.service.run import Delivery, StepState
 from workflows.service.tensors import outputs_bytes, plain_value
-from workflows.wire import BadFrameError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +63,7 @@ class Deliveries:
                 values = self._plain_values(step)
                 self._send(run, {**message, "type": "outputs", "outputs": values})
                 return
-            except (BadFrameError, InvalidRequest) as problem:
+            except (BadFrame, InvalidRequest) as problem:
                 error = StepError(str(problem), "bad-output", 502).as_json()
             except StepError as problem:
                 error = problem.as_json()

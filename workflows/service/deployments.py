@@ -120,7 +120,7 @@ class Deployments:
                 try:
                     return await runner.load({"source": source})
                 finally:
-                    runner.stop()
+                    await runner.stop()
         finally:
             self._checking_total -= 1
 
@@ -241,7 +241,7 @@ class Deployments:
             self._begin(deployment.runner, run)
 
     def send(self, run: Run, message: Mapping[str, Any]) -> None:
-        """Send to the runner that executes the run, if it is there. Raises BadFrameError."""
+        """Send to the runner that executes the run, if it is there. Raises BadFrame."""
         if isinstance(run.host, Deployment) and run.host.runner is not None:
             run.host.runner.send(message)
 

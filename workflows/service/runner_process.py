@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from common.child_process import Command, start
+from common.frames import BadFrame
 from registry.domain.graph import KIND as GRAPH
 from workflows.service.errors import BadFile, RunnerFailed
-from workflows.wire import BadFrameError, packed, read_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from common.child_process import Child
     from workflows.service.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
@@ -48,23 +46,21 @@ class RunnerProcess:
         self._settings = settings
         self._on_message = on_message
         self._on_exit = on_exit
-        self._process: subprocess.Popen[bytes] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._reader: asyncio.StreamReader | None = None
+        self._child: Child | None = None
         self._heard_s = 0.0
         self.is_stopping = False
         """It ends because the scheduler wants it to."""
 
     @property
     def pid(self) -> int:
-        return self._process.pid if self._process is not None else 0
+        return self._child.pid if self._child is not None else 0
 
     async def load(self, definition: Mapping[str, Any]) -> dict[str, Any]:
         """Start the process and load a file or a graph; what it is. Raises BadFile, RunnerFailed.
 
         `definition`: `source` of a file; as `GraphSpec.definition` of a graph.
         """
-        await self._start()
+        self._child = await self._start()
         if definition.get("kind") == GRAPH:
             fields = {key: definition[key] for key in ("graph", "deadline_s")}
             self.send({"type": "load-graph", **fields})
@@ -72,46 +68,37 @@ class RunnerProcess:
             self.send({"type": "load", "source": definition["source"]})
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                reply = await read_frame(self._reader) if self._reader is not None else None
+                found = await self._child.receive()
         except TimeoutError:
-            self.stop()
+            await self.stop()
             raise BadFile(f"the file did not load within {LOAD_TIMEOUT_S:g} s") from None
-        except BadFrameError as error:
-            self.stop()
+        except BadFrame as error:
+            await self.stop()
             raise BadFile(f"the file broke its runner: {error}") from error
-        match reply:
+        match reply := None if found is None else found[0]:
             case {"type": "loaded"} if reply is not None:
                 return reply
             case {"type": "refused", "message": str(message), "line": line}:
-                self.stop()
+                await self.stop()
                 where = f" (line {line})" if line else ""
                 raise BadFile(f"{message}{where}", line=line if isinstance(line, int) else None)
-        status = self.stop()
+        status = await self.stop()
         raise BadFile(f"the file ended its runner (status {status}) while it was loaded")
 
-    async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [
-                sys.executable, "-I", "-c", _START, _REPOSITORY, str(theirs.fileno()),
-                str(os.getpid()), str(self._settings.runner_memory), str(MAX_STEPS),
-            ]  # fmt: skip
-            try:
-                self._process = await asyncio.to_thread(
-                    subprocess.Popen, command, env={}, pass_fds=[theirs.fileno()], cwd="/",
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                ours.close()
-                raise RunnerFailed(f"no runner can be started: {error}") from error
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+    async def _start(self) -> Child:
+        settings = (self._settings.runner_memory, MAX_STEPS)
+        words = [sys.executable, "-I", "-c", _START, _REPOSITORY, *map(str, settings)]
+        try:
+            child = await start(Command("runner", words, {}, folder=Path("/")), is_connected=True)
+        except OSError as error:
+            raise RunnerFailed(f"no runner can be started: {error}") from error
         self._heard_s = time.monotonic()
+        return child
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; raises BadFrameError for one that is too large."""
-        if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(packed(dict(message)))
+        """Send a message; raises BadFrame for one that is too large."""
+        if self._child is not None:
+            self._child.send(message)
 
     async def run(self) -> None:
         """Pass messages on until the process ends; `on_exit` is called then, whatever the cause."""
@@ -121,18 +108,18 @@ class RunnerProcess:
                 await self._receive()
                 watching.cancel()
         finally:
-            self.stop()
+            await self.stop()
             self._on_exit(self)
 
     async def _receive(self) -> None:
-        if self._reader is None:
+        if self._child is None:
             return
         try:
-            while (message := await read_frame(self._reader)) is not None:
-                self._heard_s = time.monotonic()
+            while (found := await self._child.receive()) is not None:
+                message, self._heard_s = found[0], time.monotonic()
                 if message.get("type") != "pong":
                     self._on_message(message)
-        except BadFrameError as error:
+        except BadFrame as error:
             logger.warning("runner sent a bad frame", extra={"error": str(error)})
 
     async def _watch(self) -> None:
@@ -146,13 +133,9 @@ class RunnerProcess:
             self.send({"type": "ping"})
 
     def kill(self) -> None:
-        if self._process is not None and self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._child is not None:
+            self._child.kill()
 
-    def stop(self) -> int | None:
+    async def stop(self) -> int | None:
         """End the process; its exit status."""
-        if self._writer is not None:
-            self._writer.close()
-        self.kill()
-        return self._process.wait() if self._process is not None else None
+        return None if self._child is None else await self._child.end(grace_s=0.0)

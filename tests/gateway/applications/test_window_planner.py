@@ -54,7 +54,7 @@ def _plan(planner: WindowPlanner) -> asyncio.Future[SelectionPlan | None]:
 
 async def _started(planner: WindowPlanner) -> int:
     """Plans are made at once until the process runs; returns its id."""
-    while not planner.process.is_connected:
+    while not planner.process.child:
         assert _plan(planner).done()
         await asyncio.sleep(0.02)
     assert planner.process.pid is not None
@@ -119,7 +119,7 @@ def test_a_process_that_cannot_be_started_ends_nothing(monkeypatch: pytest.Monke
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
         try:
             assert _plan(planner).done()
-            while planner.process.restarts_total == 0:  # noqa: ASYNC110 - counted by its own task
+            while planner.process.deaths == 0:  # noqa: ASYNC110 - counted by its own task
                 await asyncio.sleep(0.01)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)

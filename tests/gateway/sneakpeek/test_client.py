@@ -4,33 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gateway.selection.sneakpeek_training import train
 from gateway.sneakpeek import client as client_module
 from gateway.sneakpeek.client import LookOutcome, SneakPeekClient
-from gateway.sneakpeek.frames import (
-    FrameReader,
-    Kind,
-    Load,
-    Loaded,
-    Look,
-    Seen,
-    decode_load,
-    decode_loaded,
-    decode_look,
-    decode_seen,
-    encode,
-    encode_look,
-)
+from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
 from gateway.sneakpeek.trained_file import write_sneakpeek
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
@@ -179,28 +163,6 @@ def test_files_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         assert text in problem
 
 
-@given(st.binary(max_size=200), st.integers(0, 2**32 - 1), st.integers(0, 10**6))
-def test_messages_arrive_whole_however_the_stream_is_cut(
-    body: bytes, number: int, seed: int
-) -> None:
-    look = Look(number, 1.25, "team/x", 3, body)
-    stream = encode(LOAD) + b"".join(encode_look(look, [body[:5], body[5:]]))
-    stream += encode(SEEN) + encode(LOADED)
-    rng, reader, found = random.Random(seed), FrameReader(), []
-    while stream:
-        size = rng.randint(1, 40)
-        found += reader.feed(stream[:size])
-        stream = stream[size:]
-    assert [kind for kind, _ in found] == [Kind.LOAD, Kind.LOOK, Kind.SEEN, Kind.LOADED]
-    decoded = [
-        decode(content)
-        for decode, (_, content) in zip(
-            (decode_load, decode_look, decode_seen, decode_loaded), found, strict=True
-        )
-    ]
-    assert decoded == [LOAD, look, SEEN, LOADED]
-
-
-def test_what_is_no_message_ends_the_connection() -> None:
-    with pytest.raises(ValueError, match="a message of"):
-        FrameReader().feed(b"\xff\xff\xff\xff\x01")
+@pytest.mark.parametrize("message", [LOAD, SEEN, LOADED, Look(3, 1.25, "team/x", 3)])
+def test_messages_are_read_as_they_were_sent(message: Load | Loaded | Look | Seen) -> None:
+    assert message_of(orjson.loads(orjson.dumps(as_head(message)))) == message

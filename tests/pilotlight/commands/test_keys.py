@@ -162,7 +162,7 @@ def test_the_gateway_of_a_platform_gets_the_folders(tmp_path: Path) -> None:
     settings = PlatformSettings(StateDir(tmp_path), tmp_path, access=access)
     command = gateway_spec(
         settings, {}, redis_url="redis://r", host="127.0.0.1", port=0, workflows_url="http://w"
-    ).command
+    ).words
     assert command[command.index("--api-keys") + 1] == "/keys"
     assert command[command.index("--ingress-domain") + 1] == "example.com"
     assert "--token-issuers" not in command

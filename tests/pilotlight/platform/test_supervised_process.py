@@ -13,16 +13,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from common.child_process import Command
 from pilotlight.errors import StartFailed
 from pilotlight.platform import processes
 from pilotlight.platform.process_specs import pod_settings
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervised_process import (
-    ProcessSpec,
-    RestartBackoff,
     SupervisedProcess,
 )
 from pilotlight.state_dir import StateDir
@@ -37,9 +34,9 @@ SLEEP = ("/bin/sleep", "1000")
 
 def _service(command: Sequence[str], folder: Path) -> SupervisedProcess:
     async def is_ready() -> bool:
-        return service.child is not None and service.child.returncode is None
+        return service.child is not None and service.child.is_running
 
-    spec = ProcessSpec("child", command, folder / "child.log", os.environ)
+    spec = Command("child", command, os.environ, folder / "child.log")
     service = SupervisedProcess(spec, is_ready=is_ready)
     return service
 
@@ -54,7 +51,7 @@ async def _until(condition: Callable[[], bool]) -> None:
 async def _until_running(service: SupervisedProcess, *, other_than: int = 0) -> int:
     def pid() -> int:
         child = service.child
-        return child.pid if child is not None and child.returncode is None else 0
+        return child.pid if child is not None and child.is_running else 0
 
     await _until(lambda: pid() not in {0, other_than})
     return pid()
@@ -139,10 +136,10 @@ def test_a_child_that_dies_at_once_fails_with_the_end_of_its_log(tmp_path: Path)
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
-from pilotlight.platform.processes import start_child
+from common.child_process import Command, start
 
 async def main():
-    child = await start_child(sys.argv[2:], log_file=Path(sys.argv[1]), env=os.environ)
+    child = await start(Command("child", sys.argv[2:], os.environ, Path(sys.argv[1])))
     print(child.pid, flush=True)
     await child.wait()
 
@@ -166,23 +163,6 @@ def test_a_child_does_not_outlive_a_killed_parent(tmp_path: Path) -> None:
     finally:
         os.close(descriptor)
         parent.stdout.close()
-
-
-def test_doubles_with_each_death_in_a_row() -> None:
-    backoff = RestartBackoff()
-    assert [backoff.next_delay_s(ran_s=0.1) for _ in range(4)] == [0.25, 0.5, 1.0, 2.0]
-
-
-def test_restarts_the_sequence_after_a_healthy_run() -> None:
-    assert RestartBackoff(deaths=7).next_delay_s(ran_s=31.0) == 0.25
-
-
-@given(st.lists(st.floats(0, 29), min_size=1, max_size=200))
-def test_delays_grow_up_to_the_maximum(runs: list[float]) -> None:
-    backoff = RestartBackoff()
-    delays = [backoff.next_delay_s(ran_s=ran_s) for ran_s in runs]
-    assert delays == sorted(delays)
-    assert max(delays) <= 30
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from common.frames import LENGTHS
 from workflows.runner.definitions import Workflow
 from workflows.runner.run import ExecutingRun
-from workflows.wire import LENGTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ def messages_of(
 
     async def run() -> None:
         def on_frame(frame: bytes) -> None:
-            sent.append(orjson.loads(frame[LENGTH.size :]))
+            sent.append(orjson.loads(frame[LENGTHS.size :]))
             on_message(executing, sent[-1])
 
         executing = ExecutingRun(identity, 0.0, on_frame, max_steps=max_steps)

@@ -6,8 +6,8 @@ import asyncio
 import socket
 from typing import Any
 
+from common.frames import frame, read_frame
 from workflows.runner.__main__ import IdleSelector, Runner
-from workflows.wire import packed, read_frame
 
 SOURCE = """
 from pilotlight.workflow import model, workflow
@@ -41,16 +41,16 @@ async def _exchange(
     async def read() -> dict[str, Any]:
         message = await read_frame(reader)
         assert message is not None
-        return message
+        return message[0]
 
-    writer.write(packed({"type": "load", "source": SOURCE}))
+    writer.write(frame({"type": "load", "source": SOURCE}))
     assert (await read())["type"] == "loaded"
-    writer.write(packed(RUN))
+    writer.write(frame(RUN))
     found = [await read(), await read()]
-    writer.write(packed({"type": "cancel", "run": "r"}) + packed(RUN))
+    writer.write(frame({"type": "cancel", "run": "r"}) + frame(RUN))
     found += [await read(), await read()]
     outputs = {"type": "outputs", "run": "r", "step": 0, "outputs": {"text": "b"}}
-    writer.write(packed(outputs))
+    writer.write(frame(outputs))
     found.append(await read())
     writer.close()
     await writer.wait_closed()

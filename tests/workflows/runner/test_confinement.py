@@ -10,9 +10,8 @@ from tests import servers
 PROGRAM = """
 import socket
 from pathlib import Path
-from workflows.runner import confinement
-confinement.limit_resources(1 << 30)
-granted = confinement.confine()
+from workflows.runner.confinement import confine
+granted = confine(1 << 30)
 refused = []
 for call in (socket.socket, Path("/etc/passwd").read_text, Path("/etc").iterdir):
     try:
