@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
 import uuid
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING
-
-from prometheus_client import start_http_server
 
 from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.planning.desired_pods import pool_problems
@@ -24,7 +22,8 @@ from autoscaler.service.settings import AutoscalerSettings
 from common.logs import configure_logs
 from common.pod_client import PodClient
 from common.pod_secret import PodSecret
-from common.process import set_process_title
+from common.probe_server import exposition, serving_probes
+from common.process import on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from registry.errors import RegistryUnavailable
@@ -98,12 +97,18 @@ async def _pool_actuator(
 
 
 async def _serve_until_signal(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
-    task = asyncio.create_task(serve(settings, metrics))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    with suppress(asyncio.CancelledError):
-        await task
+    async with AsyncExitStack() as stack:
+        if settings.metrics_port:
+            host = "0.0.0.0" if settings.kubernetes else "127.0.0.1"
+            show = partial(exposition, metrics.registry)
+            probes = serving_probes(
+                host, settings.metrics_port, is_ready=lambda: True, metrics=show
+            )
+            stack.enter_context(probes)
+        task = asyncio.create_task(serve(settings, metrics))
+        stack.enter_context(on_stop_signals(lambda _: task.cancel()))
+        with suppress(asyncio.CancelledError):
+            await task
 
 
 def _problems(settings: AutoscalerSettings) -> list[str]:
@@ -129,11 +134,7 @@ def main() -> None:
         sys.exit(2)
     set_process_title("autoscaler")
     configure_logs(logging.StreamHandler(sys.stderr), settings.log_level)
-    metrics = AutoscalerMetrics()
-    if settings.metrics_port:
-        host = "0.0.0.0" if settings.kubernetes else "127.0.0.1"
-        start_http_server(settings.metrics_port, addr=host, registry=metrics.registry)
-    asyncio.run(_serve_until_signal(settings, metrics))
+    asyncio.run(_serve_until_signal(settings, AutoscalerMetrics()))
 
 
 if __name__ == "__main__":

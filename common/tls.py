@@ -70,13 +70,6 @@ class PartTls:
             return {}
         return {"ssl": self.client, "server_hostname": PART_NAME}
 
-    @property
-    def uvicorn_options(self) -> dict[str, Any]:
-        """Arguments of `uvicorn.Config`."""
-        if self.server is None:
-            return {}
-        return {"ssl_context_factory": lambda *_: self.server}
-
     def reload(self) -> None:
         """Read changed files again, for new connections; unusable ones leave all as it is."""
         try:

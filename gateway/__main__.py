@@ -11,17 +11,18 @@ import signal
 import socket
 import sys
 import uuid
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import uvicorn
 import uvloop
 from uvicorn.config import STARTUP_FAILURE
 
+from common.http_server import HttpServer
 from common.logs import configure_logs
 from common.pod_secret import PodSecret
-from common.process import set_process_title
+from common.probe_server import serving_probes
+from common.process import on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from gateway.app import GatewayApp
@@ -36,7 +37,6 @@ from gateway.exchange_choice import ExchangeChoice
 from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits, HeldBodies
 from gateway.http.listener import Listener, listen
 from gateway.http.model_host import KnownNames
-from gateway.http.probe_server import ProbeServer
 from gateway.http.server import create_protocol
 from gateway.inference import Inference
 from gateway.management.api import create_api, render_metrics
@@ -51,8 +51,8 @@ from gateway.upstream.pod_connection import PodConnectionPool
 from registry.redis.autoscaler_log import AutoscalerLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from types import FrameType
+    from collections.abc import AsyncIterator
+    from contextlib import AbstractAsyncContextManager
 
 logger = logging.getLogger(__name__)
 
@@ -61,33 +61,23 @@ KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep idle connections: they close first, so none goes stale."""
 
 
-class GatewayServer(uvicorn.Server):
-    """uvicorn's server; the application is draining before the server stops accepting."""
+class GatewayServer(HttpServer):
+    """The server of HTTP; the application is draining before the server stops accepting."""
 
-    def __init__(
-        self,
-        config: uvicorn.Config,
-        app: GatewayApp,
-        metrics: GatewayMetrics,
-        *,
-        health_port: int,
-        tls_port: int,
-        tls: PartTls,
-        probes: ProbeServer,
-        shutdown_delay_s: float,
-    ) -> None:
-        super().__init__(config)
+    def __init__(self, app: GatewayApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+        super().__init__(
+            app,  # type: ignore[arg-type]  # ASGI's types vary
+            host=settings.host, port=settings.port, keep_alive_s=KEEP_ALIVE_S,
+            drain_s=math.ceil(settings.drain_timeout),
+            http=create_protocol(app.resolve_target, app.infer),
+        )  # fmt: skip
         self._app = app
-        self._shutdown_delay_s = shutdown_delay_s
+        self._settings = settings
         self._metrics = metrics
-        self._health_port = health_port
-        self._tls_port = tls_port
-        self._tls = tls
-        self._probes = probes
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and accept all connections that wait at once."""
-        config = self.config
+        """Listen, and accept all connections that wait at once. Raises OSError."""
+        config, tls_port = self.config, self._settings.tls_port
         self.lifespan = config.lifespan_class(config)
         protocol: Any = config.http_protocol_class
         create = partial(
@@ -96,47 +86,25 @@ class GatewayServer(uvicorn.Server):
             server_state=self.server_state,
             app_state=self.lifespan.state,
         )
-        try:
-            listening = listen(config.host, config.port, BACKLOG)
-            with_tls = listen(config.host, self._tls_port, BACKLOG) if self._tls_port else []
-            if self._health_port:
-                self._probes.start(config.host, self._health_port)
-        except OSError as error:
-            logger.error("cannot listen", extra={"error": error})
-            sys.exit(STARTUP_FAILURE)
+        listening = listen(config.host, config.port, BACKLOG)
+        with_tls = listen(config.host, tls_port, BACKLOG) if tls_port else []
         self.servers = [
             Listener(each, create, self._metrics.saw_unread, tls)  # type: ignore[misc]
-            for sockets_of, tls in ((listening, None), (with_tls, self._tls.server))
+            for sockets_of, tls in ((listening, None), (with_tls, self._app.tls.server))
             for each in sockets_of
         ]
         self._log_started_message(listening)
         self.started = True
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGINT and SIGTERM.
-
-        uvicorn raises the signal once more at the end, which would kill the process before its
-        reservations are released.
-        """
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+    def stop(self, number: int = signal.SIGTERM) -> None:
         """Shut down after the delay; a second signal skips the delay."""
-        if self._app.shutdown.is_leaving or not self._shutdown_delay_s:
-            super().handle_exit(sig, frame)
+        delay_s = self._settings.shutdown_delay
+        if self._app.shutdown.is_leaving or not delay_s:
+            super().stop(number)
             return
-        logger.info("shutting down", extra={"delay_s": self._shutdown_delay_s})
+        logger.info("shutting down", extra={"delay_s": delay_s})
         self._app.shutdown.is_leaving = True
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._shutdown_delay_s, super().handle_exit, sig, frame)
+        asyncio.get_running_loop().call_later(delay_s, super().stop, number)
 
     async def shutdown(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
         """Reject new requests on open connections, then wait for those in flight."""
@@ -234,57 +202,33 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM."""
     metrics = GatewayMetrics()
     async with running_app(settings, metrics) as app:
-        config = uvicorn.Config(
-            app,
-            host=settings.host,
-            port=settings.port,
-            http=create_protocol(app.resolve_target, app.infer),  # type: ignore[arg-type]
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            proxy_headers=False,
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=math.ceil(settings.drain_timeout),
-            timeout_keep_alive=KEEP_ALIVE_S,
-        )
+        server = GatewayServer(app, settings, metrics)
         gc.freeze()  # excludes the objects of the start, which stay, from garbage collection
         gc.set_threshold(50_000, 20, 20)
-        probes = ProbeServer(
-            {"/healthz": lambda: True, "/readyz": lambda: app.is_ready},
-            {"/metrics": partial(render_metrics, metrics, app.pools.served)},
-        )
-        beating = asyncio.create_task(probes.beat_periodically())
-        server = GatewayServer(
-            config, app, metrics, health_port=settings.health_port, probes=probes,
-            tls_port=settings.tls_port, tls=app.tls,
-            shutdown_delay_s=settings.shutdown_delay,
-        )  # fmt: skip
         try:
-            if settings.grpc_port:
-                await _serve_with_grpc(server, app, settings)
-            else:
+            async with AsyncExitStack() as stack:
+                if settings.health_port:
+                    probes = serving_probes(
+                        settings.host, settings.health_port, is_ready=lambda: app.is_ready,
+                        metrics=partial(render_metrics, metrics, app.pools.served),
+                    )  # fmt: skip
+                    stack.enter_context(probes)
+                if settings.grpc_port:
+                    await stack.enter_async_context(_serving_grpc(app, settings))
+                stack.enter_context(on_stop_signals(server.stop))
                 await server.serve()
-        finally:
-            beating.cancel()
-            probes.close()
+        except OSError as error:
+            logger.error("cannot listen", extra={"error": error})
+            sys.exit(STARTUP_FAILURE)
 
 
-async def _serve_with_grpc(
-    server: GatewayServer, app: GatewayApp, settings: GatewaySettings
-) -> None:
+def _serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
     try:  # here, for its library takes memory also where it is not served
         from gateway.grpc.server import serving_grpc
     except ImportError as error:
         logger.error("--grpc-port needs grpcio, protobuf and kserve", extra={"error": error})
         sys.exit(STARTUP_FAILURE)
-    try:
-        async with serving_grpc(app, settings):
-            await server.serve()
-    except OSError as error:
-        logger.error("cannot listen", extra={"error": error})
-        sys.exit(STARTUP_FAILURE)
+    return serving_grpc(app, settings)
 
 
 def main() -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-import uvicorn
 import uvloop
 
+from common.http_server import HttpServer
 from common.logs import configure_logs
 from common.pod_secret import PodSecret
-from common.process import set_process_title
+from common.process import on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from registry.redis.client import Registry
@@ -24,9 +22,6 @@ from workflows.service.api import create_api
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.scheduler import Scheduler
 from workflows.service.settings import SchedulerSettings, tls_problems
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEEP_ALIVE_S: Final = 65
 """Longer than a gateway keeps an idle connection: one that this closes may lose a request."""
@@ -53,13 +48,12 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
             scheduler.keep_leases(), scheduler.store_knowledge(), scheduler.observe_cluster(),
         ):  # fmt: skip
             group.create_task(part)
-        config = uvicorn.Config(
+        server = HttpServer(
             create_api(scheduler, secret, metrics), host=settings.host, port=settings.port,
-            lifespan="off", access_log=False, log_config=None, server_header=False,
-            timeout_graceful_shutdown=3, timeout_keep_alive=KEEP_ALIVE_S, ws="none",
-            **tls.uvicorn_options,
+            tls=tls.server, keep_alive_s=KEEP_ALIVE_S, drain_s=3, date_header=True,
         )  # fmt: skip
-        await SchedulerServer(config).serve()
+        with on_stop_signals(server.stop):
+            await server.serve()
         scheduler.is_draining = True
         scheduler.close()
         raise _Stopped
@@ -67,21 +61,6 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
 
 class _Stopped(Exception):
     """Ends all tasks: what the server was asked to stop for."""
-
-
-class SchedulerServer(uvicorn.Server):
-    """uvicorn's server, which does not raise the signal once more at its end."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
 
 
 def main() -> None:

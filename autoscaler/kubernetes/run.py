@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY
 
 from autoscaler.kubernetes.admission.webhook_server import WebhookServer
 from autoscaler.kubernetes.application_reconciler import ApplicationReconciler
@@ -19,13 +21,14 @@ from autoscaler.kubernetes.cluster.leadership import Leadership
 from autoscaler.kubernetes.controller import Controller
 from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.graph_reconciler import GraphReconciler
-from autoscaler.kubernetes.http_server import make_server, operation_app
 from autoscaler.kubernetes.metrics import FAILURES, IS_LEADING
 from autoscaler.kubernetes.models.reconciler import ModelReconciler
 from autoscaler.kubernetes.pools.pod_secret import PodSecretKeeper
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from autoscaler.kubernetes.settings import ControllerSettings
 from common.logs import configure_logs
+from common.probe_server import exposition, serving_probes
+from common.process import on_stop_signals
 from common.settings_table import read_settings
 
 if TYPE_CHECKING:
@@ -48,9 +51,11 @@ class _StopRequested(Exception):
 async def run(settings: ControllerSettings) -> None:
     """Serve until a termination signal. Raises the error of any part that fails."""
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    with on_stop_signals(lambda _: stop.set()):
+        await _run(settings, stop)
+
+
+async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
     client, identity = await connect(), socket.gethostname()  # the pod's name
     namespaces = settings.watched_namespaces
     api = ClusterApi(client, component=COMPONENT, instance=identity, namespaces=namespaces)
@@ -87,11 +92,11 @@ async def run(settings: ControllerSettings) -> None:
             def is_ready() -> bool:
                 return objects.is_complete and (webhooks is None or webhooks.is_started)
 
-            operations = make_server(operation_app(is_ready), port=settings.port)
-            tasks.create_task(operations.serve())
             election = Leadership(client, settings.namespace, identity, set_leading)
             tasks.create_task(election.run())
-            await stop.wait()
+            show = partial(exposition, REGISTRY)
+            with serving_probes("0.0.0.0", settings.port, is_ready=is_ready, metrics=show):
+                await stop.wait()
             await registries.close()
             raise _StopRequested
     except* _StopRequested:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client.exposition import choose_encoder
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
+from common.probe_server import exposition
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 from gateway.http.error_responses import body_and_headers, leaves_body_unread
 from gateway.http.openai import is_openai, unknown_path
@@ -39,10 +39,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 def render_metrics(
     metrics: GatewayMetrics, pools: Sequence[ServedPool], accept: str
 ) -> tuple[bytes, str]:
-    """Metrics and their content type: OpenMetrics, which has exemplars, to those who accept it.
-
-    Others get Prometheus' text format.
-    """
+    """As `exposition`."""
     queued = sum(each.dispatcher.queued_total for each in pools)
     reserved = sum(each.reservations.held_total for each in pools)
     metrics.unread.set(metrics.take_unread_s())
@@ -51,8 +48,7 @@ def render_metrics(
     metrics.in_flight.set(queued + reserved)
     metrics.registry_age.set(max(each.watch.age_s() for each in pools))
     metrics.registry_repairs.set(sum(each.watch.repairs_total for each in pools))
-    encode, content_type = choose_encoder(accept)
-    return encode(metrics.registry), content_type
+    return exposition(metrics.registry, accept)
 
 
 def create_api(

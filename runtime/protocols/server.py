@@ -6,12 +6,10 @@ this module overrides all three.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import socket
 from typing import TYPE_CHECKING, Final
 
-import uvicorn
 from kserve import ModelServer
 from kserve.logging import logger as kserve_logger
 from kserve.model_server import app as kserve_app
@@ -20,12 +18,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.routing import Match
 
+from common.http_server import HttpServer
 from common.pod_secret import HEADER
 from runtime.errors import Unauthorized
 from runtime.protocols.response import error_response
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from fastapi import FastAPI
     from starlette.requests import Request
@@ -48,32 +47,6 @@ REFUSAL: Final = (
     " secret of --pod-secret-file; send requests to the gateway"
 )
 _HEADER: Final = HEADER.encode()
-
-
-class QuietServer(uvicorn.Server):
-    """Uvicorn with the pod's options and without signal handlers."""
-
-    def __init__(self, app: ASGIApp, tls: PartTls) -> None:
-        config = uvicorn.Config(
-            GoneClients(app),
-            interface="asgi3",
-            ws="none",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            lifespan="off",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-            **tls.uvicorn_options,
-        )
-        config.load()
-        super().__init__(config)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no handlers: the pod drains on SIGTERM, but uvicorn would end the process."""
-        yield
 
 
 class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
@@ -104,7 +77,10 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
             kserve_app.router.routes.insert(0, route)
         app: ASGIApp = DirectRoutes(kserve_app, routes)
         app = SecretCheck(app, secret) if secret.is_required else app
-        self._server = QuietServer(app, tls)
+        self._server = HttpServer(
+            GoneClients(app), tls=tls.server, keep_alive_s=KEEP_ALIVE_S, drain_s=CLOSE_TIMEOUT_S,
+            interface="asgi3",
+        )  # fmt: skip
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until `close`."""
@@ -112,7 +88,7 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
 
     def close(self) -> None:
         """Stop accepting and let `serve` return."""
-        self._server.should_exit = True
+        self._server.stop()
 
 
 async def _http_error(request: Request, error: HTTPException) -> JSONResponse:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from common.pod_secret import HEADER as SECRET_HEADER
+from common.probe_server import exposition
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from workflows.service.deployments import not_deployed
@@ -100,9 +100,10 @@ def _add_health(api: FastAPI, scheduler: Scheduler, metrics: SchedulerMetrics) -
         return JSONResponse({"ready": scheduler.is_ready}, 200 if scheduler.is_ready else 503)
 
     @api.get("/metrics")
-    async def prometheus_metrics() -> Response:
-        """Metrics in Prometheus' text format."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    async def prometheus_metrics(accept: Annotated[str, Header()] = "") -> Response:
+        """Metrics in Prometheus' text format, or as OpenMetrics."""
+        content, content_type = exposition(metrics.registry, accept)
+        return Response(content, headers={"content-type": content_type})
 
 
 def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:

@@ -20,8 +20,8 @@ from autoscaler.kubernetes.admission.webhook_setup import (
     read_folder,
 )
 from autoscaler.kubernetes.errors import KubernetesError
-from autoscaler.kubernetes.http_server import make_server
 from autoscaler.kubernetes.metrics import FAILURES
+from common.http_server import HttpServer
 
 if TYPE_CHECKING:
     import ssl
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from autoscaler.kubernetes.admission.webhook_setup import Certificates
     from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.http_server import SignalFreeServer
     from autoscaler.kubernetes.settings import ControllerSettings
     from registry.inference_service.tenant_rules import TenantRules
 
@@ -57,7 +56,7 @@ class WebhookServer:
         self._settings = settings
         self._objects = objects
         self._read_certificates = _certificate_source(client, settings)
-        self._server: SignalFreeServer | None = None
+        self._server: HttpServer | None = None
 
     @property
     def is_started(self) -> bool:
@@ -70,10 +69,8 @@ class WebhookServer:
     async def run(self) -> None:
         certificates = await self._first_certificates()
         context = make_context(certificates)
-        self._server = make_server(
-            admission_app(self._rules),
-            port=self._settings.webhook_port,
-            ssl_context_factory=lambda *_: context,
+        self._server = HttpServer(
+            admission_app(self._rules), port=self._settings.webhook_port, tls=context
         )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.serve())

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from gateway.http.probe_server import ProbeServer
 from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.gateway.gateway_harness import metric
@@ -84,38 +83,6 @@ def test_probes_have_a_port_of_their_own(redis: servers.RedisServer, tmp_path: P
 
 def probe(url: str) -> httpx.Response:
     return httpx.get(url, trust_env=False, verify=False)
-
-
-@run_async
-async def test_probes_are_answered_while_the_loop_is_busy() -> None:
-    port, is_well = servers.free_port(), True
-    probes = ProbeServer({"/healthz": lambda: is_well})
-    probes.start("127.0.0.1", port)
-    beating = asyncio.create_task(probes.beat_periodically())
-    await asyncio.sleep(0)
-    # The loop is busy with these blocking requests, as with any other work.
-    url = f"http://127.0.0.1:{port}/healthz"
-    with socket.create_connection(("127.0.0.1", port)):  # a client that sends nothing
-        assert probe(url).status_code == 200
-    time.sleep(1.0)  # noqa: ASYNC251 - the blocked loop is the test
-    answer = probe(url)
-    assert answer.status_code == 200
-    assert answer.json()["loop_age_seconds"] >= 1.0
-    is_well = False
-    assert probe(url).status_code == 503
-    beating.cancel()
-    probes.close()
-    with pytest.raises(httpx.ConnectError):
-        probe(url)
-
-
-def test_a_loop_that_is_stuck_for_long_is_unhealthy(monkeypatch: pytest.MonkeyPatch) -> None:
-    port = servers.free_port()
-    probes = ProbeServer({"/healthz": lambda: True})
-    probes.start("127.0.0.1", port)
-    monkeypatch.setattr("gateway.http.probe_server.STUCK_S", 0.0)
-    assert probe(f"http://127.0.0.1:{port}/healthz").status_code == 503
-    probes.close()
 
 
 def test_what_waited_half_of_its_deadline_is_not_begun(harness: GatewayHarness) -> None:

@@ -9,9 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.http.probe_server import ProbeServer
 from registry.domain.model import RoutingPolicy
-from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, metric
 from tests.servers import wait_until
 
@@ -268,14 +266,3 @@ def test_another_method_is_405_and_names_the_methods(
 def test_a_slash_too_many_is_no_way_into_another_namespace(shared: GatewayHarness) -> None:
     response = shared.client.get(f"{shared.gateway.url}/serving/a/m/v1/models/")
     assert response.status_code == 404
-
-
-def test_probes_take_get() -> None:
-    probes, port = ProbeServer({"/healthz": lambda: True}), servers.free_port()
-    probes.start("127.0.0.1", port)
-    try:
-        response = exchange_bytes(port, b"POST /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert response.startswith(b"HTTP/1.1 405 "), response
-        assert b"\r\nallow: GET\r\n" in response
-    finally:
-        probes.close()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
+from common.http_server import HttpServer
 from common.inference_protocol.encodings import from_raw
 from common.inference_protocol.tensors import (
     BF16,
@@ -46,26 +46,19 @@ def run(check: Callable[[], Awaitable[None]]) -> None:
         runner.run(asyncio.wait_for(check(), 60))
 
 
-class Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Any:
-        yield
-
-
 @contextlib.asynccontextmanager
 async def serving(store: TensorStore, secret: PodSecret, tls: PartTls) -> AsyncIterator[str]:
     """The address of a server of a pod's routes for tensors."""
     with ThreadPoolExecutor(1) as threads:
         app = SecretCheck(Starlette(routes=tensor_routes(store, threads)), secret)
-        config = uvicorn.Config(app, port=0, log_config=None, lifespan="off", **tls.uvicorn_options)
-        server = Server(config)
+        server = HttpServer(app, host="127.0.0.1", tls=tls.server)
         async with asyncio.TaskGroup() as tasks:
             serve = tasks.create_task(server.serve())
             async with asyncio.timeout(30):
                 while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
                     await asyncio.sleep(0.001)
             yield f"127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-            server.should_exit = True
+            server.stop()
             await serve
 
 
