@@ -100,7 +100,6 @@ def test_the_certificate_has_the_names_that_parts_expect(rendered: OBJECTS) -> N
     assert issuer == rendered["Certificate", "pilotlight-authority"]["spec"]["secretName"]
 
 
-@pytest.mark.anyio
 async def test_all_reach_a_redis_that_speaks_tls_only(rendered: OBJECTS) -> None:
     keys = [*PARTS, ("Deployment", "pilotlight-controller")]
     urls = {environment(pod(rendered, key)["containers"][0])["PILOTLIGHT_REDIS_URL"]
@@ -113,7 +112,6 @@ async def test_all_reach_a_redis_that_speaks_tls_only(rendered: OBJECTS) -> None
         assert address.host in hosts
 
 
-@pytest.mark.anyio
 async def test_redis_serves_with_the_components_arguments(
     rendered: OBJECTS, tmp_path: Path
 ) -> None:

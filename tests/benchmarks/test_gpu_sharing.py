@@ -48,7 +48,6 @@ def mps_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("mps_command")
 async def test_a_daemon_runs_for_the_time_of_a_measurement() -> None:
     async with mps_daemon() as env:
@@ -57,7 +56,6 @@ async def test_a_daemon_runs_for_the_time_of_a_measurement() -> None:
     assert not await is_mps_ready(env)
 
 
-@pytest.mark.anyio
 async def test_a_daemon_that_ends_at_once_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

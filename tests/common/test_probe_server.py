@@ -14,7 +14,6 @@ from common import probe_server
 from common.probe_server import exposition, serving_probes
 from tests import servers
 
-pytestmark = pytest.mark.anyio
 REGISTRY = CollectorRegistry()
 Counter("served", "Requests.", registry=REGISTRY)
 probe = partial(httpx.request, trust_env=False, verify=False)

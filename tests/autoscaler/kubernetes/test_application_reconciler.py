@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from tests import servers
 
-pytestmark = pytest.mark.anyio
-
 _pools = itertools.count(1)
 LOOK = {"classes": ["a", "b"], "sneakPeek": {"uri": "s3://examples/digits"}}
 NOW = "2026-01-02T00:00:00Z"

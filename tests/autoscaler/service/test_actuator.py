@@ -6,8 +6,6 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import pytest
-
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
@@ -22,8 +20,6 @@ from tests.registry.redis.clients import eventually, until
 
 if TYPE_CHECKING:
     from tests.autoscaler.service.conftest import Stage
-
-pytestmark = pytest.mark.anyio
 
 LIMIT_S = 120.0
 

@@ -6,8 +6,6 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-import pytest
-
 from autoscaler.loading.predictive import Predictive, predictive
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from registry.domain.model import Tier
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.autoscaler.service.conftest import Pod, Stage
     from tests.gateway.dispatcher_harness import DispatcherHarness
-
-pytestmark = pytest.mark.anyio
 
 MODELS = 25
 SLOTS = 16

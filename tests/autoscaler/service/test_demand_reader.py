@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelName
     from tests.autoscaler.service.conftest import Stage
 
-pytestmark = pytest.mark.anyio
-
 NAMES = [model("a").name, model("b").name]
 
 

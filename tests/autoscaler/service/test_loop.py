@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tests import servers
     from tests.autoscaler.service.conftest import Pod, Stage
 
-pytestmark = pytest.mark.anyio
-
 LIMIT_S = 120.0
 
 

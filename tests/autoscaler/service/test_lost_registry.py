@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pytest
-
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -17,11 +15,11 @@ from tests.registry.redis.clients import eventually, until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     from autoscaler.service.metrics import AutoscalerMetrics
     from registry.domain.action_log import WantedPods
     from tests.autoscaler.service.conftest import Pod, Stage
-
-pytestmark = pytest.mark.anyio
 
 LIMIT_S = 120.0
 PODS = 3

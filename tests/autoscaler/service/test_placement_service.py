@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from registry.domain.placement import PlacementRecord
     from tests.autoscaler.service.conftest import Stage
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 PACE = 30.0
 """A minute of the service in two seconds."""

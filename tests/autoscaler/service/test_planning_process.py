@@ -25,7 +25,7 @@ from autoscaler.service.planning_process import PlanningJob, PlanningProcess
 if TYPE_CHECKING:
     from registry.domain.placement import PlacedReplica
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 _POINT = BatchPoint(4, 0.02, 200.0, 30, 40, 40, 40)
 

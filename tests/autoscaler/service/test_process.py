@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.autoscaler.service.conftest import Stage
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 LIMIT_S = 480.0
 """A new process takes half a minute to start on a busy machine."""

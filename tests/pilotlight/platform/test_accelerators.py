@@ -131,7 +131,6 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return found
 
 
-@pytest.mark.anyio
 async def test_a_daemon_that_dies_is_started_again(path: str, tmp_path: Path) -> None:
     env = {"PATH": path, **mps_environment(tmp_path, tmp_path)}
     assert not await is_mps_ready(env)

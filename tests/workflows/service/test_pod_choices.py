@@ -53,7 +53,6 @@ def test_a_deleted_model_fails_no_other_step(pods: PodQueues, policy: str) -> No
     assert place(run, step) == ""  # the gateway chooses
 
 
-@pytest.mark.anyio
 async def test_copies_of_an_earlier_generation_take_no_memory(pods: PodQueues) -> None:
     async with asyncio.TaskGroup() as group:
         preloads = Preloads(group, PodSecret(""), SchedulerMetrics(), pods.now_s)

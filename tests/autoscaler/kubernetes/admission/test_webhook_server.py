@@ -19,7 +19,6 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
         yield made
 
 
-@pytest.mark.anyio
 async def test_serves_reviews(client: httpx.AsyncClient) -> None:
     review = {"request": {"uid": "r-1", "namespace": "team", "object": service()}}
     for path in (VALIDATE_PATH, MUTATE_PATH):
@@ -28,7 +27,6 @@ async def test_serves_reviews(client: httpx.AsyncClient) -> None:
         assert answer.json()["response"] == {"uid": "r-1", "allowed": True}
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("body", "status"),
     [

@@ -17,8 +17,6 @@ from tests.autoscaler.kubernetes.objects import service
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-pytestmark = pytest.mark.anyio
-
 GATEWAY = "gateway.pilotlight.svc.cluster.local"
 MODEL: ServiceObject = read_service(service())
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tests import servers
 
-pytestmark = pytest.mark.anyio
-
 LIMIT_S = 30.0
 LONG_S = 600.0
 _pools = itertools.count(1)

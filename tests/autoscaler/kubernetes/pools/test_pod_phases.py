@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tests import servers
 
-pytestmark = pytest.mark.anyio
-
 LIMIT_S = 30.0
 _pools = itertools.count(1)
 

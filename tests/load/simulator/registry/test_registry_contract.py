@@ -11,8 +11,6 @@ import pkgutil
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-import pytest
-
 from tests.registry import redis as registry_tests
 from tests.registry.redis import (
     test_loads,
@@ -24,8 +22,6 @@ from tests.registry.redis import (
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-pytestmark = pytest.mark.anyio
 
 MODULES: Final = (test_loads, test_models, test_pods, test_profiles, test_reservations)
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from registry.redis.client import Registry
     from tests.registry.redis.interleavings import Load
 
-pytestmark = pytest.mark.anyio
-
 STEP_S = 0.01
 """Longest time between two steps: short leases and claims end within about ten steps."""
 
