@@ -145,8 +145,8 @@ async def start(command: Command, *, is_connected: bool = False) -> Child:
     path = shutil.which(command.words[0], path=command.env.get("PATH"))
     if path is None:
         raise FileNotFoundError(errno.ENOENT, "there is no such program", command.words[0])
+    output, standard_input, streams = None, asyncio.subprocess.DEVNULL, None
     with ExitStack() as stack:
-        output, standard_input, ours = None, asyncio.subprocess.DEVNULL, None
         if command.log_file is not None:
             command.log_file.parent.mkdir(parents=True, exist_ok=True)
             output = os.open(command.log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -154,6 +154,7 @@ async def start(command: Command, *, is_connected: bool = False) -> Child:
         if is_connected:
             ours, theirs = socket.socketpair()
             stack.enter_context(theirs)
+            streams = await asyncio.open_unix_connection(sock=ours)
             standard_input = theirs.fileno()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -162,10 +163,9 @@ async def start(command: Command, *, is_connected: bool = False) -> Child:
                 cwd=command.folder, start_new_session=True,
             )  # fmt: skip
         except BaseException:
-            if ours is not None:
-                ours.close()
+            if streams is not None:
+                streams[1].transport.abort()
             raise
-    streams = None if ours is None else await asyncio.open_unix_connection(sock=ours)
     return Child(process, streams)
 
 
