@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from registry.domain.pod_state import ChangeLog, PodState
 
+_FEW: Final = 4
+"""Pods up to which sorting them is faster than to move those that have changed."""
 _Ranked = tuple[int, int, str, "PodState"]
 
 
@@ -45,19 +47,22 @@ class FreePods:
         count = self._changes.count
         if count == self._count:
             return
-        changed = self._changes.since(self._count, len(self._pods)) if self._count >= 0 else None
+        pods, changed = self._pods, None
+        if len(pods) > _FEW and self._count >= 0:
+            changed = self._changes.since(self._count, len(pods))
         self._count = count
         if changed is None:
-            self._ranked = sorted([_ranked(pod) for pod in self._pods if pod.has_free_slot])
-            self._entries = {entry[3]: entry for entry in self._ranked}
+            ranked = [
+                (pod.inferring, pod.slots_busy, pod.name, pod) for pod in pods if pod.has_free_slot
+            ]
+            ranked.sort()
+            self._ranked = ranked
+            self._entries = {entry[3]: entry for entry in ranked} if len(pods) > _FEW else {}
             return
         for pod in changed & self._pods:
             if (before := self._entries.pop(pod, None)) is not None:
                 del self._ranked[bisect_left(self._ranked, before)]
             if pod.has_free_slot:
-                self._entries[pod] = entry = _ranked(pod)
+                entry = (pod.inferring, pod.slots_busy, pod.name, pod)
+                self._entries[pod] = entry
                 insort(self._ranked, entry)
-
-
-def _ranked(pod: PodState) -> _Ranked:
-    return pod.inferring, pod.slots_busy, pod.name, pod
