@@ -98,7 +98,8 @@ def _decision(arguments: argparse.Namespace, machine: Machine) -> None:
     repeats = arguments.repeats or (1 if arguments.quick else 5)
     print(f"## One routing decision, without network ({repeats} repeats, seed {arguments.seed})\n")
     results = decision.measure(seed=arguments.seed, repeats=repeats)
-    print(decision.summary(results))
+    print(decision.summary(results), "\n")
+    print(decision.summary_in_flight(repeats=3 * repeats), "\n")
     settings = {"seed": arguments.seed, "repeats": repeats}
     _save("decision", machine, settings, [asdict(timed) for timed in results])
 

@@ -2,7 +2,7 @@
 
 Timed, in CPU time, is the work of the dispatcher per request: build the request, decide on the
 cluster state, record the explanation. Between decisions the state changes as by the registry's
-updates, untimed.
+updates, untimed. `measure_in_flight`: `auto` alone, with requests of one warm model in flight.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import random
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ import orjson
 
 from benchmarks.quantiles import quantile, spread
 from gateway.routing.decision import SendTo
+from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
@@ -27,6 +29,8 @@ from registry.domain.pod import PodInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from registry.domain.pod_work import PlacedRequest
 
 _GIB: Final = 1 << 30
 _SLOTS: Final = 4
@@ -187,6 +191,68 @@ _TIMES_S: Final = {
     "infer": 0.2, "preprocess": 0.005, "postprocess": 0.005, "network": 0.002,
     "load:disk": 1.0, "load:remote": 3.0,
 }  # fmt: skip
+
+
+IN_FLIGHT: Final = (
+    (1, 1, 0), (1, 1, 1), (1, 1, 64), (8, 2, 64), (32, 4, 64), (32, 32, 64),
+)  # fmt: skip
+"""Pods, those that hold the model, requests in flight."""
+_WARM_TIMES_S: Final = {
+    "infer": 0.002, "share": 0.00025, "preprocess": 0.0001, "postprocess": 0.0001,
+    "network": 0.002, "load:remote": 3.0,
+}  # fmt: skip
+
+
+def measure_in_flight(pods: int, warm: int, in_flight: int, *, repeats: int) -> float:
+    """CPU time of a request, in us: its decision, the record of its work, and the record's end.
+
+    The lower quartile over `repeats` of 300 requests, 0.25 ms apart.
+    """
+    names, model = [f"pod-{index:04d}" for index in range(pods)], ModelName("tenant", "warm")
+    key, state = ModelSpec(model, "s3://models/warm").key, ClusterState()
+    at = f"device|-|{int(_NOW_S * 1000)}|{_GIB}"
+    spec = encode_spec(ModelSpec(model, "s3://models/warm"))
+    changes: list[list[object]] = [["model", str(model), spec, False, False]]
+    for name in names:
+        info = PodInfo(name, "10.0.0.1:8080", name, slots=512, memory_bytes=24 * _GIB)
+        changes.append(["pod", name, encode(info), 1, "ready", "{}", 0, 0, 0])
+    changes += [["at", key, name, at] for name in names[:warm]]
+    changes += [["samples", key, name, [seconds] * 8] for name, seconds in _WARM_TIMES_S.items()]
+    ChangeApplier(state).apply(1, changes)
+    placed: deque[PlacedRequest] = deque()
+    times_us, draws, now_s = [], random.Random(pods), _NOW_S
+    for _ in range(repeats):
+        taken_ns = 0
+        for sequence in range(300):
+            now_s += 0.00025
+            request = IncomingRequest("", model, now_s, draws.random(), sequence)
+            began_ns = time.thread_time_ns()
+            decision = route_request(request, state.models, state, now_s=now_s).decision
+            assert isinstance(decision, SendTo)
+            record = record_placed(decision, key, None, state, now_s)
+            taken_ns += time.thread_time_ns() - began_ns
+            assert record is not None
+            placed.append(record)
+            state.pods[decision.predict].add_pending(slots=1, ongoing=1)
+            if len(placed) > in_flight:
+                ended = placed.popleft()
+                began_ns = time.thread_time_ns()
+                ended.end()
+                taken_ns += time.thread_time_ns() - began_ns
+                next(p for p in state.pods.values() if p.work is ended.predict).add_pending(
+                    slots=-1, ongoing=-1
+                )
+        times_us.append(taken_ns / 300 / 1000)
+    return quantile(times_us, 0.25)
+
+
+def summary_in_flight(*, repeats: int) -> str:
+    """A Markdown table of `measure_in_flight`."""
+    lines = ["| pods | warm | in flight | us |", "|---|---|---|---|"]
+    for pods, warm, in_flight in IN_FLIGHT:
+        found_us = measure_in_flight(pods, warm, in_flight, repeats=repeats)
+        lines.append(f"| {pods} | {warm} | {in_flight} | {found_us:.1f} |")
+    return "\n".join(lines)
 
 
 def summary(results: Sequence[DecisionTimes]) -> str:

@@ -1,6 +1,6 @@
 """The ways to serve a request beside one taken without a comparison, for `pilotlight explain`.
 
-Fixed policies compare nothing, `auto` nothing where an idle pod has the model. The ways are the
+Fixed policies compare nothing, `auto` nothing where a warm pod is certain to win. The ways are the
 options of `auto` at the same moment, and others where it needed no more than one. The way taken has
 `auto`'s price where `auto` considers the same pods, else its own time and delays alone.
 """
