@@ -207,8 +207,11 @@ def _option(option: RoutingOption) -> dict[str, Any]:
 
 
 def _only_option(decision: SendTo, forecast: LatencyEstimate) -> RoutingOption:
-    """What `auto` took without a comparison: an idle pod that has the model."""
-    return RoutingOption("colocate", forecast, decision.reason, decision.entry, decision.predict)
+    """What `auto` took without a comparison: a pod that has the model."""
+    return RoutingOption(
+        "colocate", forecast, decision.reason, decision.entry, decision.predict,
+        delays_s=forecast.delays_s,
+    )  # fmt: skip
 
 
 def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:
