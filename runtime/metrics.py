@@ -136,7 +136,7 @@ _stage_histogram: Final = cache(STAGE_SECONDS.labels)
 
 def observe_stage(stage: Stage, model: str, seconds: float) -> None:
     """Record a stage of a request; `model`: as in paths."""
-    _stage_histogram(stage.value).observe(seconds)
+    _stage_histogram(stage).observe(seconds)
     histogram = _of_models.get((stage, model))
     if histogram is None:
         if stage not in KSERVE_HISTOGRAMS:

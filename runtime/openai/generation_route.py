@@ -112,7 +112,7 @@ class _ResponseWriter:
 
     async def _write_events(self, delta: TextDelta) -> None:
         events = self._form.delta_events(delta.index, delta.text, delta.finish)
-        if self._response.status is None:
+        if not self._response.status:
             await self._response.start([*EVENTS, *self._provenance_headers()])
             first_events = map(self._form.first_event, range(len(self._texts)))
             events = b"".join(first_events) + events

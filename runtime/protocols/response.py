@@ -48,8 +48,8 @@ class HttpResponse:
         self._send = send
         self._headers = list(headers)
         self._form = form
-        self.status: HTTPStatus | None = None
-        """The status that was sent; None before the head was sent."""
+        self.status = 0
+        """The status that was sent; 0 before the head was sent."""
 
     async def send(
         self, content: bytes, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK
@@ -60,14 +60,12 @@ class HttpResponse:
 
     async def start(self, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK) -> None:
         """Send the head."""
-        self.status = HTTPStatus(status)
+        self.status = int(status)
         raw = [
             (name.encode("latin-1"), value.encode("latin-1", "replace"))
             for name, value in (*headers, *self._headers)
         ]
-        await self._send(
-            {"type": "http.response.start", "status": int(self.status), "headers": raw}
-        )
+        await self._send({"type": "http.response.start", "status": self.status, "headers": raw})
 
     async def write(self, content: bytes) -> None:
         """Send a chunk of the body; waits while the client reads too slowly."""
@@ -79,7 +77,7 @@ class HttpResponse:
 
     async def fail(self, error: Failure) -> None:
         """Send an error; within a stream, as its last event."""
-        if self.status is None:
+        if not self.status:
             status, content, headers = error_response(error, self._form)
             await self.send(content, headers, status)
         else:
@@ -100,7 +98,7 @@ async def respond(
     except Exception as error:
         logger.exception("request failed with an unexpected error")
         await response.fail(InferenceFailed(repr(error)))
-    request_counter(stage, str(int(response.status or 0))).inc()
+    request_counter(stage, str(response.status)).inc()
 
 
 def server_sent_event(document: object) -> bytes:
@@ -133,7 +131,7 @@ def common_headers(pod: str, headers: Mapping[str, str]) -> Headers:
 
 def server_timing(stages: Mapping[Stage, float]) -> tuple[str, str]:
     """The header with each stage's time; `stages` in seconds."""
-    timings = (f"{stage.value};dur={seconds * 1000:.3f}" for stage, seconds in stages.items())
+    timings = (f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in stages.items())
     return "server-timing", ", ".join(timings)
 
 

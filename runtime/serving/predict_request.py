@@ -45,7 +45,7 @@ class PredictRequest:
 
     async def simulate(self, stage: Stage) -> float:
         """Sleep as the request's simulated work asks for; returns the seconds."""
-        seconds = self.head.simulated_work.get(stage.value, 0.0)
+        seconds = self.head.simulated_work.get(stage, 0.0)
         if seconds:
             await asyncio.sleep(seconds)
         return seconds
@@ -60,4 +60,4 @@ class PredictRequest:
         if sample_s is not None and stage is Stage.INFER:
             self.measurements.add_inference(self.spec.key, sample_s, self.head.body_bytes)
         elif sample_s is not None:
-            self.measurements.add(self.spec.key, stage.value, sample_s)
+            self.measurements.add(self.spec.key, str(stage), sample_s)

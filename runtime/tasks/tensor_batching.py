@@ -180,10 +180,11 @@ class PaddedBatching(Batching):
             allowed = ", ".join([f"1 to {MAX_ITEMS} rows", *map(str, sizes)])
             raise InvalidRequest(f"tensor {name!r} must have shape [{allowed}], was {list(shape)}")
         if rule.upper_bound is not None:
-            low, high = tensor.data.min(), tensor.data.max()
-            if low < 0 or high >= rule.upper_bound:
+            data = tensor.data
+            if data.view(f"u{data.itemsize}").max() >= rule.upper_bound:  # as are those below 0
                 raise InvalidRequest(
-                    f"tensor {name!r} must hold 0 to {rule.upper_bound - 1}, held {low} to {high}"
+                    f"tensor {name!r} must hold 0 to {rule.upper_bound - 1}, held {data.min()} to"
+                    f" {data.max()}"
                 )
         elif not np.isfinite(tensor.data).all():
             raise InvalidRequest(f"tensor {name!r} must hold finite numbers, held NaN or infinity")
