@@ -104,4 +104,5 @@ def _undo(
             if getattr(pod, attribute) != value:
                 found = found or f"{attribute} of pod {name}"
                 setattr(pod, attribute, value)
+                pod.changes.add(pod)
     return found

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _NAMES = (
-    "deletes", "empties", "exits", "interrupts", "last-pod", "nowhere", "nothing", "overwrites",
-    "raises", "removes", "renames",
+    "deletes", "empties", "exits", "fills", "interrupts", "last-pod", "nowhere", "nothing",
+    "overwrites", "raises", "removes", "renames",
 )  # fmt: skip
 _MODULE = """
 from gateway.routing.decision import Reason, SendTo
@@ -76,6 +76,12 @@ def deletes(request, cluster, now_s):
 def renames(request, cluster, now_s):
     request.key, request.draw = [], None
     return _to(max(cluster.pods))
+
+
+def fills(request, cluster, now_s):
+    for pod in cluster.pods.values():
+        pod.add_pending(slots=9, ongoing=9)
+    return _to([cluster.pods.least_loaded(0.0), *cluster.free_warm(request.key).first(9)])
 """
 
 
@@ -141,17 +147,21 @@ def test_an_error_of_a_policy_rejects_the_request(name: str, message: str) -> No
     assert _decide(name, PodSketch("pod-a")) == Reject(Reason.POLICY_FAILED, message)
 
 
-@pytest.mark.parametrize("name", ["deletes", "empties", "overwrites", "removes", "renames"])
+@pytest.mark.parametrize(
+    "name", ["deletes", "empties", "fills", "overwrites", "removes", "renames"]
+)
 def test_what_a_policy_writes_changes_no_later_decision(name: str) -> None:
-    state, asked = cluster(PodSketch("pod-a", at="warm"), PodSketch("pod-b")), request()
+    pods = (PodSketch("pod-a", at="warm"), PodSketch("pod-b"), PodSketch("pod-c", at="warm"))
+    state, asked = cluster(*pods), request()
     kinds = dict(state.pods._kind_counts)
     before = routing_policy("auto")(asked, state, NOW_S)
     routing_policy(name)(asked, state, NOW_S)
     assert routing_policy("auto")(asked, state, NOW_S) == before
-    assert sorted(state.pods) == ["pod-a", "pod-b"]
+    assert sorted(state.pods) == ["pod-a", "pod-b", "pod-c"]
+    assert state.pods.least_loaded(0.0) is state.pods["pod-a"]
     assert dict(state.pods._kind_counts) == kinds
     state.pods["pod-a"].set_suspect(is_suspect=True)
-    assert not state.warm(asked.key)
+    assert state.warm(asked.key) == (state.pods["pod-c"],)
 
 
 def test_a_gateway_that_has_not_installed_it_rejects_the_request() -> None:
