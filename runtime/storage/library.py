@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.parent_death import dies_with_this_thread
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.file import FolderStorage, file_bytes, folder_bytes
 from runtime.storage.library_fetch import HUB_SCHEME
@@ -80,7 +81,7 @@ class _Fetch:
             command.append(",".join(sorted(self.access.hosts)))
         with log.open("wb") as output, _in_memory(self.access.google) as google:
             process = subprocess.Popen(
-                command,
+                dies_with_this_thread(command),
                 cwd=Path(__file__).resolve().parent.parent,
                 env=self._environment(google),
                 pass_fds=() if google is None else (google,),
