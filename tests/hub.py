@@ -36,7 +36,7 @@ class Hub:
 
     def revision(self, repo: str, name: str) -> str | None:
         """The revision's name, which may be given as its commit."""
-        known = self.files.get(repo, {})
+        known = self.files[repo]
         return next((each for each in known if name in (each, self.sha(repo, each))), None)
 
 
@@ -103,12 +103,13 @@ def _oid(content: bytes) -> str:
 
 @contextmanager
 def running_hub(
-    files: Mapping[str, Mapping[str, Mapping[str, bytes]]], *, token: str = ""
-) -> Iterator[Hub]:
+    files: Mapping[str, Mapping[str, Mapping[str, bytes]]], *, token: str = "",
+    address: tuple[str, int] = ("127.0.0.1", 0),
+) -> Iterator[Hub]:  # fmt: skip
     """A hub with the files of {repository: {revision: {path: content}}}."""
     hub = Hub(files, token)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, hub))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
+    server = ThreadingHTTPServer(address, partial(_Handler, hub))
+    hub.url = f"http://{address[0]}:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
