@@ -77,19 +77,8 @@ def fewest_inferring(pods: Sequence[PodState]) -> PodState | None:
 
     Ties: fewest slots taken, then by name. None if no slot is free.
     """
-    best: PodState | None = None
-    for pod in pods:
-        if pod.has_free_slot and (best is None or _comes_before(pod, best)):
-            best = pod
-    return best
-
-
-def _comes_before(pod: PodState, other: PodState) -> bool:
-    if pod.inferring != other.inferring:
-        return pod.inferring < other.inferring
-    if pod.slots_busy != other.slots_busy:
-        return pod.slots_busy < other.slots_busy
-    return pod.name < other.name
+    free = [pod for pod in pods if pod.has_free_slot]
+    return min(free, key=lambda pod: (pod.inferring, pod.slots_busy, pod.name), default=None)
 
 
 def most_free_memory(pods: Sequence[PodState], draw: float) -> PodState:
