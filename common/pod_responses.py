@@ -9,6 +9,7 @@ not respond, 503 when `containerConcurrency` and its queue are full.
 from __future__ import annotations
 
 import math
+import re
 from enum import StrEnum
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
@@ -38,8 +39,21 @@ MAX_DETAIL_CHARACTERS: Final = 1000
 MAX_NAME_CHARACTERS: Final = 512
 
 
+_USUAL_TIMING: Final = re.compile(
+    ", ".join(
+        rf"{name};dur=(?P<{name}>\d{{1,12}}\.\d{{1,9}})"
+        for name in ("load", "preprocess", "infer", "postprocess")
+    ),
+    re.ASCII,
+)
+"""As Pilotlight's pods write it."""
+
+
 def parse_server_timing(value: str) -> dict[str, float]:
     """Milliseconds by name; entries without a finite `dur` are left out."""
+    usual = _USUAL_TIMING.fullmatch(value)
+    if usual is not None:
+        return {name: float(digits) for name, digits in usual.groupdict().items()}
     durations: dict[str, float] = {}
     for entry in value.replace("; ", ";").split(","):
         name, found, duration = entry.partition(";dur=")

@@ -71,7 +71,7 @@ class ExchangeChoice:
             await client.run.in_task()
             await self._resolve_by_body(client, body)
         target = client.target
-        pool = self._pools.owner_of(target.model)
+        pool = self._pools.only or self._pools.owner_of(target.model)
         state = pool.watch.state
         if target.canaries:
             version = select_version(target.model, target.canaries, read.request_id, state)

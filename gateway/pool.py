@@ -64,9 +64,9 @@ class GatewayPools:
         """`names`: those of all pools."""
         self.names = names
         self._pools = tuple(pools)
-        self._only = pools[0] if len(pools) == 1 else None
+        self.only = pools[0] if len(pools) == 1 else None
         self.served = [each.served for each in pools]
-        self.resolve_target = self._resolve if self._only is None else self._only.targets.resolve
+        self.resolve_target = self._resolve if self.only is None else self.only.targets.resolve
         """The target of a path as it was sent, and a Host; None: not a valid inference path."""
 
     @property
@@ -90,8 +90,8 @@ class GatewayPools:
 
     def owner_of(self, model: ModelName) -> GatewayPool:
         """The pool that declares a model, or else the first one."""
-        if self._only is not None:
-            return self._only
+        if self.only is not None:
+            return self.only
         return next((each for each in self._pools if each.declares(model)), self._pools[0])
 
     async def find_owner(self, model: ModelName) -> GatewayPool:

@@ -44,7 +44,8 @@ class AdmissionQueue(Generic[P]):
         self._warm_first = warm_first
         self._state = state
         self._fair_queue = FairQueue()
-        self._queued: dict[QueueKey, P] = {}
+        self.waiting: dict[QueueKey, P] = {}
+        """All of them. Without any, all numbers are 0, which callers need not ask for."""
         self._counted: dict[QueueKey, str] = {}
         """The model under which a request counts in `state.queue_depths`."""
         self._progress_s: dict[ModelName, float] = {}
@@ -63,7 +64,7 @@ class AdmissionQueue(Generic[P]):
 
     def ahead_of(self, request: IncomingRequest) -> int:
         """Queued requests of the model that would be dispatched before this new one."""
-        if not self._queued:
+        if not self.waiting:
             return 0
         record = self._state.models.get(request.model)
         priority = 0 if record is None else record.serving.policy.priority
@@ -89,7 +90,7 @@ class AdmissionQueue(Generic[P]):
     def stats(self, now_s: float) -> dict[ModelName, QueueStats]:
         """By model; requests past `STARVED_SHARE` of their time count as starved."""
         found: dict[ModelName, QueueStats] = {}
-        for placement in self._queued.values():
+        for placement in self.waiting.values():
             request = placement.arrival
             known = found.get(request.model, _EMPTY)
             found[request.model] = QueueStats(
@@ -117,7 +118,7 @@ class AdmissionQueue(Generic[P]):
         placement.refusals = 0
         placement.enqueued_s = now_s
         placement.wait_reason = Reason.QUEUE_NO_SLOT
-        self._queued[key] = placement
+        self.waiting[key] = placement
         self._progress_s.setdefault(request.model, now_s)
         self._enter(placement, key)
 
@@ -155,7 +156,7 @@ class AdmissionQueue(Generic[P]):
         if key is None:
             return
         self._leave(key)
-        del self._queued[key]
+        del self.waiting[key]
         if not self._fair_queue.depth(key.tenant, key.model):
             self._progress_s.pop(placement.arrival.model, None)
             self._awaited_tiers.pop(placement.arrival.model, None)
@@ -209,7 +210,7 @@ class AdmissionQueue(Generic[P]):
         ordered = dispatch_order(
             self._fair_queue.heads(now_s), lambda key: self._is_ready(key, now_s)
         )
-        heads = [self._queued[key] for key in ordered]
+        heads = [self.waiting[key] for key in ordered]
         state = self._state
         if not only_placeable or not any(
             uses_remote_proxy(each.arrival, state.models) for each in heads
@@ -227,17 +228,17 @@ class AdmissionQueue(Generic[P]):
 
     def is_starved(self, key: QueueKey, now_s: float) -> bool:
         """Whether a queued request is past `STARVED_SHARE` of its time."""
-        return _is_starved(self._queued[key].arrival, now_s)
+        return _is_starved(self.waiting[key].arrival, now_s)
 
     def by_model(self) -> Iterator[Sequence[QueueKey]]:
         """The queue of every model, in its order."""
         return self._fair_queue.by_model()
 
     def requests(self, keys: Iterable[QueueKey]) -> list[P]:
-        return [self._queued[key] for key in keys]
+        return [self.waiting[key] for key in keys]
 
     def _is_ready(self, key: QueueKey, now_s: float) -> bool:
-        placement = self._queued[key]
+        placement = self.waiting[key]
         model = placement.spec.key
         if not self._warm_first or self._state.warm(model):
             return True

@@ -94,14 +94,23 @@ class Dispatcher(PlacementDriver[Placement]):
     def queue_stats(self) -> dict[ModelName, QueueStats]:
         return self._placer.queue_stats()
 
-    async def place(self, request: IncomingRequest, place_at: str = "") -> Placement:
+    async def place(self, request: IncomingRequest) -> Placement:
         """Reserve a slot for a request, after a time in the queue if its policy decides so.
+
+        Raises Rejected.
+        """
+        return await self.placed(self.begin(request))
+
+    def begin(self, request: IncomingRequest, place_at: str = "") -> Placement:
+        """As `place`; while the result `is_pending`, `placed` waits for it.
 
         `place_at`: the pod that a scheduler has chosen. Raises Rejected.
         """
         placement = Placement(request, place_at)
         self._placer.place(placement)
-        return await self._placed(placement)
+        if placement.error is not None:
+            raise placement.take_error()
+        return placement
 
     async def place_planned(self, request: IncomingRequest, pod: str, policy: str) -> Placement:
         """Reserve a slot at the pod that a plan has chosen. Raises PlanRefused."""
@@ -120,9 +129,9 @@ class Dispatcher(PlacementDriver[Placement]):
             raise PlanRefused
         if is_granted:
             placement.is_pending = False
-        return await self._placed(placement)
+        return await self.placed(placement)
 
-    async def _placed(self, placement: Placement) -> Placement:
+    async def placed(self, placement: Placement) -> Placement:
         if placement.is_pending:
             placement.wakeup = self._loop.create_future()
             try:

@@ -160,7 +160,7 @@ class Placer(Generic[P]):
         """Route queued requests again, after the current callbacks: the cluster changed."""
         if self._refusals.are_kept:
             self._refusals.note_change(self._now_s())
-        if not self._is_changed and self._queue.size:
+        if not self._is_changed and self._queue.waiting and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
 
@@ -200,23 +200,26 @@ class Placer(Generic[P]):
 
     def _route_new(self, placement: P, now_s: float) -> RoutingResult:
         """Route a new request, which comes after the queued requests of its model."""
-        model = placement.arrival.model
+        model, queue, credit = placement.arrival.model, self._queue, self._cold_start_credit
         self._tenants.record(model.namespace, now_s)
-        result = self._route(placement, now_s, ahead=self._queue.ahead_of(placement.arrival))
+        ahead = queue.ahead_of(placement.arrival) if queue.waiting else 0
+        result = self._route(placement, now_s, ahead=ahead)
         if placement.direct_tries == 1 and result.spec is not None:
             self._state.arrivals.record(result.spec.key, now_s)
-        self._cold_start_credit.record(model, result.decision, now_s)
+        if credit.by_model or result.decision.loss is not None:
+            credit.record(model, result.decision, now_s)
         return result
 
     def _route(
         self, placement: P, now_s: float, *, ahead: int = 0, behind: int = 0
     ) -> RoutingResult:
-        request, state = placement.arrival, self._state
+        request, state, queue = placement.arrival, self._state, self._queue
+        credit = self._cold_start_credit
         result = route_request(
             request, state.models, state, now_s=now_s, ahead=ahead, behind=behind,
-            stalled_s=self._queue.stalled_s(request.model, now_s),
-            lost_s=self._cold_start_credit.counted_s(request.model, now_s),
-            queued=self._queue.size, may_load=self._may_load,
+            stalled_s=queue.stalled_s(request.model, now_s) if queue.waiting else 0.0,
+            lost_s=credit.counted_s(request.model, now_s) if credit.by_model else 0.0,
+            queued=queue.size if queue.waiting else 0, may_load=self._may_load,
             may_probe=self._probes.may_be_late(placement, now_s),
             may_try_transfer=self._probes.may_try_transfer(request, now_s),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from common.pod_responses import QueueProxyFailure
+from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
 from gateway.dispatch.pod_request import request_head, resent_head, send_request
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
@@ -140,7 +140,8 @@ class Request:
     async def _place_and_send(self, until_s: float) -> Placement:
         """Place and send the request until a pod responds. Raises GatewayError."""
         lost_pods, path, body = self._context.lost_pods, self._target.pod_path, self._body
-        lost_pods.check(path, body.buffered, body.received_bytes)
+        if lost_pods.losses:
+            lost_pods.check(path, body.buffered, body.received_bytes)
         self.arrival.size_class = size_class(body.received_bytes)
         while True:
             placement = self.placement = await self._place()
@@ -157,7 +158,8 @@ class Request:
                 self._release(placement, is_cancelled=True)
                 raise
             else:
-                lost_pods.acquit(path, body.buffered, body.received_bytes)
+                if lost_pods.losses:
+                    lost_pods.acquit(path, body.buffered, body.received_bytes)
                 return placement
 
     def _count_arrival(self) -> None:
@@ -165,7 +167,9 @@ class Request:
 
     async def _place(self) -> Placement:
         """Place the next attempt. Raises GatewayError."""
-        return await self._context.dispatcher.place(self.arrival, self._headers.place_at)
+        dispatcher = self._context.dispatcher
+        placement = dispatcher.begin(self.arrival, self._headers.place_at)
+        return await dispatcher.placed(placement) if placement.is_pending else placement
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""
@@ -188,15 +192,16 @@ class Request:
                 await self._client.run.in_task()
                 connection = await self._resend(lost, placement, head)
             self.response = response = read_response(connection.headers)
-            if not is_from_pod(connection, response):
+            if connection.status in FAILURE_STATUSES and not is_from_pod(connection, response):
                 await self._client.run.in_task()
                 cause = await classify_response(connection, connections, entry.address)
                 raise self._queue_proxy_error(placement, cause)
-            reason = self._context.retries.reason_after(
-                response.not_executed, self._failed, placement, placement.decision
-            )
-            if reason is not None:
-                raise self._retry(placement, reason)
+            if response.not_executed is not None:
+                reason = self._context.retries.reason_after(
+                    response.not_executed, self._failed, placement, placement.decision
+                )
+                if reason is not None:
+                    raise self._retry(placement, reason)
         except BaseException:
             connection.close()
             raise

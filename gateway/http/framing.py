@@ -56,17 +56,11 @@ class KnownHead:
     """What `read_headers` reads from it, once it has; without an id if the client gave none."""
 
 
-class KnownHeads:
+class KnownHeads(dict[bytes, KnownHead]):
     """Heads of inference requests by their bytes. Most clients repeat theirs, but for the length.
 
     Bounded, as clients choose them: with too many all are forgotten.
     """
-
-    def __init__(self) -> None:
-        self._heads: dict[bytes, KnownHead] = {}
-
-    def find(self, head: bytes) -> KnownHead | None:
-        return self._heads.get(head)
 
     def keep(
         self, head: bytes, path: bytes, host: bytes, headers: Headers, content_length: int
@@ -80,9 +74,9 @@ class KnownHeads:
             return
         if int(known.get(b"content-length", -1)) != content_length:
             return
-        if len(self._heads) >= _MAX_KNOWN:
-            self._heads.clear()
-        self._heads[head] = KnownHead(path, host, headers, content_length)
+        if len(self) >= _MAX_KNOWN:
+            self.clear()
+        self[head] = KnownHead(path, host, headers, content_length)
 
 
 class InvalidFraming(Exception):

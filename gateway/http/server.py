@@ -275,7 +275,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _take_known(self, data: bytes) -> bool:
         """Take a whole request, between others, whose head is one that was parsed before."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
-        head = self._heads.find(data[:end])
+        head = self._heads.get(data[:end])
         if head is None or len(data) - end != head.content_length:
             return False
         target = self._resolve_target(head.path, head.host)

@@ -54,11 +54,12 @@ class ColdStartCredit:
 
     def __init__(self, max_models: int = MAX_MODELS) -> None:
         self._max_models = max_models
-        self._by_model: dict[ModelName, _ModelCredit] = {}
+        self.by_model: dict[ModelName, _ModelCredit] = {}
+        """Where it is empty, no model has credit."""
 
     def counted_s(self, model: ModelName, now_s: float) -> float:
         """The model's credit towards its next load."""
-        credit = self._by_model.get(model)
+        credit = self.by_model.get(model)
         if credit is None:
             return 0.0
         credit.advance(now_s)
@@ -72,15 +73,15 @@ class ColdStartCredit:
 
     def settle(self, model: ModelName, decision: Decision) -> None:
         """Reset the credit if the decision is a load."""
-        if self._by_model and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
-            self._by_model.pop(model, None)
+        if self.by_model and isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
+            self.by_model.pop(model, None)
 
     def _add(self, model: ModelName, loss: ColdStartLoss, now_s: float) -> None:
-        credit = self._by_model.get(model)
+        credit = self.by_model.get(model)
         if credit is None:
-            if len(self._by_model) >= self._max_models:
-                del self._by_model[next(iter(self._by_model))]
-            credit = self._by_model[model] = _ModelCredit(now_s, loss.load_s)
+            if len(self.by_model) >= self._max_models:
+                del self.by_model[next(iter(self.by_model))]
+            credit = self.by_model[model] = _ModelCredit(now_s, loss.load_s)
         credit.span_s = loss.load_s
         credit.advance(now_s)
         credit.latest_s += loss.seconds

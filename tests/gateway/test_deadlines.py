@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.deadlines import Deadlines
+from gateway.request_run import Deadlines
 from load.simulator.event_queue import EventQueue
 
 

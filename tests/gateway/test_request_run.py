@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.deadlines import Deadlines
 from gateway.dispatch.dispatcher import LoopTimers
-from gateway.request_run import RequestRun, waker
+from gateway.request_run import Deadlines, RequestRun, waker
 from tests.gateway.asynchronous import run_async
 from tests.gateway.dispatcher_harness import eventually
 

@@ -1,0 +1,92 @@
+"""How many files a warm request visits in the gateway, which its reader has to know; no more."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from gateway.__main__ import running_app
+from gateway.settings import GatewaySettings
+from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodReport, Samples
+from registry.redis.client import Registry
+from tests.gateway.asynchronous import run_async
+from tests.gateway.dispatcher_harness import eventually
+from tests.gateway.http.test_server import connected, read_response
+from tests.servers import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from types import FrameType
+
+    from gateway.app import GatewayApp
+    from tests.servers import RedisServer
+
+MOST_IN_GATEWAY: Final = 32
+MOST_IN_ALL: Final = 42
+WARM_UP: Final = 3
+SPEC: Final = ModelSpec(ModelName("default", "m"), "file:///m")
+REQUEST: Final = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
+RESPONSE: Final = b"HTTP/1.1 200 OK\r\nx-pilotlight-pod: pod-a\r\ncontent-length: 2\r\n\r\n[]"
+TIMES_S: Final = {"preprocess": 0.0001, "infer": 0.0002, "postprocess": 0.0001, "network": 0.0005}
+
+
+async def serve_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65536):
+        writer.write(RESPONSE)
+    writer.close()
+
+
+@asynccontextmanager
+async def warm_gateway(redis: RedisServer, pool: str) -> AsyncIterator[GatewayApp]:
+    """A gateway in this process, whose pod has measured the model."""
+    async with AsyncExitStack() as stack:
+        pod = await asyncio.start_server(serve_pod, "127.0.0.1", 0)
+        stack.callback(pod.close)
+        host, port = pod.sockets[0].getsockname()
+        registry = await Registry.connect(redis.url, pool)
+        stack.push_async_callback(registry.close)
+        epoch = await registry.register_pod(PodInfo("pod-a", f"{host}:{port}", "node", slots=4))
+        await registry.put_models([SPEC])
+        await registry.set_tier("pod-a", epoch, SPEC.key, Tier.DEVICE, 1)
+        samples = tuple(Samples(SPEC.key, name, (time_s,)) for name, time_s in TIMES_S.items())
+        await registry.heartbeat("pod-a", epoch, PodReport(samples=samples))
+        settings = GatewaySettings(redis_url=redis.url, pool=pool)
+        app = await stack.enter_async_context(running_app(settings))
+        state = app.pools.owner_of(SPEC.name).watch.state
+        await eventually(lambda: state.holders(SPEC.key))
+        estimates = state.pods["pod-a"].estimates
+        await eventually(lambda: estimates[SPEC.key].stages.is_measured)
+        yield app
+
+
+@run_async
+async def test_a_warm_request_visits_no_more_files_than_recorded(
+    redis: RedisServer, pool: str
+) -> None:
+    visits: list[set[str]] = []
+
+    def record(frame: FrameType, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and path.is_relative_to(REPOSITORY):
+            visits[-1].add(path.relative_to(REPOSITORY).as_posix())
+
+    async with (
+        warm_gateway(redis, pool) as app,
+        connected(app.infer, find=app.resolve_target) as (reader, writer, _),
+    ):
+        for number in range(8):
+            visits.append(set())
+            sys.setprofile(record if number >= WARM_UP else None)
+            writer.write(REQUEST)
+            assert await read_response(reader) == b"[]"
+        sys.setprofile(None)
+    # without what runs beside some of them
+    visited = sorted(set.intersection(*visits[WARM_UP:]))
+    ours = [each for each in visited if each.startswith(("gateway/", "registry/", "common/"))]
+    in_gateway = [each for each in ours if each.startswith("gateway/")]
+    assert 10 < len(in_gateway) <= MOST_IN_GATEWAY, in_gateway
+    assert len(ours) <= MOST_IN_ALL, ours
