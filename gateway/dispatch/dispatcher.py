@@ -107,9 +107,9 @@ class Dispatcher(PlacementDriver[Placement]):
         `place_at`: the pod that a scheduler has chosen. Raises Rejected.
         """
         placement = Placement(request, place_at)
-        self._placer.place(placement)
-        if placement.error is not None:
-            raise placement.take_error()
+        error = self._placer.place(placement)
+        if error is not None:
+            raise error
         return placement
 
     async def place_planned(self, request: IncomingRequest, pod: str, policy: str) -> Placement:

@@ -90,9 +90,11 @@ class PlacementDriver(Generic[P]):
         raise NotImplementedError
 
     def on_placed(self, placement: P) -> None:
+        """A request that waited is placed."""
         raise NotImplementedError
 
     def on_rejected(self, placement: P, error: Rejected) -> None:
+        """A request that waited is rejected."""
         raise NotImplementedError
 
     def before_dispatch(self) -> None:

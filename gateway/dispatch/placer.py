@@ -81,11 +81,15 @@ class Placer(Generic[P]):
     def queue_stats(self) -> dict[ModelName, QueueStats]:
         return self._queue.stats(self._now_s())
 
-    def place(self, placement: P) -> None:
-        """Place a request; the driver receives the result, possibly before this returns."""
+    def place(self, placement: P) -> Rejected | None:
+        """Place a new request; returns why it is rejected, if it is.
+
+        While it `is_pending` it waits, and the driver receives the result later.
+        """
         now_s = self._now_s()
-        if self._refuse_like_another(placement, now_s):
-            return
+        error = self._refused_like_another(placement, now_s)
+        if error is not None:
+            return error
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
             if self._is_changed:  # queued requests first, so that tenants take turns
@@ -95,20 +99,16 @@ class Placer(Generic[P]):
             if isinstance(decision, SendTo):
                 placement.policy = result.policy
                 is_granted = self._reserve(placement, decision, now_s)
-                if is_granted is None:
-                    return
                 if is_granted:
                     placement.is_pending = False
-                    self._driver.on_placed(placement)
-                    return
+                if is_granted is not False:
+                    return None
             elif isinstance(decision, Wait):
                 placement.policy = result.policy
-                self._enqueue(placement, result)
-                return
+                return self._enqueue(placement, result)
             else:
-                self._refuse(placement, result, rejection_error(decision))
-                return
-        self._enqueue(placement, None)
+                return self._refuse(placement, result, rejection_error(decision))
+        return self._enqueue(placement, None)
 
     def place_planned(self, placement: P, decision: SendTo) -> bool | None:
         """Reserve what a plan has chosen for a new request; the driver's answer.
@@ -148,8 +148,10 @@ class Placer(Generic[P]):
         elif is_granted:
             placement.is_pending = False
             self._driver.on_placed(placement)
-        else:
-            self.place(placement)
+        elif (error := self.place(placement)) is not None:
+            self._driver.on_rejected(placement, error)
+        elif not placement.is_pending:
+            self._driver.on_placed(placement)
 
     def cancel(self, placement: P) -> None:
         """Cancel a request that is not placed yet."""
@@ -166,24 +168,25 @@ class Placer(Generic[P]):
 
     # Refusals
 
-    def _refuse(self, placement: P, result: RoutingResult | None, error: Rejected) -> None:
+    def _refuse(self, placement: P, result: RoutingResult | None, error: Rejected) -> Rejected:
         """Reject a new request, and those like it until something changes."""
         if result is not None and result.spec is not None and not placement.place_at:
             queued = self._queue.depth_of(placement.arrival.model)
             self._refusals.keep(
                 placement.arrival, result, error, queued=queued, now_s=self._now_s()
             )
-        self._reject(placement, error)
+        placement.is_pending = False
+        return error
 
-    def _refuse_like_another(self, placement: P, now_s: float) -> bool:
+    def _refused_like_another(self, placement: P, now_s: float) -> Rejected | None:
         """Reject a new request without a decision, if one like it was just rejected."""
         if placement.place_at or placement.direct_tries or not self._refusals.are_kept:
-            return False
+            return None
         request = placement.arrival
         queued = self._queue.depth_of(request.model)
         known = self._refusals.find(request, queued=queued, now_s=now_s)
         if known is None:
-            return False
+            return None
         result = known.result
         assert result.spec is not None
         self._tenants.record(request.model.namespace, now_s)
@@ -193,8 +196,8 @@ class Placer(Generic[P]):
             placement.policy = result.policy
         if self._on_routed is not None:
             self._on_routed(request, result, now_s)
-        self._reject(placement, known.error.copy())
-        return True
+        placement.is_pending = False
+        return known.error.copy()
 
     # Routing
 
@@ -246,12 +249,12 @@ class Placer(Generic[P]):
 
     # The queue
 
-    def _enqueue(self, placement: P, result: RoutingResult | None) -> None:
+    def _enqueue(self, placement: P, result: RoutingResult | None) -> Rejected | None:
+        """Returns why a request is rejected, if it is."""
         try:
             self._queue.add(placement, self._now_s())
         except Rejected as error:
-            self._refuse(placement, result, error)
-            return
+            return self._refuse(placement, result, error)
         if result is not None:
             self._queue.record_wait(placement, result.decision.reason, placement.enqueued_s)
         timeout_s = self._queue.timeout_s(placement)
@@ -260,6 +263,7 @@ class Placer(Generic[P]):
             self._timers.after(gather_s, self._on_gathered, placement)
         self.notify_change()
         self._poll_later()
+        return None
 
     def _on_gathered(self, placement: P) -> None:
         if placement.is_pending:

@@ -155,7 +155,14 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         request = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:
             self._events.at(arrival.deadline_s, self._deadline_passed, arrival)
-        self.placer.place(request)
+        self._place(request)
+
+    def _place(self, request: SimulatedRequest) -> None:
+        error = self.placer.place(request)
+        if error is not None:
+            self.on_rejected(request, error)
+        elif not request.is_pending:
+            self.on_placed(request)
 
     def _reject_unknown(self, id_: str, row: Row) -> None:
         now_s, tenant, model, input_size, output_size, deadline_s = row
@@ -195,7 +202,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             self._finish(self._attempt(asked, None), 503, error, "not-ready")
 
     def _on_selected(self, asked: ApplicationArrival, selection: Selection) -> None:
-        """As the live gateway's `ApplicationCall`: plans are tried up to a limit."""
+        """As the live gateway's `ApplicationRequest`: plans are tried up to a limit."""
         if asked.request.id not in self._asked:
             return
         request = self._attempt(asked, selection.variant)
@@ -206,7 +213,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         if asked.plans == 1 and self.on_arrival is not None:
             self.on_arrival(selection.variant, self._events.now_s)
         if selection.pod is None or asked.plans >= MAX_PLANS:
-            self.placer.place(request)
+            self._place(request)
             return
         spec = self._state.models[selection.variant].serving
         decision = planned_decision(spec, selection.pod, self._state)
@@ -346,7 +353,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             request.is_over, asked.failed = True, failed
             self._join_window(asked)
         elif error is None:
-            self.placer.place(request.retry())
+            self._place(request.retry())
         else:
             self._finish(request, 503, error)
 

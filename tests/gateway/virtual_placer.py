@@ -61,7 +61,11 @@ class VirtualPlacer(PlacementDriver[PendingPlacement]):
         placement = PendingPlacement(
             IncomingRequest(f"r{number}", spec.name, now_s, 0.0, number, deadline_s=deadline_s)
         )
-        self.placer.place(placement)
+        error = self.placer.place(placement)
+        if error is not None:
+            self.on_rejected(placement, error)
+        elif not placement.is_pending:
+            self.on_placed(placement)
         return placement
 
     def end_request(self, pod: str) -> None:

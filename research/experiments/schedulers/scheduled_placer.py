@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from gateway.dispatch.fair_queue import QueueKey
     from gateway.dispatch.pending_placement import PlacementDriver
+    from gateway.errors import Rejected
     from gateway.routing.timers import Timers
     from registry.domain.cluster import ClusterState
     from research.experiments.schedulers.inference_rules import InferenceRule
@@ -59,13 +60,12 @@ class ScheduledPlacer(Placer[P]):
         self._model_at: dict[str, str] = {}
         """By machine: key of the model that it ran last."""
 
-    def place(self, placement: P) -> None:
+    def place(self, placement: P) -> Rejected | None:
         result = self._route_new(placement, self._now_s())
         if isinstance(result.decision, Reject):
-            self._reject(placement, rejection_error(result.decision))
-            return
+            return self._refuse(placement, None, rejection_error(result.decision))
         placement.policy = result.policy
-        self._enqueue(placement, None)
+        return self._enqueue(placement, None)
 
     def _dispatch_ready(self, *, only_if_free: bool) -> None:
         """Start what the rule says; without `only_if_free`, first reject what can never start."""

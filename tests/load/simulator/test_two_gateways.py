@@ -23,6 +23,7 @@ from tests.load.simulator.traces import Row, trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.errors import Rejected
     from load.simulator.pods.simulated_request import SimulatedRequest
 
     Publish = Callable[[float, list[ClusterState]], None]
@@ -39,9 +40,9 @@ class TwoPlacers:
         self._placers = placers
         self._placed = 0
 
-    def place(self, request: SimulatedRequest) -> None:
+    def place(self, request: SimulatedRequest) -> Rejected | None:
         self._placed += 1
-        self._placers[self._placed % 2].place(request)
+        return self._placers[self._placed % 2].place(request)
 
     def notify_change(self) -> None:
         for each in self._placers:
