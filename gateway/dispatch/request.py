@@ -19,8 +19,7 @@ from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.headers import PodResponse, read_response
 from gateway.http.inference_client import wait_for_reader
-from gateway.telemetry.recent_requests import stage_timings
-from gateway.telemetry.request_telemetry import ServedRequest
+from gateway.telemetry.recent_requests import RecentRequest, stage_timings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
 from registry.domain.measures import size_class
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.arrival_counter import ArrivalCounter
+    from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from gateway.upstream.event_log import EventLog, LoggedRequest
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
@@ -297,14 +297,15 @@ class Request:
         if not connection.has_body:
             await connection.wait_body()  # an error until here still gets a clear response
         timings = stage_timings(self._queue_s, time.perf_counter() - self._sent_s, response)
-        served = self._served_request(placement)
+        outcome = self._outcome(placement, timings)
         if placement.spec.logger is not None:
             self._log_request(placement)
-        lines = telemetry.head_lines(served, response, timings)
+        entry = placement.reservation.entry.name
+        lines = telemetry.head_lines(outcome, response, timings, entry, client.target)
         client.start_response(connection.status, lines, has_length=response.has_length)
         is_last = self._forward_body(placement)
         # After the write: off its path.
-        telemetry.served(served, timings, connection.status, self._error_body)
+        telemetry.served(outcome, self._error_body)
         if response.has_length:  # it is complete at the pod: a slow client holds no slot
             self._release(placement)
         while not is_last:
@@ -339,17 +340,21 @@ class Request:
             logged.request(body.buffered, body.received_bytes, _content_type(headers))
             self._logged = logged if self.connection.status == HTTPStatus.OK else None
 
-    def _served_request(self, placement: Placement) -> ServedRequest:
-        target, start, error = self._client.target, self.response.start, ""
-        if self.connection.status >= HTTPStatus.BAD_REQUEST:
+    def _outcome(self, placement: Placement, timings: StageTimings) -> RecentRequest:
+        decision, status = placement.decision, self.connection.status
+        reason, start = str(decision.reason), self.response.start
+        if start == "warm" and self._awaited_tier:
+            start = self._awaited_tier
+        if status >= HTTPStatus.BAD_REQUEST:
             # an error of a server behind the pod has no name of its own
-            error = self.response.error.decode("latin-1") or "error"
-        return ServedRequest(
-            self.arrival.id, target.label, target.version, str(placement.policy),
-            placement.decision, placement.reservation.entry.name,
-            placement.reservation.predict.name,
-            start if start != "warm" else self._awaited_tier or "warm",
-            target.selection_lines, error,
+            reason, start = self.response.error.decode("latin-1") or "error", ""
+        forecast = decision.forecast
+        if forecast is not None and not forecast.is_measured:
+            forecast = None
+        return RecentRequest(
+            self.arrival.id, time.time(), self._client.target.label, str(placement.policy), reason,
+            start, status, placement.reservation.predict.name, timings,
+            None if forecast is None else forecast.seconds,
         )  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -19,33 +18,12 @@ from gateway.telemetry.recent_requests import (
 if TYPE_CHECKING:
     from gateway.errors import GatewayError
     from gateway.http.headers import PodResponse
-    from gateway.routing.decision import SendTo
+    from gateway.http.routes import ModelTarget
     from gateway.telemetry.metrics import GatewayMetrics
     from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.tracing import Tracer
 
 _access_logger = logging.getLogger("gateway.access")
-
-
-@dataclass(slots=True)
-class ServedRequest:
-    """A request with a response from a pod, as response headers and metrics show it."""
-
-    id: str
-    model: str
-    """Metric label `NAMESPACE/NAME`."""
-    version: bytes
-    """The version that responded, if the model has canaries."""
-    policy: str
-    decision: SendTo
-    entry: str
-    predict: str
-    start: str
-    """`warm`, or the tier that the model was loaded from while the request waited."""
-    selection_lines: bytes = b""
-    """Header lines about the variant, if the request was to an application."""
-    error: str = ""
-    """The name of the error that the pod responded with, such as `load-failed`."""
 
 
 class RequestTelemetry:
@@ -65,41 +43,33 @@ class RequestTelemetry:
         self._failures = FailureLog()
 
     def head_lines(
-        self, request: ServedRequest, response: PodResponse, timings: StageTimings
-    ) -> list[bytes]:
+        self, outcome: RecentRequest, response: PodResponse, timings: StageTimings, entry: str,
+        target: ModelTarget,
+    ) -> list[bytes]:  # fmt: skip
         """Parts of the header lines of the response to the client."""
         lines = response.forwarded
         lines += (
-            b"x-request-id: ", request.id.encode(),
-            b"\r\nx-pilotlight-pod: ", response.pod or request.entry.encode(),
-            b"\r\nx-pilotlight-predict-pod: ", response.predict_pod or request.predict.encode(),
-            b"\r\nx-pilotlight-policy: ", request.policy.encode(),
-            b"\r\nx-pilotlight-reason: ", (request.error or request.decision.reason).encode(),
+            b"x-request-id: ", outcome.id.encode(),
+            b"\r\nx-pilotlight-pod: ", response.pod or entry.encode(),
+            b"\r\nx-pilotlight-predict-pod: ", response.predict_pod or outcome.pod.encode(),
+            b"\r\nx-pilotlight-policy: ", outcome.policy.encode(),
+            b"\r\nx-pilotlight-reason: ", outcome.reason.encode(),
             b"\r\nserver-timing: ", timings.server_timing(), b"\r\n",
             self._gateway_line,
         )  # fmt: skip
-        if not request.error:
-            lines += (b"x-pilotlight-start: ", request.start.encode(), b"\r\n")
-        if request.version:
-            lines += (b"x-pilotlight-version: ", request.version, b"\r\n")
-        if request.selection_lines:
-            lines.append(request.selection_lines)
+        if outcome.start:
+            lines += (b"x-pilotlight-start: ", outcome.start.encode(), b"\r\n")
+        if target.version:
+            lines += (b"x-pilotlight-version: ", target.version, b"\r\n")
+        if target.selection_lines:
+            lines.append(target.selection_lines)
         return lines
 
-    def served(
-        self, request: ServedRequest, timings: StageTimings, status: int, error_body: bytes = b""
-    ) -> None:
+    def served(self, outcome: RecentRequest, error_body: bytes = b"") -> None:
         """Count a pod's response; `error_body`: the beginning of an error's."""
-        forecast = request.decision.forecast
-        self._ended(
-            RecentRequest(
-                request.id, time.time(), request.model, request.policy,
-                request.error or str(request.decision.reason),
-                "" if request.error else request.start, status, request.predict, timings,
-                forecast.seconds if forecast is not None and forecast.is_measured else None,
-                error_message(error_body) if error_body else "",
-            )
-        )  # fmt: skip
+        if error_body:
+            outcome = outcome._replace(error=error_message(error_body))
+        self._ended(outcome)
 
     def answered_by_look(
         self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
