@@ -78,20 +78,12 @@ def find_references(
 
     Raises InvalidRequest.
     """
-    document, _ = split_body(body, header_length)
+    document, tail = split_body(body, header_length)
     inputs = document.get("inputs")
-    found = []
-    for index, entry in enumerate(inputs if isinstance(inputs, list) else []):
-        path = f"inputs[{index}]"
-        if not isinstance(entry, dict):
-            continue  # decoding says so
-        reference = parse_reference(_parameters(entry, path), path)
-        if reference is not None:
-            spec = parse_tensor_spec(
-                entry.get("name"), entry.get("datatype"), entry.get("shape"), path
-            )
-            found.append((reference, spec))
-    return found
+    if not isinstance(inputs, list):
+        return []  # decoding says so
+    entries = _read_entries(inputs, tail, "inputs")
+    return [(each.reference, each.spec) for each in entries if each.reference is not None]
 
 
 def decode_request(
