@@ -91,6 +91,8 @@ class Request:
         self._context = context
         self._client = client
         self._target = client.target
+        self._path = client.target.pod_path
+        """By which lost pods are remembered: as asked for, whatever serves it."""
         self._headers = headers
         self._body = body
         self._started_s = time.perf_counter()
@@ -139,7 +141,7 @@ class Request:
 
     async def _place_and_send(self, until_s: float) -> Placement:
         """Place and send the request until a pod responds. Raises GatewayError."""
-        lost_pods, path, body = self._context.lost_pods, self._target.pod_path, self._body
+        lost_pods, path, body = self._context.lost_pods, self._path, self._body
         if lost_pods.losses:
             lost_pods.check(path, body.buffered, body.received_bytes)
         self.arrival.size_class = size_class(body.received_bytes)
@@ -273,7 +275,7 @@ class Request:
         if retry.reason is NotExecuted.POD_DIED:
             entry, body = placement.reservation.entry, self._body
             suspicion = context.lost_pods.record(
-                self._target.pod_path, body.buffered, body.received_bytes,
+                self._path, body.buffered, body.received_bytes,
                 pod=f"{entry.name}/{entry.epoch}", begun=self._begun,
             )  # fmt: skip
             if suspicion is not None:

@@ -272,3 +272,13 @@ def test_a_name_is_either_a_models_or_an_applications(harness: GatewayHarness) -
     assert harness.run(lambda registry: registry.delete_applications([DIGITS.name])) == []
     harness.wait_synced()
     assert _ask(harness).status_code == 404
+
+
+def test_a_request_that_kills_its_pods_is_refused_when_sent_again(harness: GatewayHarness) -> None:
+    variants = _declare(harness)
+    for name in ("pod-b", "pod-c", "pod-d", "pod-e"):
+        harness.start_pods(name, warm=variants, lease_s=1)
+    for _ in range(3):
+        response = _ask(harness, content=b'{"instances": ["lethal"]}', x_test="die=1")
+        assert response.status_code == 503, response.text
+        assert "2 pods were lost with this request" in response.json()["error"]
