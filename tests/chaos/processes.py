@@ -104,7 +104,7 @@ class ProcessTable:
         except OSError:
             return None
         parent, started = int(stat[1]), int(stat[19])
-        if stat[0] in "ZX":
+        if stat[0] in "ZX" and int(stat[17]) <= 1:  # with other threads its sockets are still open
             return None
         if self._mark in environment:
             role = next((role for part, role in _ROLES if part in command), "other")
