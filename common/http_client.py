@@ -11,6 +11,7 @@ import ssl
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -168,7 +169,10 @@ class HttpClient:
         """
         connection = await self._begin("GET", address, path, headers, b"", parts)
         try:
-            await connection.wait_end()
+            if connection.status == HTTPStatus.OK:
+                await connection.wait_end()
+            else:
+                await connection.read_body(self._max_body_bytes)
         finally:
             self.release(address, connection)
         return connection.status

@@ -125,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
             await self._wait()
 
     async def wait_end(self) -> None:
-        """Wait until the response is complete, in place or with chunks not taken."""
+        """Wait until a response in place is complete; raises as `wait_head`."""
         while not self.is_complete:
             await self._wait()
 

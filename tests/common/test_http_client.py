@@ -351,6 +351,19 @@ def test_a_body_is_received_into_given_memory(run: Any, tmp_path: Path, is_encry
     run(check)
 
 
+def test_a_long_body_that_is_not_for_the_memory_is_passed_over(run: Any) -> None:
+    async def check() -> None:
+        missing = b"HTTP/1.1 404 Not Found\r\ncontent-length: %d\r\n\r\n" % LARGE_BYTES
+        server = Server(missing + bytes(LARGE_BYTES), OK)
+        async with server.running() as address, asyncio.timeout(20):
+            with client() as http:
+                assert await http.receive(address, "/", {}, [memoryview(bytearray(8))]) == 404
+                assert (await http.request("GET", address, "/")).body == b"hi"
+        assert server.connections == 1
+
+    run(check)
+
+
 @pytest.mark.parametrize(
     ("answer", "text"),
     [
