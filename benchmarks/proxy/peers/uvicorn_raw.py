@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class Upstream(asyncio.Protocol):
     """One keep-alive connection to the pod; one exchange at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, idle: list[Upstream]) -> None:
+        self._idle = idle
+        self._done: asyncio.Future[int] | None = None
         self._new_exchange()
 
     def _new_exchange(self) -> None:
@@ -32,7 +34,9 @@ class Upstream(asyncio.Protocol):
         self._transport = transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self._done.done():
+        if self in self._idle:
+            self._idle.remove(self)
+        elif self._done is not None and not self._done.done():
             self._done.set_exception(exc or ConnectionResetError("closed"))
 
     def data_received(self, data: bytes) -> None:
@@ -45,6 +49,7 @@ class Upstream(asyncio.Protocol):
         self.body.append(body)
 
     def on_message_complete(self) -> None:
+        assert self._done is not None
         self._done.set_result(self._parser.get_status_code())
 
     async def post(self, head: bytes, body: bytes) -> int:
@@ -52,8 +57,7 @@ class Upstream(asyncio.Protocol):
         self._new_exchange()
         self._done = asyncio.get_running_loop().create_future()
         self._transport.write(head + body)  # type: ignore[attr-defined]
-        status: int = await self._done
-        return status
+        return await self._done
 
 
 def create_app(upstream: str) -> Callable[..., Awaitable[None]]:
@@ -74,16 +78,16 @@ def create_app(upstream: str) -> Callable[..., Awaitable[None]]:
             connection = idle.pop()
         else:
             loop = asyncio.get_running_loop()
-            _, connection = await loop.create_connection(Upstream, host, port)
+            _, connection = await loop.create_connection(lambda: Upstream(idle), host, port)
         head = (
             f"POST {scope['path']} HTTP/1.1\r\nhost: {address.netloc}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         status = await connection.post(head.encode(), body)
+        headers, content = connection.headers, b"".join(connection.body)
         idle.append(connection)
-        headers = connection.headers
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"".join(connection.body)})
+        await send({"type": "http.response.body", "body": content})
 
     return app
 
