@@ -105,11 +105,12 @@ class Estimators:
         self._numbers = itertools.count()
 
     async def close(self) -> None:
-        for task in self._running:
-            task.cancel()
+        """End all processes, also those that are ending; calls fail as their processes end."""
         for process in list(self._processes.values()):
             process.keys.clear()
             await self._end(process)
+        while self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
 
     def load_in_thread(
         self, key: str, content: memoryview, *, wants_probabilities: bool

@@ -228,6 +228,22 @@ def test_a_process_stands_still_between_calls_and_ends_with_its_last_model() -> 
     _run(work)
 
 
+def test_closing_waits_for_a_process_that_is_ending() -> None:
+    found: list[Path] = []
+
+    async def work(namespaces: Namespaces) -> None:
+        reply = hostile_model("return rows[:, 0] * 0 + os.getpid()")
+        loaded = await namespaces.load("one/last@1", reply)
+        found.append(Path(f"/proc/{int((await namespaces.ask(loaded))[0])}"))
+        namespaces.estimators.unload_soon(loaded)
+        await asyncio.sleep(0)  # the unloading begins in the next turn of the loop
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    _run(work)
+    assert not found[0].exists()
+
+
 def test_a_model_of_another_scikit_learn_is_refused() -> None:
     version = import_module("sklearn").__version__.encode()
     old = saved(logistic()).replace(version, b"0.0.1")
