@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _HEAL_LIMIT_S: Final = 180.0
 _ROUNDS_PER_CHECK: Final = 5
 _POLL_S: Final = 0.1
+_LAG_S: Final = 0.25
+"""Between the end of a killed process's connections and what /proc says of it, either way."""
 _ALLOWED: Final = {200, 429, 502, 503, 504}
 """Statuses of answers under all faults."""
 _ALLOWED_WITH: Final = {"Redis emptied": (404, 0.0), "disk full": (507, DISK_FULL_BACKOFF.max_s)}
@@ -232,7 +234,7 @@ class Campaign:
                 found.append(text)
             elif sent.outcome is Outcome.BROKEN:
                 if not any(
-                    each.alive_s <= sent.ended_s and sent.began_s <= each.gone_s
+                    each.alive_s - _LAG_S <= sent.ended_s and sent.began_s <= each.gone_s + _LAG_S
                     for each in gateways
                 ):
                     found.append(text)

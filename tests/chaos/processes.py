@@ -104,9 +104,9 @@ class ProcessTable:
         except OSError:
             return None
         parent, started = int(stat[1]), int(stat[19])
-        if stat[0] in "ZX" and int(stat[17]) <= 1:  # with other threads its sockets are still open
+        if stat[0] in "ZX":
             return None
-        if self._mark in environment:
+        if self._mark in environment and command.strip():  # a dying one's command goes first
             role = next((role for part, role in _ROLES if part in command), "other")
             return Process(pid, parent, role, started)
         known = self._roles.get((pid, started))
