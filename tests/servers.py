@@ -83,6 +83,12 @@ def is_alive(pid: int) -> bool:
     return state not in {"Z", "X"}
 
 
+def cpu_s(pid: int) -> float:
+    """Time that a process has worked, which other processes do not lengthen."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) -> None:
     """Send SIGTERM, SIGKILL after the timeout, and wait for the process."""
     process.terminate()

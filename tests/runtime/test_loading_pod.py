@@ -116,8 +116,8 @@ def test_only_a_disk_that_may_get_room_is_asked_again(cluster: Cluster, models: 
     cluster.declare("large", models / "tiny-t5")
     pod = cluster.pod(disk_bytes=250_000, slots=2, allow_simulated_work=True)
     predict(pod.url, "small", "x")
-    with ThreadPoolExecutor(1) as clients:
-        clients.submit(predict, pod.url, "small", "x", simulate="preprocess=2.0")
+    url, long = f"{pod.url}/v1/models/small:predict", "preprocess=600"
+    with unanswered(url, {"instances": ["x"]}, x_pilotlight_simulate=long):
         servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 1)
         for name, is_asked_again in (("next", True), ("large", False)) * 2:
             answer = predict(pod.url, name, "x")
@@ -297,7 +297,7 @@ def test_unloading_a_model_that_is_on_its_way_ends_its_load(cluster: Cluster, mo
         entries = (await registry.cluster()).holders(spec.key).values()
         return all(each.tier is Tier.REMOTE and each.loading_from is None for each in entries)
 
-    pod = cluster.pod(link_rate=15_000)
+    pod = cluster.pod(link_rate=5_000)
     with ThreadPoolExecutor(1) as clients:
         waiting = clients.submit(predict, pod.url, "m", "x")
         servers.wait_until(lambda: metric(pod.url, "pilotlight_downloaded_bytes_total") > 10_000)
@@ -328,7 +328,7 @@ def test_restarted_pod_adopts_what_is_on_disk(
 @pytest.mark.slow
 def test_load_that_lost_its_claim_is_dropped(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("m", models / "tiny-bert")
-    pod = cluster.pod(link_rate=50_000)
+    pod = cluster.pod(link_rate=20_000)
     epoch = epoch_of(cluster, pod.name)
     with ThreadPoolExecutor(1) as clients:
         waiting = clients.submit(predict, pod.url, "m", "x")

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import time
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -23,34 +25,51 @@ if TYPE_CHECKING:
     from tests.gateway.gateway_harness import GatewayHarness
 
 BUSY, NEW = 300, 212
-SECONDS = 4.0
-LONGEST_S = 1.0
-"""Of a new client's first response: measured 0.15 s, before that 4 s; the machine may be busy."""
+MOST_ROUNDS = 10
+"""Responses to each client before a new one's first: measured 0.9, with one accept per turn 200."""
 REQUEST = b"POST /v1/models/nobody:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
 
 
+@dataclass
+class Clients:
+    """Counts the responses to all clients, as the measure of how long a new one waits."""
+
+    received: int = 0
+
+
+@dataclass
 class Client(asyncio.Protocol):
     """Sends the next request as soon as the response arrives."""
 
-    transport: asyncio.Transport
-    first_s: float | None = None
-    """Time to the first response."""
+    clients: Clients
+    transport: asyncio.Transport = field(init=False)
+    is_served: asyncio.Event = field(default_factory=asyncio.Event)
+    waited: int = 0
+    """Responses to all clients from its request on to its first response."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self.began_s = time.monotonic()
+        self.waited = -self.clients.received
         self.transport.write(REQUEST)
 
     def data_received(self, data: bytes) -> None:
-        if self.first_s is None:
-            self.first_s = time.monotonic() - self.began_s
+        self.clients.received += 1
+        if not self.is_served.is_set():
+            self.waited += self.clients.received
+            self.is_served.set()
         self.transport.write(REQUEST)
 
 
-async def connect(port: int, count: int) -> list[Client]:
+async def connect(port: int, clients: Clients, count: int) -> list[Client]:
+    """Clients that have a response each."""
     loop = asyncio.get_running_loop()
-    opened = [loop.create_connection(Client, "127.0.0.1", port) for _ in range(count)]
-    return [client for _, client in await asyncio.gather(*opened)]
+    opened = [
+        loop.create_connection(partial(Client, clients), "127.0.0.1", port) for _ in range(count)
+    ]
+    connected = [client for _, client in await asyncio.gather(*opened)]
+    for client in connected:
+        await client.is_served.wait()
+    return connected
 
 
 @pytest.mark.slow
@@ -60,15 +79,13 @@ async def test_new_clients_are_served_beside_many_busy_ones(
 ) -> None:
     with servers.gateway(tmp_path, redis_url=redis.url) as gateway:
         os.sched_setaffinity(gateway.process.pid, {min(os.sched_getaffinity(0))})
-        busy = await connect(gateway.port, BUSY)
-        await asyncio.sleep(1.0)
-        new = await connect(gateway.port, NEW)
-        await asyncio.sleep(SECONDS)
+        async with asyncio.timeout(120):
+            clients = Clients()
+            busy = await connect(gateway.port, clients, BUSY)
+            new = await connect(gateway.port, clients, NEW)
         for client in (*busy, *new):
             client.transport.abort()
-    waits_s = [client.first_s for client in new if client.first_s is not None]
-    assert len(waits_s) == NEW, f"{NEW - len(waits_s)} clients got no response in {SECONDS} s"
-    assert max(waits_s) < LONGEST_S
+    assert max(client.waited for client in new) < MOST_ROUNDS * (BUSY + NEW)
 
 
 def test_probes_have_a_port_of_their_own(redis: servers.RedisServer, tmp_path: Path) -> None:
@@ -121,4 +138,4 @@ def test_the_wait_of_unread_connections_is_a_metric(harness: GatewayHarness) -> 
             stack.enter_context(connection)
         text = harness.client.get(f"{harness.gateway.url}/metrics").text
     assert "pilotlight_gateway_unread_connection_seconds" in text
-    assert 0 <= metric(text, "pilotlight_gateway_unread_connection_seconds") < 5
+    assert 0 <= metric(text, "pilotlight_gateway_unread_connection_seconds") < 60

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIB = 1 << 20
-PROMPT_S = 20.0
+LONGEST_S = 60.0
 PATHS = (b"PUT /v1/workflows/w", b"POST /v1/workflows/w:run", b"POST /serving/default/graph/")
 
 
@@ -28,9 +28,20 @@ def gateway(
     """Its scheduler cannot be reached: what is refused here was refused before."""
     with servers.gateway(
         tmp_path_factory.mktemp("gateway"), redis_url=redis.url, pool="workflow-bodies",
-        body_timeout=1.0, held_body_bytes=3 * MIB,
+        held_body_bytes=3 * MIB, spool_bytes=64 * MIB,
+        workflows_url=f"http://127.0.0.1:{servers.free_port()}",
+    ) as started:  # fmt: skip
+        yield started
+
+
+@pytest.fixture(scope="module")
+def impatient(
+    redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[servers.Gateway]:
+    with servers.gateway(
+        tmp_path_factory.mktemp("impatient"), redis_url=redis.url, pool="workflow-bodies",
         program=("tests.with_constants", "gateway.http.body:MIN_BODY_RATE=100000", "gateway"),
-        spool_bytes=64 * MIB, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
+        body_timeout=1.0, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
     ) as started:  # fmt: skip
         yield started
 
@@ -48,37 +59,35 @@ def assert_closed(connection: socket.socket, response: bytes) -> None:
 
 
 @pytest.mark.parametrize("request_line", PATHS)
-def test_a_body_that_trickles_is_408(gateway: servers.Gateway, request_line: bytes) -> None:
+def test_a_body_that_trickles_is_408(impatient: servers.Gateway, request_line: bytes) -> None:
     began_s = time.monotonic()
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", impatient.port), timeout=60) as connection:
         connection.sendall(head_of(request_line, 500_000))
         connection.settimeout(0.2)
         response = b""
-        while not response and time.monotonic() - began_s < 60:
+        while not response and time.monotonic() - began_s < LONGEST_S:
             with contextlib.suppress(ConnectionError):
                 connection.sendall(b"x")
             with contextlib.suppress(TimeoutError):
                 response = connection.recv(65536)
-        connection.settimeout(10)
+        connection.settimeout(60)
         assert_closed(connection, response)
     assert response.startswith(b"HTTP/1.1 408 "), response
     assert b"body-too-slow" in response
-    assert time.monotonic() - began_s < PROMPT_S
 
 
 def test_bodies_have_the_common_budget_of_all_requests(gateway: servers.Gateway) -> None:
-    responses = []
+    data = head_of(PATHS[1], 900_000) + b"x" * 800_000
     with contextlib.ExitStack() as stack:
+        sending = []
         for _ in range(5):
             address = ("127.0.0.1", gateway.port)
-            connection = stack.enter_context(socket.create_connection(address, timeout=60))
-            connection.sendall(head_of(PATHS[1], 900_000) + b"x" * 800_000)
-            connection.settimeout(0.1)
-            with contextlib.suppress(TimeoutError):
-                responses.append(connection.recv(65536))
-    assert responses
-    assert responses[0].startswith(b"HTTP/1.1 503 "), responses
-    assert b"bodies-full" in responses[0]
+            sending.append(stack.enter_context(socket.create_connection(address, timeout=60)))
+            sending[-1].sendall(data)
+        refused, _, _ = select.select(sending, [], [], 60)
+        response = read_response(refused[0])
+    assert response.startswith(b"HTTP/1.1 503 "), response
+    assert b"bodies-full" in response
 
 
 @pytest.mark.parametrize(

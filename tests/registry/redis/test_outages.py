@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-SOON_S = 15.0
+SOON_S = 30.0
 """A second, plus the delay of a busy machine; far below the long timeouts of other tests."""
 
 

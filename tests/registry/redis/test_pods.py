@@ -74,14 +74,11 @@ async def test_a_pod_has_its_address_until_its_lease_ends(registry: Registry) ->
 async def test_an_address_taken_over_belongs_to_the_new_pod(registry: Registry) -> None:
     address = "10.0.0.1:80"
     first = await registry.register_pod(PodInfo("a", address, "n", slots=1))
-    await registry.register_pod(PodInfo("b", address, "n", slots=1), lease_ttl_s=0.1)
+    second = await registry.register_pod(PodInfo("b", address, "n", slots=1))
     await registry.deregister_pod("a", first)
     assert await registry.has_pod_at(address)
-
-    async def is_over() -> bool:
-        return not await registry.has_pod_at(address)
-
-    await eventually(is_over, what="the end of the lease")
+    await Pod(registry, "b", second, 60.0).lapse()
+    assert not await registry.has_pod_at(address)
 
 
 async def test_idle_memory_is_summed_over_all_pods_ever(registry: Registry) -> None:
