@@ -1,6 +1,6 @@
 """Time of one routing decision: the policy and its bookkeeping, without any network.
 
-Timed, in CPU time, is the work of the dispatcher per request: build the request, decide on the
+Timed, in CPU time, is the work of the placer per request: build the request, decide on the
 cluster state, record the explanation. Between decisions the state changes as by the registry's
 updates, untimed. `measure_in_flight`: `auto` alone, with requests of one warm model in flight.
 """

@@ -155,7 +155,7 @@ async def running_app(
     shown = pools.served[0]
     traffic = Traffic(metrics, partial(present_level, shown.watch))
     last_minute = LastMinute(telemetry.recent, shown.watch.state)
-    overview = Overview(shown.watch, traffic, lambda: shown.dispatcher.queued_total, last_minute)
+    overview = Overview(shown.watch, traffic, lambda: shown.placer.queued_total, last_minute)
     log = AutoscalerLog(shown.watch.registry)
     updates = LiveUpdates(overview, traffic, log, is_ending)
     sources = ConsoleSources(

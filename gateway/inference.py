@@ -12,13 +12,12 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.authentication.access import credential, is_callback, without_credentials
-from gateway.dispatch.dispatcher import LoopTimers
 from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import respond_with_error
 from gateway.http.headers import SECRET, read_headers
 from gateway.http.routes import target_in_namespace
-from gateway.request_run import Deadlines
+from gateway.request_run import Deadlines, LoopTimers
 
 if TYPE_CHECKING:
     from common.pod_secret import PodSecret

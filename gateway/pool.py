@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from common.pod_client import PodClient
 from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
-from gateway.dispatch.dispatcher import Dispatcher, LoopTimers
 from gateway.dispatch.lost_pods import PAUSE_S, LostPods
+from gateway.dispatch.placer import Placer
 from gateway.dispatch.request import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
 from gateway.dispatch.retries import PassiveHealth, Retries
 from gateway.http.routes import TargetResolver
 from gateway.management.models import ServedPool
+from gateway.request_run import LoopTimers
 from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
@@ -129,9 +130,11 @@ def create_pool(
     names.add(watch.state)
     reservations = Reservations(registry, watch.state, gateway_id, ttl_s=TTL_S)
     explanations = Explanations(gateway=telemetry.gateway.decode())
-    dispatcher = Dispatcher(watch.state, reservations, explanations, watch.registry_now_s)
+    placer = Placer(
+        watch.state, reservations, LoopTimers(), watch.registry_now_s, explanations.record
+    )
     arrival_counter = ArrivalCounter(
-        registry, gateway_id, dispatcher.queue_stats, lambda: dispatcher.queued_total
+        registry, gateway_id, placer.queue_stats, lambda: placer.queued_total
     )
     events = EventLog(
         lambda outcome: metrics.events.labels(outcome).inc(),
@@ -139,9 +142,9 @@ def create_pool(
     )
     context = RequestContext(
         asyncio.get_running_loop(),
-        dispatcher,
+        placer,
         reservations,
-        Retries(PassiveHealth(LoopTimers(), dispatcher.notify_change), watch.state),
+        Retries(PassiveHealth(LoopTimers(), placer.notify_change), watch.state),
         connections,
         telemetry,
         arrival_counter,
@@ -162,7 +165,7 @@ def create_pool(
         watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
     )
     for on_change in (
-        dispatcher.notify_change, reservations.retry_releases, sneak_peek.sync,
+        placer.notify_change, reservations.retry_releases, sneak_peek.sync,
         selector.notify_change,
     ):  # fmt: skip
         watch.subscribe(on_change)
@@ -173,7 +176,7 @@ def create_pool(
         sneak_peek,
         TargetResolver(watch.state, names, is_guarded=is_guarded),
         ServedPool(
-            pool, watch, explanations, dispatcher, reservations,
+            pool, watch, explanations, placer, reservations,
             ModelMetadata(pods, watch.state),
         ),
         (

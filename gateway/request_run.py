@@ -25,6 +25,18 @@ _WIDTH_MS: Final = 10
 """How late a deadline may be noticed; one that is `_SOON_S` away or more, ten times as late."""
 
 
+class LoopTimers:
+    """Those of the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def after(self, delay_s: float, do: Callable[[Any], object], argument: Any, /) -> Timer:
+        if delay_s > 0:
+            return self._loop.call_later(delay_s, do, argument)
+        return self._loop.call_soon(do, argument)
+
+
 class Expiring(Protocol):
     def on_deadline(self) -> None:
         """The deadline has passed."""

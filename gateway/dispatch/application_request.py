@@ -13,7 +13,8 @@ import orjson
 
 from gateway.applications.application_request import ApplicationRequest as AskedApplication
 from gateway.applications.open_windows import MAX_PLANS
-from gateway.dispatch.dispatcher import PlanRefused
+from gateway.dispatch.placement import Placement
+from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.request import Request
 from gateway.errors import BadRequest
 from gateway.http.routes import target_of_variant
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from gateway.applications.application_request import Selection
     from gateway.applications.selector import ApplicationSelector
-    from gateway.dispatch.dispatcher import Placement
     from gateway.dispatch.request import RequestContext
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
@@ -87,17 +87,23 @@ class ApplicationRequest(Request):
 
     async def _place(self) -> Placement:
         """Raises ShortCircuit, GatewayError."""
-        dispatcher = self._context.dispatcher
+        placer = self._context.placer
         while True:
             selection = await self._selector.select(self._asked)
             self._plans += 1
             self._take_variant(selection)
+            placement = Placement(self.arrival)
             if selection.pod is None or self._plans >= MAX_PLANS:
-                return await dispatcher.place(self.arrival)
+                return await placement.place(placer)
+            placement.policy = selection.policy
+            if placer.place_planned(placement, selection.pod) is False:
+                continue
             try:
-                return await dispatcher.place_planned(self.arrival, selection.pod, selection.policy)
+                if placement.is_pending:
+                    await placement.wait(placer)
             except PlanRefused:
                 continue
+            return placement
 
     def _take_variant(self, selection: Selection) -> None:
         if selection.variant is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.dispatch.fair_queue import QueueKey
     from gateway.errors import Rejected
     from gateway.routing.decision import Reason, SendTo
@@ -21,8 +23,9 @@ class PendingPlacement:
     """
 
     __slots__ = (
-        "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "is_probe",
-        "place_at", "policy", "queue_key", "refusals", "spec", "timeout", "wait_reason", "work",
+        "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "is_planned",
+        "is_probe", "place_at", "policy", "queue_key", "refusals", "spec", "timeout",
+        "wait_reason", "work",
     )  # fmt: skip
 
     arrival: IncomingRequest
@@ -30,6 +33,8 @@ class PendingPlacement:
     """Source tier of the load that the queued request waited for; None: it waited for no load."""
     is_pending: bool
     """False once it is placed, rejected or cancelled."""
+    is_planned: bool
+    """A plan has chosen its pod: where that takes it no more, it is planned again."""
     is_probe: bool
     """It is expected to be late, and tried all the same."""
     direct_tries: int
@@ -59,6 +64,7 @@ class PendingPlacement:
         self.queue_key = None
         self.direct_tries = 0
         self.is_pending = True
+        self.is_planned = False
         self.is_probe = False
         self.work = None
 
@@ -78,15 +84,17 @@ P = TypeVar("P", bound=PendingPlacement)
 class PlacementDriver(Generic[P]):
     """Carries out the placer's decisions: against Redis, or in a simulated cluster."""
 
-    def reserve(self, placement: P, decision: SendTo) -> bool | None:
+    def reserve(
+        self, placement: P, decision: SendTo, on_reply: Callable[[P, bool], None]
+    ) -> bool | None:
         """Reserve what a decision needs; False: refused, since the local state was outdated.
 
-        None: `Placer.on_reply` is called later.
+        None: `on_reply` is called later, with whether it is granted.
         """
         raise NotImplementedError
 
     def release(self, placement: P) -> None:
-        """Release a reservation that was granted after the placement was over."""
+        """Release a reservation that was granted."""
         raise NotImplementedError
 
     def on_placed(self, placement: P) -> None:

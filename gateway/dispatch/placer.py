@@ -7,12 +7,13 @@ another decision on newer state. A request that never waits does not enter the q
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic
 
 from common.backoff import Backoff
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
-from gateway.dispatch.placed_at import decision_at
+from gateway.dispatch.placed_at import decision_at, planned_decision
 from gateway.dispatch.placement_guards import (
     RecentRefusals,
     RecentTenants,
@@ -22,14 +23,12 @@ from gateway.dispatch.placement_guards import (
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
-from gateway.routing.route_request import route_request
+from gateway.routing.route_request import RoutingResult, route_request
 from gateway.routing.ski_rental import ColdStartCredit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gateway.dispatch.pending_placement import PlacementDriver
-    from gateway.routing.route_request import IncomingRequest, RoutingResult
+    from gateway.routing.route_request import IncomingRequest
     from gateway.routing.timers import Timers
     from registry.domain.cluster import ClusterState
     from registry.domain.demand import QueueStats
@@ -41,6 +40,16 @@ _MAX_DIRECT_TRIES: Final = 4
 _BACKOFF: Final = Backoff(0.002, 0.1)
 
 
+OnRouted = Callable[["IncomingRequest", "RoutingResult", "ClusterState", float], None]
+
+
+class PlanRefused(Rejected):
+    """The planned pod has no slot left, or is gone: the request is to be planned again."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.QUEUE_NO_SLOT, "the planned pod takes no request now")
+
+
 class Placer(Generic[P]):
     """Decides where requests go and when. `state` must not change during a call."""
 
@@ -50,7 +59,7 @@ class Placer(Generic[P]):
         driver: PlacementDriver[P],
         timers: Timers,
         now_s: Callable[[], float],
-        on_routed: Callable[[IncomingRequest, RoutingResult, float], None] | None = None,
+        on_routed: OnRouted | None = None,
         *,
         by_deadline: bool = True,
         warm_first: bool = True,
@@ -110,20 +119,30 @@ class Placer(Generic[P]):
                 return self._refuse(placement, result, rejection_error(decision))
         return self._enqueue(placement, None)
 
-    def place_planned(self, placement: P, decision: SendTo) -> bool | None:
-        """Reserve what a plan has chosen for a new request; the driver's answer.
+    def place_planned(self, placement: P, pod: str) -> bool | None:
+        """Place a new request at the pod that a plan has chosen; the driver's answer.
 
         Queued requests go first, and a tenant leaves slots to others as with every decision.
         """
+        request, state, now_s = placement.arrival, self._state, self._now_s()
+        record = state.models.get(request.model)
+        decision = None if record is None else planned_decision(record.serving, pod, state)
+        if record is None or decision is None:
+            return False
+        placement.is_planned, placement.spec = True, record.serving
+        if self._on_routed is not None:
+            self._on_routed(request, RoutingResult(decision, None, record.serving), state, now_s)
         placement.direct_tries += 1
         if self._is_changed:
             self._dispatch_ready(only_if_free=True)
-        now_s = self._now_s()
-        self._tenants.record(placement.arrival.model.namespace, now_s)
-        self._state.arrivals.record(placement.spec.key, now_s)
+        self._tenants.record(request.model.namespace, now_s)
+        state.arrivals.record(placement.spec.key, now_s)
         if self._leaves_slot(placement, decision, now_s):
             return False
-        return self._reserve(placement, decision, now_s)
+        is_granted = self._reserve(placement, decision, now_s)
+        if is_granted:
+            placement.is_pending = False
+        return is_granted
 
     def _reserve(self, placement: P, decision: SendTo, now_s: float) -> bool | None:
         """Reserve, and count the request's work at its pods from now on, unless it is refused."""
@@ -131,23 +150,26 @@ class Placer(Generic[P]):
             decision, placement.spec.key, placement.arrival.deadline_s, self._state, now_s,
             placement.arrival.size_class,
         )  # fmt: skip
-        is_granted = self._driver.reserve(placement, decision)
+        is_granted = self._driver.reserve(placement, decision, self.on_reply)
         if is_granted is False:
             placement.end_work()
         return is_granted
 
-    def on_reply(self, placement: P, *, is_granted: bool) -> None:
+    def on_reply(self, placement: P, is_granted: bool) -> None:  # a callback
         """Continue after the registry's reply to a reservation; `reserve` had returned None."""
         if not is_granted:
             placement.end_work()
         if not placement.is_pending:
             if is_granted:
-                self._driver.release(placement)
+                self.release(placement)
         elif placement.queue_key is not None:
             self._on_queued_reply(placement, is_granted=is_granted)
         elif is_granted:
             placement.is_pending = False
             self._driver.on_placed(placement)
+        elif placement.is_planned:
+            placement.is_pending = False
+            self._driver.on_rejected(placement, PlanRefused())
         elif (error := self.place(placement)) is not None:
             self._driver.on_rejected(placement, error)
         elif not placement.is_pending:
@@ -157,6 +179,12 @@ class Placer(Generic[P]):
         """Cancel a request that is not placed yet."""
         if placement.is_pending:
             self._end_pending(placement)
+
+    def release(self, placement: P, *, is_cancelled: bool = False) -> None:
+        """End a placed request; `is_cancelled`: see `PendingPlacement.end_work`."""
+        placement.end_work(is_cancelled=is_cancelled)
+        self._driver.release(placement)
+        self.notify_change()
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
@@ -195,7 +223,7 @@ class Placer(Generic[P]):
         if isinstance(result.decision, Wait):
             placement.policy = result.policy
         if self._on_routed is not None:
-            self._on_routed(request, result, now_s)
+            self._on_routed(request, result, self._state, now_s)
         placement.is_pending = False
         return known.error.copy()
 
@@ -237,7 +265,7 @@ class Placer(Generic[P]):
         if isinstance(decision, SendTo) and self._leaves_slot(placement, decision, now_s):
             result.decision = Wait(Reason.QUEUE_NO_SLOT)
         if self._on_routed is not None:
-            self._on_routed(request, result, now_s)
+            self._on_routed(request, result, self._state, now_s)
         return result
 
     def _leaves_slot(self, placement: P, decision: SendTo, now_s: float) -> bool:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.dispatch.dispatcher import Placement
+    from gateway.dispatch.placement import Placement
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
     from gateway.http.routes import ModelTarget

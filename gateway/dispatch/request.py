@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
+from gateway.dispatch.placement import Placement
 from gateway.dispatch.pod_request import request_head, resent_head, send_request
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
@@ -26,9 +27,10 @@ from registry.domain.measures import size_class
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Coroutine
 
-    from gateway.dispatch.dispatcher import Dispatcher, Placement
     from gateway.dispatch.lost_pods import LostPods
+    from gateway.dispatch.placer import Placer
     from gateway.dispatch.reservations import Reservations
     from gateway.dispatch.retries import Retries
     from gateway.http.body import IncomingBody
@@ -51,7 +53,7 @@ class RequestContext:
     """The parts of the gateway that every request uses."""
 
     loop: asyncio.AbstractEventLoop
-    dispatcher: Dispatcher
+    placer: Placer[Placement]
     reservations: Reservations
     retries: Retries
     connections: PodConnectionPool
@@ -167,11 +169,9 @@ class Request:
     def _count_arrival(self) -> None:
         self._context.arrival_counter.count(self.arrival.model)
 
-    async def _place(self) -> Placement:
+    def _place(self) -> Coroutine[Any, Any, Placement]:
         """Place the next attempt. Raises GatewayError."""
-        dispatcher = self._context.dispatcher
-        placement = dispatcher.begin(self.arrival, self._headers.place_at)
-        return await dispatcher.placed(placement) if placement.is_pending else placement
+        return Placement(self.arrival, self._headers.place_at).place(self._context.placer)
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""
@@ -289,7 +289,7 @@ class Request:
         """Free the slot, if it is still held; `is_cancelled`: before the pod has responded."""
         if self._holds_slot:
             self._holds_slot = False
-            self._context.dispatcher.release(placement, is_cancelled=is_cancelled)
+            self._context.placer.release(placement, is_cancelled=is_cancelled)
 
     # The response
 

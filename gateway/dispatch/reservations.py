@@ -10,9 +10,10 @@ Without Redis every reservation is local, and the next snapshot corrects the cou
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from gateway.dispatch.pending_placement import PlacementDriver
+from gateway.dispatch.placement import Reservation
 from registry.domain.queued_steps import step_reservation_id
 from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
@@ -20,6 +21,8 @@ from registry.errors import RegistryUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gateway.dispatch.placement import Placement
+    from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
     from registry.domain.cluster import ClusterState
     from registry.domain.pod_state import PodState
@@ -33,34 +36,7 @@ COLLISION_PAUSE_S: Final = 5.0
 """Time without optimistic reservations at a pod that refused one."""
 
 
-@dataclass(eq=False, slots=True)
-class Reservation:
-    """A slot at the entry pod, but for steps, and a place in the predict pod's inference stage."""
-
-    id: str
-    entry: PodState
-    predict: PodState
-    start: str
-    """`warm`, or the tier the request waits from."""
-    load_token: int
-    takes_slot: bool = True
-    """False: a step, in the entry pod's step queue."""
-    is_local: bool = False
-    """Counted only in the local state: optimistic, or made without Redis."""
-    renewed_at_s: float = field(default=0.0)
-    """Loop time at which it was taken or last renewed."""
-
-    def add_pending(self, count: int) -> None:
-        """Count it in the local state, or, below 0, no more."""
-        slots = count if self.takes_slot else 0
-        if self.entry is self.predict:
-            self.entry.add_pending(slots=slots, ongoing=count)
-        else:
-            self.entry.add_pending(slots=slots)
-            self.predict.add_pending(ongoing=count)
-
-
-class Reservations:
+class Reservations(PlacementDriver["Placement"]):
     """Takes, renews and releases reservations; owns the pending counts in the local state."""
 
     def __init__(
@@ -85,13 +61,18 @@ class Reservations:
         return len(self._held)
 
     def reserve(
-        self, decision: SendTo, key: str, on_outcome: Callable[[Reservation | Refusal], object]
-    ) -> bool:
-        """Reserve what a decision needs; a refusal means that the local state was outdated.
+        self, placement: Placement, decision: SendTo, on_reply: Callable[[Placement, bool], None]
+    ) -> bool | None:
+        """Reserve, without the registry if a request is short and was not queued.
 
-        The slots count as taken in the local state from this call on. Returns False, without a call
-        of `on_outcome`, if a pod is gone.
+        The slots count as taken in the local state from this call on.
         """
+        placement.decision, key = decision, placement.spec.key
+        if placement.queue_key is None:
+            optimistic = self._reserve_optimistically(decision, key)
+            if optimistic is not None:
+                placement.reservation = optimistic
+                return True
         pods = self._state.pods
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
@@ -100,13 +81,24 @@ class Reservations:
         reservation = Reservation(request.id, entry, predict, "", 0, takes_slot=decision.takes_slot)
         reservation.add_pending(1)
 
-        def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
-            on_outcome(self._outcome(request, reservation, result))
+        def on_result(result: Granted | Refusal | RegistryUnavailable) -> None:
+            if self._is_granted(request, reservation, result):
+                placement.reservation = reservation
+                on_reply(placement, True)
+            else:  # after the current callbacks, which may bring the update that led to it
+                self._loop.call_soon(on_reply, placement, False)
 
-        self._registry.reserve(request, on_reply)
-        return True
+        self._registry.reserve(request, on_result)
+        return None
 
-    def reserve_optimistically(self, decision: SendTo, key: str) -> Reservation | None:
+    def on_placed(self, placement: Placement) -> None:
+        placement.wake()
+
+    def on_rejected(self, placement: Placement, error: Rejected) -> None:
+        placement.error = error
+        placement.wake()
+
+    def _reserve_optimistically(self, decision: SendTo, key: str) -> Reservation | None:
         """Reserve without the registry, if the request is short; None: use `reserve`."""
         if decision.mode is not LoadMode.WARM or decision.target_ongoing:
             return None
@@ -155,33 +147,35 @@ class Reservations:
             takes_slot=decision.takes_slot,
         )
 
-    def _outcome(
+    def _is_granted(
         self,
         request: ReservationRequest,
         reservation: Reservation,
         result: Granted | Refusal | RegistryUnavailable,
-    ) -> Reservation | Refusal:
+    ) -> bool:
         if isinstance(result, RegistryUnavailable):
             # the pending counts stay: they are the reservation until it is released
             reservation.start = _start_without_registry(request, self._state)
             reservation.is_local = True
-            return self._hold(reservation)
-        reservation.add_pending(-1)
-        if isinstance(result, Refusal):
-            return result
-        reservation.start, reservation.load_token = result.start, result.load_token
-        return self._hold(reservation)
+        else:
+            reservation.add_pending(-1)
+            if isinstance(result, Refusal):
+                return False
+            reservation.start, reservation.load_token = result.start, result.load_token
+        self._hold(reservation)
+        return True
 
     def _hold(self, reservation: Reservation) -> Reservation:
         reservation.renewed_at_s = self._loop.time()
         self._held.add(reservation)
         return reservation
 
-    def release(self, reservation: Reservation) -> None:
+    def release(self, placement: Placement) -> None:
         """Free the slot and the place in the inference stage.
 
         The local state changes at once: a client's next request may precede the registry's reply.
         """
+        reservation = placement.reservation
         self._held.discard(reservation)
         reservation.add_pending(-1)
         if reservation.is_local:

@@ -40,7 +40,7 @@ def render_metrics(
     metrics: GatewayMetrics, pools: Sequence[ServedPool], accept: str
 ) -> tuple[bytes, str]:
     """As `exposition`."""
-    queued = sum(each.dispatcher.queued_total for each in pools)
+    queued = sum(each.placer.queued_total for each in pools)
     reserved = sum(each.reservations.held_total for each in pools)
     metrics.unread.set(metrics.take_unread_s())
     metrics.waiting.set(queued)

@@ -20,7 +20,8 @@ from registry.inference_service.predictors import unmet_needs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.dispatch.dispatcher import Dispatcher
+    from gateway.dispatch.placement import Placement
+    from gateway.dispatch.placer import Placer
     from gateway.dispatch.reservations import Reservations
     from gateway.telemetry.explanations import Explanations
     from gateway.upstream.pod_models import ModelMetadata
@@ -44,7 +45,7 @@ class ServedPool:
     name: str
     watch: ClusterWatch
     explanations: Explanations
-    dispatcher: Dispatcher
+    placer: Placer[Placement]
     reservations: Reservations
     metadata: ModelMetadata
 

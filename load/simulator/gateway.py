@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from gateway.applications.open_windows import MAX_PLANS
 from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.pending_placement import PlacementDriver
-from gateway.dispatch.placed_at import planned_decision
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
 from gateway.routing.decision import Reason
@@ -215,17 +214,9 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         if selection.pod is None or asked.plans >= MAX_PLANS:
             self._place(request)
             return
-        spec = self._state.models[selection.variant].serving
-        decision = planned_decision(spec, selection.pod, self._state)
-        if decision is None:
-            self._join_window(asked)
-            return
-        request.spec = spec
-        if self.placer.place_planned(request, decision):
-            request.is_pending = False
+        if self.placer.place_planned(request, selection.pod):
             self.on_placed(request)
         else:
-            request.end_work()
             self._join_window(asked)
 
     def _attempt(self, asked: ApplicationArrival, variant: ModelName | None) -> SimulatedRequest:
@@ -256,7 +247,11 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     # PlacementDriver
 
-    def reserve(self, placement: SimulatedRequest, decision: SendTo) -> bool:
+    def reserve(
+        self, placement: SimulatedRequest, decision: SendTo,
+        on_reply: Callable[[SimulatedRequest, bool], None],
+    ) -> bool:  # fmt: skip
+        del on_reply  # operations take no time
         now_s = self._events.now_s
         granted = self._registry.reserve(
             placement.arrival.id, decision.entry, decision.predict, placement.spec.key,

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gateway.dispatch.dispatcher import LoopTimers
-from gateway.request_run import Deadlines, RequestRun, waker
+from gateway.request_run import Deadlines, LoopTimers, RequestRun, waker
 from tests.gateway.asynchronous import run_async
-from tests.gateway.dispatcher_harness import eventually
+from tests.gateway.placer_harness import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -13,6 +13,8 @@ from load.simulator.event_queue import EventQueue
 from tests.gateway.cluster_states import NOW_S
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.errors import Rejected
     from gateway.routing.decision import Decision, SendTo
     from registry.domain.cluster import ClusterState
@@ -28,7 +30,7 @@ class VirtualPlacer(PlacementDriver[PendingPlacement]):
         self.events.now_s = NOW_S
         self.placer: Placer[PendingPlacement] = Placer(
             state, self, self.events, self.events.now,
-            lambda _, result, __: self.decisions.append(result.decision),
+            lambda _, result, *__: self.decisions.append(result.decision),
         )  # fmt: skip
         self.decisions: list[Decision] = []
         self.replies: deque[bool | None] = deque()
@@ -39,7 +41,11 @@ class VirtualPlacer(PlacementDriver[PendingPlacement]):
         self.errors: list[Rejected] = []
         self._sequence = itertools.count()
 
-    def reserve(self, placement: PendingPlacement, decision: SendTo) -> bool | None:
+    def reserve(
+        self, placement: PendingPlacement, decision: SendTo,
+        on_reply: Callable[[PendingPlacement, bool], None],
+    ) -> bool | None:  # fmt: skip
+        del on_reply  # the test replies
         self.reserved_s.append(round(self.events.now_s - NOW_S, 6))
         is_granted = self.replies.popleft() if self.replies else True
         if is_granted:

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import redis
 
-from gateway.dispatch.reservations import Reservation, Reservations
+from gateway.dispatch.placement import Placement
+from gateway.dispatch.reservations import Reservations
 from gateway.routing.decision import Reason, SendTo
+from gateway.routing.route_request import IncomingRequest
 from load.worker_processes import end_with_parent
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
@@ -187,8 +189,8 @@ async def _run_gateway(
     try:
         async with asyncio.timeout(_TIMEOUT_S):
             await watch.wait_synced()
-        keys = [record.spec.key for record in watch.state.models.values()]
-        copies = [(pod, key) for key in keys for pod in watch.state.holders(key)]
+        specs = [record.spec for record in watch.state.models.values()]
+        copies = [(pod, spec) for spec in specs for pod in watch.state.holders(spec.key)]
         await asyncio.to_thread(start.wait, _TIMEOUT_S)
         began_cpu_s, end_s = time.process_time(), time.monotonic() + task.seconds
         async with asyncio.TaskGroup() as group:
@@ -208,21 +210,28 @@ async def _run_gateway(
 
 
 async def _reserve_repeatedly(
-    reservations: Reservations, copies: Sequence[tuple[str, str]], rng: random.Random, end_s: float
+    reservations: Reservations,
+    copies: Sequence[tuple[str, ModelSpec]],
+    rng: random.Random,
+    end_s: float,
 ) -> tuple[int, int]:
     """Reserve and release until `end_s`; returns the numbers of granted and refused ones."""
     granted = refused = 0
     while time.monotonic() < end_s:
-        pod, key = rng.choice(copies)
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        decision = SendTo(pod, pod, LoadMode.WARM, Reason.WARM)
-        if not reservations.reserve(decision, key, reply.set_result):
-            refused += 1
-            continue
-        result = await reply
-        if isinstance(result, Reservation):
+        pod, spec = rng.choice(copies)
+        placement = Placement(IncomingRequest("", spec.name, arrival_s=0.0, draw=0.0, sequence=0))
+        placement.spec = spec
+        reply: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        is_granted = reservations.reserve(
+            placement,
+            SendTo(pod, pod, LoadMode.WARM, Reason.WARM),
+            lambda _, is_granted, reply=reply: reply.set_result(is_granted),  # type: ignore[misc]
+        )
+        if is_granted is None:
+            is_granted = await reply
+        if is_granted:
             granted += 1
-            reservations.release(result)
+            reservations.release(placement)
         else:
             refused += 1
     return granted, refused

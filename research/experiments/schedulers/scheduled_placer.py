@@ -102,7 +102,7 @@ class ScheduledPlacer(Placer[P]):
     def _start(self, placement: P, machine: str) -> None:
         decision = SendTo(machine, machine, LoadMode.WARM, Reason.WARM)
         self._queue.take(placement, self._now_s())
-        is_granted = self._driver.reserve(placement, decision)
+        is_granted = self._driver.reserve(placement, decision, self.on_reply)
         if is_granted is not None:
             self._on_queued_reply(placement, is_granted=is_granted)
 

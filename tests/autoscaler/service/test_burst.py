@@ -10,13 +10,13 @@ from autoscaler.loading.predictive import Predictive, predictive
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from registry.domain.model import Tier
 from tests.autoscaler.service.conftest import model
-from tests.gateway.dispatcher_harness import running_dispatcher
+from tests.gateway.placer_harness import running_placer
 from tests.registry.redis.clients import until
 
 if TYPE_CHECKING:
     from registry.domain.model import ModelSpec
     from tests.autoscaler.service.conftest import Pod, Stage
-    from tests.gateway.dispatcher_harness import DispatcherHarness
+    from tests.gateway.placer_harness import PlacerHarness
 
 MODELS = 25
 SLOTS = 16
@@ -30,7 +30,7 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
     rule = predictive(Predictive(loads_for_queue=True))
     async with AsyncExitStack() as stack:
         gateways = [
-            await stack.enter_async_context(running_dispatcher(stage.url, stage.pool, name))
+            await stack.enter_async_context(running_placer(stage.url, stage.pool, name))
             for name in ("g", "h")
         ]
         group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -40,7 +40,7 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
         placed: set[str] = set()
         may_end, may_claim = asyncio.Event(), asyncio.Event()
 
-        async def serve(gateway: DispatcherHarness, spec: ModelSpec) -> None:
+        async def serve(gateway: PlacerHarness, spec: ModelSpec) -> None:
             """Place a request, and carry out the load that its reservation claimed."""
             placement = await gateway.place(spec)
             reserved = placement.reservation
@@ -71,8 +71,8 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
     assert {key: pods for key, pods in held.items() if len(pods) != 1} == {}
 
 
-def _counter(gateway: DispatcherHarness, number: int) -> ArrivalCounter:
-    queue = gateway.dispatcher
+def _counter(gateway: PlacerHarness, number: int) -> ArrivalCounter:
+    queue = gateway.placer
     return ArrivalCounter(
         gateway.registry, f"g{number}", queue.queue_stats, lambda: queue.queued_total
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.applications.application_request import ApplicationRequest
 from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner, plan_or_none
-from gateway.dispatch.dispatcher import LoopTimers
+from gateway.request_run import LoopTimers
 from gateway.selection.selection_policies import plan_window
 from gateway.sneakpeek.client import LookOutcome, LookResult
 from gateway.telemetry.explanations import Explanations

@@ -13,11 +13,11 @@ from gateway.dispatch import reservations
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod import PodReport, Samples
 from tests import servers
-from tests.gateway.dispatcher_harness import (
-    DispatcherHarness,
+from tests.gateway.placer_harness import (
+    PlacerHarness,
     eventually,
-    running_dispatcher,
-    with_dispatcher,
+    running_placer,
+    with_placer,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def samples_of(spec: ModelSpec, infer_s: float) -> tuple[Samples, ...]:
 
 
 async def report_samples(
-    harness: DispatcherHarness, spec: ModelSpec, epoch: int, infer_s: float = SHORT_S
+    harness: PlacerHarness, spec: ModelSpec, epoch: int, infer_s: float = SHORT_S
 ) -> None:
     report = PodReport(samples=samples_of(spec, infer_s))
     await harness.registry.heartbeat("pod-a", epoch, report, lease_ttl_s=60)
@@ -43,7 +43,7 @@ async def report_samples(
 
 
 async def a_warm_pod(
-    harness: DispatcherHarness, *, infer_s: float = SHORT_S, **policy: Any
+    harness: PlacerHarness, *, infer_s: float = SHORT_S, **policy: Any
 ) -> ModelSpec:
     spec = await harness.declare("m", **policy)
     epoch = await harness.register_pod("pod-a", slots=2, warm=spec)
@@ -58,20 +58,20 @@ def never_registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("never_registered")
-@with_dispatcher
-async def test_a_short_request_reserves_without_the_registry(harness: DispatcherHarness) -> None:
+@with_placer
+async def test_a_short_request_reserves_without_the_registry(harness: PlacerHarness) -> None:
     spec = await a_warm_pod(harness)
     placement = await harness.place(spec)
     pod = harness.watch.state.pods["pod-a"]
     assert placement.reservation.is_local
     assert pod.slots_busy == pod.inferring == 1
     assert await harness.slots_used("pod-a") == 0
-    harness.reservations.release(placement.reservation)
+    harness.release(placement)
     assert pod.slots_busy == pod.inferring == harness.reservations.held_total == 0
 
 
-@with_dispatcher
-async def test_optimistic_reservations_count_at_once(harness: DispatcherHarness) -> None:
+@with_placer
+async def test_optimistic_reservations_count_at_once(harness: PlacerHarness) -> None:
     spec = await a_warm_pod(harness, routing=RoutingPolicy.COLOCATION_QUEUEING)
     held = [await harness.place(spec) for _ in range(2)]
     third = harness.place(spec)
@@ -91,9 +91,9 @@ async def test_optimistic_reservations_count_at_once(harness: DispatcherHarness)
         ),
     ],
 )
-@with_dispatcher
+@with_placer
 async def test_reserves_with_the_registry(
-    harness: DispatcherHarness, infer_s: float, policy: dict[str, Any]
+    harness: PlacerHarness, infer_s: float, policy: dict[str, Any]
 ) -> None:
     spec = await a_warm_pod(harness, infer_s=infer_s, **policy)
     placement = await harness.place(spec)
@@ -101,31 +101,31 @@ async def test_reserves_with_the_registry(
     assert await harness.slots_used("pod-a") == 1
 
 
-@with_dispatcher
-async def test_an_unmeasured_request_reserves_with_the_registry(harness: DispatcherHarness) -> None:
+@with_placer
+async def test_an_unmeasured_request_reserves_with_the_registry(harness: PlacerHarness) -> None:
     spec = await harness.declare("m")
     await harness.register_pod("pod-a", warm=spec)
     assert not (await harness.place(spec)).reservation.is_local
 
 
-@with_dispatcher
+@with_placer
 async def test_an_optimistic_reservation_that_lasts_is_registered(
-    harness: DispatcherHarness,
+    harness: PlacerHarness,
 ) -> None:
     spec = await a_warm_pod(harness)
     placement = await harness.place(spec)
     await eventually(lambda: not placement.reservation.is_local)
     assert await harness.slots_used("pod-a") == 1
     assert harness.watch.state.pods["pod-a"].slots_busy == 1
-    harness.reservations.release(placement.reservation)
+    harness.release(placement)
     assert harness.watch.state.pods["pod-a"].slots_busy == 0
     await harness.wait_slots_used("pod-a", 0)
 
 
 @pytest.mark.slow
-@with_dispatcher
+@with_placer
 async def test_a_refused_registration_is_retried_while_the_request_continues(
-    harness: DispatcherHarness, monkeypatch: pytest.MonkeyPatch
+    harness: PlacerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 2.0)
     spec = await a_warm_pod(harness)
@@ -141,9 +141,9 @@ async def test_a_refused_registration_is_retried_while_the_request_continues(
     assert await harness.slots_used("pod-a") == 2
 
 
-@with_dispatcher
+@with_placer
 async def test_counts_return_to_zero_whenever_reservations_are_released(
-    harness: DispatcherHarness, monkeypatch: pytest.MonkeyPatch
+    harness: PlacerHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, during and after the registration."""
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 0.01)
@@ -163,14 +163,14 @@ async def test_counts_return_to_zero_whenever_reservations_are_released(
 
 
 @pytest.mark.usefixtures("never_registered")
-@with_dispatcher
+@with_placer
 async def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
-    harness: DispatcherHarness,
+    harness: PlacerHarness,
 ) -> None:
     spec = await a_warm_pod(harness)
-    first = (await harness.place(spec)).reservation
-    assert harness.reservations.record_collision(first)
-    harness.reservations.release(first)
+    first = await harness.place(spec)
+    assert harness.reservations.record_collision(first.reservation)
+    harness.release(first)
     second = (await harness.place(spec)).reservation
     assert not second.is_local
     assert not harness.reservations.record_collision(second)
@@ -180,20 +180,20 @@ async def test_after_a_collision_the_pod_gets_no_optimistic_reservations(
 def test_without_redis_a_full_pod_is_not_a_collision(tmp_path: Path, pool: str) -> None:
     """The registry could not have refused it: the next attempt must back off and cost a token."""
 
-    async def test(harness: DispatcherHarness, server: servers.RedisServer) -> None:
+    async def test(harness: PlacerHarness, server: servers.RedisServer) -> None:
         spec = await a_warm_pod(harness)
-        optimistic = (await harness.place(spec)).reservation
+        optimistic = await harness.place(spec)
         server.stop()
-        assert harness.reservations.record_collision(optimistic)
-        harness.reservations.release(optimistic)
-        registered = (await harness.place(spec)).reservation
-        assert registered.is_local
-        assert not harness.reservations.record_collision(registered)
-        harness.reservations.release(registered)
+        assert harness.reservations.record_collision(optimistic.reservation)
+        harness.release(optimistic)
+        registered = await harness.place(spec)
+        assert registered.reservation.is_local
+        assert not harness.reservations.record_collision(registered.reservation)
+        harness.release(registered)
 
     async def run() -> None:
         with servers.redis_server(tmp_path) as server:
-            async with running_dispatcher(server.url, pool) as harness, asyncio.timeout(120):
+            async with running_placer(server.url, pool) as harness, asyncio.timeout(120):
                 await test(harness, server)
 
     asyncio.run(run())

@@ -15,8 +15,8 @@ from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.redis.client import Registry
 from tests.gateway.asynchronous import run_async
-from tests.gateway.dispatcher_harness import eventually
 from tests.gateway.http.test_server import connected, read_response
+from tests.gateway.placer_harness import eventually
 from tests.servers import REPOSITORY
 
 if TYPE_CHECKING:

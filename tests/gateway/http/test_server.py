@@ -31,7 +31,7 @@ from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo
 from tests import servers
 from tests.gateway.asynchronous import run_async
-from tests.gateway.dispatcher_harness import eventually, running_dispatcher
+from tests.gateway.placer_harness import eventually, running_placer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -461,7 +461,7 @@ async def test_a_client_that_disconnects_during_the_model_lookup_is_not_served(
         async with (
             pod,
             running_app(settings) as app,
-            running_dispatcher(redis.url, "default") as harness,
+            running_placer(redis.url, "default") as harness,
         ):
             spec = await harness.declare("m")
             host, port = pod.sockets[0].getsockname()

@@ -15,7 +15,7 @@ from registry.domain.model import ModelName
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from tests.gateway.asynchronous import run_async, running
-from tests.gateway.dispatcher_harness import eventually
+from tests.gateway.placer_harness import eventually
 from tests.gateway.upstream.test_event_log import Receiver
 
 MODEL = ModelName("team", "iris")

@@ -1,4 +1,4 @@
-"""The dispatcher with a real Redis: placement, queueing, cancellation."""
+"""The placer with a real Redis: placement, queueing, cancellation."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from gateway.dispatch.dispatcher import Placement
+from gateway.dispatch.placement import Placement
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
 from registry.domain.model import RoutingPolicy
 from tests.gateway.asynchronous import run_async
-from tests.gateway.dispatcher_harness import (
-    DispatcherHarness,
+from tests.gateway.placer_harness import (
+    PlacerHarness,
     eventually,
-    running_dispatcher,
-    with_dispatcher,
+    running_placer,
+    with_placer,
 )
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 
 
-@with_dispatcher
+@with_placer
 async def test_a_request_counts_as_work_of_its_pod_until_its_release(
-    harness: DispatcherHarness,
+    harness: PlacerHarness,
 ) -> None:
     spec = await harness.declare("m")
     await harness.register_pod("pod-a", warm=spec)
@@ -43,9 +43,9 @@ async def test_a_request_counts_as_work_of_its_pod_until_its_release(
     assert not work.holders
 
 
-@with_dispatcher
+@with_placer
 async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_no_work(
-    harness: DispatcherHarness,
+    harness: PlacerHarness,
 ) -> None:
     spec = await harness.declare("m")
     await harness.register_pod("pod-a", warm=spec)
@@ -58,9 +58,9 @@ async def test_a_request_that_is_cancelled_while_it_is_placed_leaves_no_work(
     await eventually(lambda: not work.inferences and not work.holders)
 
 
-@with_dispatcher
+@with_placer
 async def test_a_request_cancelled_during_its_dispatch_holds_no_slot(
-    harness: DispatcherHarness,
+    harness: PlacerHarness,
 ) -> None:
     spec = await harness.declare("m", routing=QUEUEING)
     await harness.register_pod("pod-a", warm=spec)
@@ -77,9 +77,9 @@ async def test_a_request_cancelled_during_its_dispatch_holds_no_slot(
 
 
 @pytest.mark.parametrize("steps", range(6))
-@with_dispatcher
+@with_placer
 async def test_a_request_cancelled_at_any_step_leaks_no_slot(
-    harness: DispatcherHarness, steps: int
+    harness: PlacerHarness, steps: int
 ) -> None:
     spec = await harness.declare("m", routing=QUEUEING)
     await harness.register_pod("pod-a", warm=spec)
@@ -89,14 +89,14 @@ async def test_a_request_cancelled_at_any_step_leaks_no_slot(
     leaver.cancel()
     result = (await asyncio.gather(leaver, return_exceptions=True))[0]
     if isinstance(result, Placement):
-        harness.reservations.release(result.reservation)
+        harness.release(result)
     await asyncio.wait_for(harness.place(spec), 60)
     assert harness.reservations.held_total == 1
     assert await harness.slots_used("pod-a") == 1
 
 
-@with_dispatcher
-async def test_deleting_a_model_rejects_its_queued_requests(harness: DispatcherHarness) -> None:
+@with_placer
+async def test_deleting_a_model_rejects_its_queued_requests(harness: PlacerHarness) -> None:
     spec = await harness.declare("m", routing=QUEUEING)
     await harness.register_pod("pod-a", warm=spec)
     await harness.place(spec)
@@ -108,8 +108,8 @@ async def test_deleting_a_model_rejects_its_queued_requests(harness: DispatcherH
     assert caught.value.reason is Reason.MODEL_GONE
 
 
-@with_dispatcher
-async def test_a_new_pod_gets_requests_that_wait_for_pods(harness: DispatcherHarness) -> None:
+@with_placer
+async def test_a_new_pod_gets_requests_that_wait_for_pods(harness: PlacerHarness) -> None:
     spec = await harness.declare("m")
     waiting = harness.place(spec)
     await harness.wait_queued(1)
@@ -118,10 +118,10 @@ async def test_a_new_pod_gets_requests_that_wait_for_pods(harness: DispatcherHar
 
 
 @run_async
-async def test_two_dispatchers_never_exceed_the_slots(redis: RedisServer, pool: str) -> None:
+async def test_two_gateways_never_exceed_the_slots(redis: RedisServer, pool: str) -> None:
     async with (
-        running_dispatcher(redis.url, pool) as one,
-        running_dispatcher(redis.url, pool) as other,
+        running_placer(redis.url, pool) as one,
+        running_placer(redis.url, pool) as other,
     ):
         spec = await one.declare("m", routing=QUEUEING)
         await one.register_pod("pod-a", slots=2, warm=spec)
@@ -130,7 +130,7 @@ async def test_two_dispatchers_never_exceed_the_slots(redis: RedisServer, pool: 
         held: dict[str, int] = {"pod-a": 0, "pod-b": 0}
         max_held = dict(held)
 
-        async def use(harness: DispatcherHarness) -> None:
+        async def use(harness: PlacerHarness) -> None:
             placement = await harness.place(spec)
             name = placement.reservation.entry.name
             held[name] += 1

@@ -1,4 +1,4 @@
-"""A dispatcher in the test's own process, with a real Redis."""
+"""A live placer in the test's own process, with a real Redis."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from gateway.dispatch.dispatcher import Dispatcher, Placement
+from gateway.dispatch.placement import Placement
+from gateway.dispatch.placer import Placer
 from gateway.dispatch.reservations import Reservations
+from gateway.request_run import LoopTimers
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
@@ -28,13 +30,13 @@ P = ParamSpec("P")
 
 
 @dataclass
-class DispatcherHarness:
-    """A dispatcher with the registry, cluster state and reservations that it works on."""
+class PlacerHarness:
+    """A placer with the registry, cluster state and reservations that it works on."""
 
     registry: Registry
     watch: ClusterWatch
     reservations: Reservations
-    dispatcher: Dispatcher
+    placer: Placer[Placement]
     sequence: itertools.count[int] = field(default_factory=itertools.count)
 
     async def register_pod(
@@ -62,11 +64,11 @@ class DispatcherHarness:
             f"r{number}", spec.name, now_s, 0.0, number,
             deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
         )  # fmt: skip
-        return asyncio.create_task(self.dispatcher.place(request))
+        return asyncio.create_task(Placement(request).place(self.placer))
 
     def release(self, placement: Placement) -> None:
         """End a placed request."""
-        self.dispatcher.release(placement)
+        self.placer.release(placement)
 
     async def reserve_elsewhere(self, spec: ModelSpec, pod: str) -> str:
         """Reserve a slot as another gateway would; returns the reservation's id."""
@@ -79,7 +81,7 @@ class DispatcherHarness:
         return request.id
 
     async def wait_queued(self, count: int) -> None:
-        await eventually(lambda: self.dispatcher.queued_total == count)
+        await eventually(lambda: self.placer.queued_total == count)
 
     async def slots_used(self, pod: str) -> int:
         """Slots in use as Redis counts them."""
@@ -99,19 +101,19 @@ async def eventually(condition: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def running_dispatcher(
-    url: str, pool: str, gateway: str = "g"
-) -> AsyncIterator[DispatcherHarness]:
+async def running_placer(url: str, pool: str, gateway: str = "g") -> AsyncIterator[PlacerHarness]:
     registry = await Registry.connect(url, pool)
     watch = ClusterWatch(registry)
     reservations = Reservations(registry, watch.state, gateway)
-    dispatcher = Dispatcher(watch.state, reservations, Explanations(), watch.registry_now_s)
-    watch.subscribe(dispatcher.notify_change)
+    placer = Placer(
+        watch.state, reservations, LoopTimers(), watch.registry_now_s, Explanations().record
+    )
+    watch.subscribe(placer.notify_change)
     runs = (watch.run, reservations.register_periodically)
     tasks = [asyncio.create_task(run()) for run in runs]
     await watch.wait_synced()
     try:
-        yield DispatcherHarness(registry, watch, reservations, dispatcher)
+        yield PlacerHarness(registry, watch, reservations, placer)
     finally:
         for task in tasks:
             task.cancel()
@@ -119,15 +121,15 @@ async def running_dispatcher(
         await registry.close()
 
 
-def with_dispatcher(
-    test: Callable[Concatenate[DispatcherHarness, P], Coroutine[Any, Any, None]],
+def with_placer(
+    test: Callable[Concatenate[PlacerHarness, P], Coroutine[Any, Any, None]],
 ) -> Callable[..., None]:
-    """Run a test with a dispatcher in its own pool, as the test's first argument."""
+    """Run a test with a placer in its own pool, as the test's first argument."""
     _, *parameters = inspect.signature(test).parameters.values()
 
     def run(redis: RedisServer, pool: str, *args: P.args, **kwargs: P.kwargs) -> None:
         async def inside() -> None:
-            async with running_dispatcher(redis.url, pool) as harness, asyncio.timeout(120):
+            async with running_placer(redis.url, pool) as harness, asyncio.timeout(120):
                 await test(harness, *args, **kwargs)
 
         asyncio.run(inside())

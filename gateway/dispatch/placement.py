@@ -1,0 +1,86 @@
+"""What a live request holds once it is placed, and how it waits for that."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.dispatch.pending_placement import PendingPlacement
+
+if TYPE_CHECKING:
+    from gateway.dispatch.placer import Placer
+    from gateway.errors import Rejected
+    from gateway.routing.decision import SendTo
+    from gateway.routing.route_request import IncomingRequest
+    from registry.domain.pod_state import PodState
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """A slot at the entry pod, but for steps, and a place in the predict pod's inference stage."""
+
+    id: str
+    entry: PodState
+    predict: PodState
+    start: str
+    """`warm`, or the tier the request waits from."""
+    load_token: int
+    takes_slot: bool = True
+    """False: a step, in the entry pod's step queue."""
+    is_local: bool = False
+    """Counted only in the local state: optimistic, or made without Redis."""
+    renewed_at_s: float = 0.0
+    """Loop time at which it was taken or last renewed."""
+
+    def add_pending(self, count: int) -> None:
+        """Count it in the local state, or, below 0, no more."""
+        slots = count if self.takes_slot else 0
+        if self.entry is self.predict:
+            self.entry.add_pending(slots=slots, ongoing=count)
+        else:
+            self.entry.add_pending(slots=slots)
+            self.predict.add_pending(ongoing=count)
+
+
+class Placement(PendingPlacement):
+    __slots__ = ("decision", "error", "reservation", "wakeup")
+
+    decision: SendTo
+    reservation: Reservation
+    error: Rejected | None
+    wakeup: asyncio.Future[None] | None
+    """Done when the request is placed or rejected; None if it did not have to wait for that."""
+
+    def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
+        super().__init__(arrival, place_at)
+        self.error = None
+        self.wakeup = None
+
+    async def place(self, placer: Placer[Placement]) -> Placement:
+        """Reserve a slot, after a time in the queue if the policy decides so. Raises Rejected."""
+        error = placer.place(self)
+        if error is not None:
+            raise error
+        if self.is_pending:
+            await self.wait(placer)
+        return self
+
+    async def wait(self, placer: Placer[Placement]) -> None:
+        """Wait while it is pending. Raises Rejected."""
+        self.wakeup = asyncio.get_running_loop().create_future()
+        try:
+            await self.wakeup
+        except asyncio.CancelledError:  # perhaps just after it was placed
+            if self.is_pending:
+                placer.cancel(self)
+            elif self.error is None:
+                placer.release(self)
+            raise
+        error, self.error = self.error, None  # kept with its traceback it would be a cycle
+        if error is not None:
+            raise error
+
+    def wake(self) -> None:
+        if self.wakeup is not None and not self.wakeup.done():  # else it was cancelled
+            self.wakeup.set_result(None)
