@@ -1,15 +1,10 @@
 """Certificates of the platform's parts, as a Secret of cert-manager's has them."""
 
-from __future__ import annotations
-
 import datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from autoscaler.kubernetes.admission.webhook_setup import make_certificates
 from common.tls import PART_NAME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_certificates(folder: Path, *names: str) -> Path:

@@ -1,20 +1,15 @@
 """Redis, event loop, signals and garbage collection for all tests; Hypothesis has no deadlines."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
 
 settings.register_profile(
     "unhurried",

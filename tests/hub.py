@@ -1,20 +1,15 @@
 """A hub of models on this machine, with as much of the Hugging Face Hub's API as downloads use."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _PATH = re.compile(
     r"/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree|resolve)/(?P<rev>[^/]+)/?(?P<file>.*)"

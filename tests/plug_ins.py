@@ -1,18 +1,13 @@
 """Distributions with plug-ins, installed for a test on the path of its process."""
 
-from __future__ import annotations
-
 import importlib
 import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from gateway.routing import routing_policies
 from registry import plugins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 
 @contextmanager

@@ -1,22 +1,18 @@
 """The manifests as kustomize renders them, each combination once per process."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OBJECTS = dict[tuple[str, str], dict[str, Any]]

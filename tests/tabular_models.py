@@ -3,16 +3,12 @@
 Each format's libraries are imported when such a model is made.
 """
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 FEATURES = 4
 CLASSES = 3

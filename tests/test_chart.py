@@ -1,20 +1,16 @@
 """The Helm chart renders the objects that kustomize renders, and what its values change."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.kubernetes.places import program
 from tests.rendered import MANIFESTS, helm_chart, load_all, run_kubectl
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 OBJECTS = dict[tuple[str, str, str], dict[str, Any]]
 POOL = {"name": "default", "minReplicas": 1, "maxReplicas": 8}

@@ -1,9 +1,7 @@
 """The components with a model server, gpu-mps and grpc, rendered: what their processes read."""
 
-from __future__ import annotations
-
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,10 +10,7 @@ from autoscaler.service.settings import AutoscalerSettings
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
 from runtime.settings import RuntimeSettings
-from tests.rendered import kustomized
-
-if TYPE_CHECKING:
-    from tests.rendered import OBJECTS
+from tests.rendered import OBJECTS, kustomized
 
 KNOWN = {f"PILOTLIGHT_{each.name.upper()}" for each in fields(RuntimeSettings)}
 

@@ -1,7 +1,5 @@
 """Links between documents lead somewhere; the architecture shows every room; manifests agree."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

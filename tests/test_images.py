@@ -1,7 +1,5 @@
 """What is in the images: what their processes import, and nothing for tests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,20 +1,14 @@
 """The manifests as kustomize renders them: images, budgets, limits, pools, what Knative accepts."""
 
-from __future__ import annotations
-
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.rendered import kustomized
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.rendered import OBJECTS
+from tests.rendered import OBJECTS, kustomized
 
 GIB = 1 << 30
 

@@ -1,15 +1,11 @@
 """Who may connect to what on a cluster, by the manifests' network policies and labels."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 NAME = "app.kubernetes.io/name"

@@ -1,11 +1,10 @@
 """The components `tls`, `workflows-tls` and `redis-tls`, rendered."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,13 +15,8 @@ from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 from tests.certificates import write_certificates
-from tests.rendered import kustomized
+from tests.rendered import OBJECTS, kustomized
 from tests.servers import end_process, free_port, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.rendered import OBJECTS
 
 FOLDER, SECRET = "/etc/pilotlight/tls", "pilotlight-tls"
 PARTS = {

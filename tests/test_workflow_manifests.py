@@ -1,23 +1,17 @@
 """The component `workflows`, rendered: what its process reads, and who is told of it."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
-from tests.rendered import MANIFESTS, kustomized
+from tests.rendered import MANIFESTS, OBJECTS, kustomized
 from workflows.scheduling.candidates import PodGroup
 from workflows.service.settings import SchedulerSettings, parse_pod_group
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.rendered import OBJECTS
 
 WORKFLOWS, GATEWAY = "pilotlight-workflows", "pilotlight-gateway"
 ADDED = ("POD_INDEX", "PILOTLIGHT_POD_GROUP")

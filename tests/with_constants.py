@@ -3,8 +3,6 @@
 `python -m tests.with_constants MODULE:NAME=NUMBER … PROGRAM ARGUMENTS`
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import runpy

@@ -1,16 +1,11 @@
 """Autoscalers in their own processes."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """Loading policies and planners of other distributions: found by name, refused if they are none."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,6 @@ from autoscaler.service.settings import AutoscalerSettings
 from common.settings_table import settings_from_fields
 from registry.errors import PluginError
 from tests.plug_ins import install, path_of_plug_ins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _LOADING = """
 from autoscaler.planning.policy import LoadingPolicy

@@ -1,20 +1,14 @@
 """Histories, demands, pods, models and pools for tests."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from autoscaler.forecasting.history import NEVER, Forecast, ForecastHorizon, History
+from autoscaler.forecasting.history import NEVER, Floats, Forecast, ForecastHorizon, History
 from autoscaler.planning.pool_view import Demand, ModelView, PlannedPod, PoolView
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.residency_index import Residency
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from autoscaler.forecasting.history import Floats
 
 HORIZON = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
 NOW_S = 10_000.0

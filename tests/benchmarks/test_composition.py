@@ -1,17 +1,12 @@
 """The comparison with Ray Serve: what it says without Ray, and who is ahead."""
 
-from __future__ import annotations
+from pathlib import Path
 
-from typing import TYPE_CHECKING
+import pytest
 
 from benchmarks import peers
 from benchmarks.composition.compare import CHAINS, SKIPPED, Samples, main, report
 from benchmarks.composition.systems import OURS, RAY_DEFAULT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def test_is_skipped_with_one_line_without_ray(

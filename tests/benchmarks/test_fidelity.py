@@ -1,7 +1,5 @@
 """The comparison of live and simulated runs, without a live platform."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of a GPU, with a device that replaces one."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 

@@ -1,9 +1,7 @@
 """Two pods on one device; a script stands in for NVIDIA's command, as it is documented."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,9 +20,6 @@ from benchmarks.gpu.sharing_marks import sharing_marks, sharing_summary
 from benchmarks.gpu.sharing_pod import PodBurst
 from pilotlight.errors import StartFailed
 from pilotlight.platform.accelerators import MPS_COMMAND, is_mps_ready
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SCRIPT = """#!/bin/sh
 pid="$CUDA_MPS_PIPE_DIRECTORY/daemon.pid"

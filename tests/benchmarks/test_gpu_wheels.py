@@ -1,7 +1,5 @@
 """What travels to a GPU machine without registries suffices for its tests and benchmarks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

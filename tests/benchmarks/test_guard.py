@@ -1,7 +1,5 @@
 """When a figure of the guard fails, and what is recorded."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.guard.comparison import (

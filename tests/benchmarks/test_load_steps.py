@@ -1,14 +1,9 @@
 """The steps of a load as the benchmark measures them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks.load_steps import measure, summary
 from pilotlight.sample_models.make_model import make_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_step_is_measured_once_per_repeat(tmp_path: Path) -> None:

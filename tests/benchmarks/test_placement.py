@@ -1,7 +1,5 @@
 """The marks of the planners' benchmark, from runs made by hand, and its problems."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """CPU time by the kind of thread, per request."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m tests.chaos`: a campaign of random faults; exit status 1 if an invariant is broken."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random

@@ -1,31 +1,22 @@
 """A campaign: rounds of random faults under load, each until all is well again, and its checks."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.errors import RegistryUnavailable
 from runtime.loading.failures import DISK_FULL_BACKOFF
 from tests.chaos.executions import executed_twice, read_ledger
-from tests.chaos.faults import KINDS, Cause, NotCaused
-from tests.chaos.leaks import find_leaks, left_after_stop, read_baseline
-from tests.chaos.load import Load, Outcome
-from tests.chaos.platform import MODELS_MISSING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.chaos.faults import Kind
-    from tests.chaos.leaks import Baseline
-    from tests.chaos.load import Sent
-    from tests.chaos.platform import PlatformUnderTest
-    from tests.chaos.processes import Process
+from tests.chaos.faults import KINDS, Cause, Kind, NotCaused
+from tests.chaos.leaks import Baseline, find_leaks, left_after_stop, read_baseline
+from tests.chaos.load import Load, Outcome, Sent
+from tests.chaos.platform import MODELS_MISSING, PlatformUnderTest
+from tests.chaos.processes import Process
 
 _HEAL_LIMIT_S: Final = 180.0
 _ROUNDS_PER_CHECK: Final = 5

@@ -1,15 +1,11 @@
 """What the ledger of inferences says: which requests were executed twice, and where."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+from pathlib import Path
+from typing import Final
 
 _SEEN_LATE_S: Final = 0.5
 """Ends of processes are noticed this late at most."""

@@ -4,28 +4,23 @@ A killed process is restarted by the platform; what the platform's operator rest
 Redis) is restarted here.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
+import random
 import resource
 import signal
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import redis
 
 from registry.errors import RegistryUnavailable
 from tests import servers
+from tests.chaos.platform import PlatformUnderTest
+from tests.chaos.processes import Process
 from tests.chaos.redis_group import DOWN_AFTER_MS
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import AsyncIterator, Callable
-
-    from tests.chaos.platform import PlatformUnderTest
-    from tests.chaos.processes import Process
 
 _MAX_STOP_S: Final = 30.0
 _SLOW_S: Final = 0.4

@@ -1,11 +1,9 @@
 """What must not be left once a healed platform has no request: each check names what it found."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 import redis
@@ -13,12 +11,9 @@ import redis
 from pilotlight.state_dir import StateDir
 from registry.errors import RegistryUnavailable
 from tests.chaos.models import model_name
-from tests.chaos.processes import listening_ports
+from tests.chaos.platform import PlatformUnderTest
+from tests.chaos.processes import Process, listening_ports
 from tests.chaos.scrape import MetricMissing, present_metric
-
-if TYPE_CHECKING:
-    from tests.chaos.platform import PlatformUnderTest
-    from tests.chaos.processes import Process
 
 RESERVATION_TTL_S: Final = 15.0
 LIMIT_S: Final = RESERVATION_TTL_S + 15.0

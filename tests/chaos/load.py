@@ -5,21 +5,17 @@ accepted. From then on it must get a whole HTTP response. One case is the client
 new id: the connection broke, and a gateway process ended while the request was under way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.chaos.models import expected, features, model_name
-
-if TYPE_CHECKING:
-    import random
 
 ANSWER_LIMIT_S: Final = 120.0
 """The longest deadline, and the longest time for which all faults together stop a process."""

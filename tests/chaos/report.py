@@ -1,20 +1,14 @@
 """Figures of a campaign, as Markdown for `docs/reliability.md`."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.quantiles import quantile
+from tests.chaos.campaign import Campaign
 from tests.chaos.faults import KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.chaos.campaign import Campaign
-
 
 _NUMBERS: Final = re.compile(r"\d+(\.\d+)?")
 

@@ -1,7 +1,5 @@
 """Values of metrics; one that is missing is an error, since a check of zero would always hold."""
 
-from __future__ import annotations
-
 from tests.gateway.gateway_harness import metric
 
 

@@ -7,15 +7,14 @@ beyond doubt, by more than half a percent in 24 hours. What a simulated pod keep
 it ever had, of 240 pairs at most, is taken out: the last pairs meet after days.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -26,9 +25,6 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.domain.profile import ProfilePoint
 from runtime.device.device_model import DeviceModel
 from tests.chaos.trend import HOUR_S, trend, without
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MODELS: Final = 60
 _ACTIVE_S: Final = 1800.0

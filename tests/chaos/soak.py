@@ -6,8 +6,6 @@ much is forgotten as is learned: measurements outlive their model by ten minutes
 keeps its latest 4,096 decisions. Keys that expire by themselves must only do so.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import random
@@ -16,9 +14,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import RegistryUnavailable
@@ -27,9 +26,6 @@ from tests.chaos.load import Load
 from tests.chaos.models import BUCKET, model_name
 from tests.chaos.platform import PlatformUnderTest
 from tests.chaos.trend import trend
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _SAMPLE_S: Final = 5.0
 WARMING_S: Final = 780.0

@@ -1,13 +1,11 @@
 """What the campaign counts and watches by: executions, metrics, trends and roles of processes."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,6 @@ from tests.chaos.executions import executed_twice, read_ledger
 from tests.chaos.processes import MARK, ProcessTable
 from tests.chaos.scrape import MetricMissing, present_metric
 from tests.chaos.trend import HOUR_S, trend, without
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TWICE = "begin 1.0 7 r\nend 2.0 7 r\nbegin 5.0 8 r\nend 6.0 8 r\n"
 

@@ -1,18 +1,13 @@
 """When the campaign's Redis is whole again, with a real Sentinel."""
 
-from __future__ import annotations
-
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import redis
 
 from tests import servers
 from tests.chaos.redis_group import RedisGroup
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

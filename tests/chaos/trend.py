@@ -1,14 +1,10 @@
 """The slope of a series over time by ordinary least squares, with its confidence interval."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 _QUANTILE: Final = 1.96
 """Of the normal distribution, for 95 %: series have 50 points or more."""

@@ -1,17 +1,12 @@
 """A confined process cannot do what the tests try, in a process of their own each."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HEAD = """
 import os, socket, sys, threading

@@ -1,7 +1,5 @@
 """Compressed bodies: what clients send, and what would fill the memory."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import zlib

@@ -1,10 +1,11 @@
 """The HTTP client against servers that answer byte for byte what a test gives them."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -21,11 +22,6 @@ from common.http_connection import (
 )
 from common.tls import PartTls
 from tests.certificates import write_certificates
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nX-Name: value\r\n\r\nhi"
 CHUNKED = (

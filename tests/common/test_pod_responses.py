@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from common.pod_responses import parse_server_timing

@@ -1,16 +1,11 @@
 """The secret of gateway, autoscaler and pods: its file, its comparison, its rotation."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from common.pod_secret import MAX_SECRETS, PodSecret, make_secret, parse_secrets
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OLD, NEW = "old-secret-of-pods", "new-secret-of-pods"
 

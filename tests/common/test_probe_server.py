@@ -1,7 +1,5 @@
 """Health and metrics of a process, by real requests while its loop stands still."""
 
-from __future__ import annotations
-
 import socket
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """Values in messages are in JSON's words, and short."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

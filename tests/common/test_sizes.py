@@ -1,9 +1,7 @@
 """The one syntax of sizes and rates, and that of durations."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -18,9 +16,6 @@ from pilotlight.quantities import parse_bytes
 from registry.inference_service.tenant_rules import Quota, parse_rules
 from runtime.settings import RuntimeSettings
 from workflows.service.settings import SchedulerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SIZES = [
     ("0", 0), ("1048576", 1 << 20), ("1048576B", 1 << 20), ("12 bytes", 12), ("100MB", 10**8),

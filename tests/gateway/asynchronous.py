@@ -1,16 +1,12 @@
 """Runs asynchronous tests."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import Any, ParamSpec
 
 import uvloop
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
 
 P = ParamSpec("P")
 

@@ -1,22 +1,16 @@
 """Small cluster states for tests, built through a `ChangeApplier`, as the registry would."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gateway.routing.decision import RequestView
 from registry.domain.accelerator import Accelerator
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.codec import encode, encode_spec
-from registry.domain.model import ModelName, ModelPolicy, ModelSpec
+from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo, PodPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.model import LoadFailure
 
 NOW_S = 1_000.0
 KEY = "default/m@0"

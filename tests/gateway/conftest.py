@@ -1,21 +1,15 @@
 """Fixtures of the gateway's tests."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
 
 _pool_numbers = itertools.count(1)
 

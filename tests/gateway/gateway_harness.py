@@ -1,32 +1,26 @@
 """A real gateway process with pods of the pod program, and requests to it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from registry.domain.model import ModelName, ModelPolicy, ModelSpec
+import httpx
+
+from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo
 from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
 from tests import servers
 from tests.registry.redis.clients import Result, act
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-
-    import httpx
-
-    from registry.domain.model import LoadFailure
-    from registry.redis.client import Registry
 
 _model_numbers = itertools.count(1)
 

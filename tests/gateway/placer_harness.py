@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import Placer
@@ -20,11 +21,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.reservation import Granted, LoadMode, ReservationRequest
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-    from tests.servers import RedisServer
+from tests.servers import RedisServer
 
 P = ParamSpec("P")
 

@@ -9,8 +9,6 @@ as outputs. A model whose name begins with `hold` is held until the `release` co
 `words-break` breaks off each pod's first stream after one word.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -19,7 +17,7 @@ import json
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
@@ -35,9 +33,6 @@ from tests.gateway.fake_pod_server import (
     parse_headers,
 )
 from tests.registry.redis.timeouts import long_timeouts
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 PIECE = b"x" * 65536
 INPUT = {"name": "text", "datatype": "BYTES", "shape": [-1]}

@@ -1,7 +1,5 @@
 """Deadlines of many requests share one timer."""
 
-from __future__ import annotations
-
 from gateway.request_run import Deadlines
 from load.simulator.event_queue import EventQueue
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from gateway.request_run import Deadlines, LoopTimers, RequestRun, waker
 from tests.gateway.asynchronous import run_async
 from tests.gateway.placer_harness import eventually
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 class Work:

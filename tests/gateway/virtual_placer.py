@@ -1,24 +1,18 @@
 """A placer in virtual time, with replies to reservations as the test orders them."""
 
-from __future__ import annotations
-
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
 from gateway.dispatch.placer import Placer
+from gateway.errors import Rejected
+from gateway.routing.decision import Decision, SendTo
 from gateway.routing.route_request import IncomingRequest
 from load.simulator.event_queue import EventQueue
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec
 from tests.gateway.cluster_states import NOW_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.errors import Rejected
-    from gateway.routing.decision import Decision, SendTo
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
 
 
 class VirtualPlacer(PlacementDriver[PendingPlacement]):

@@ -5,8 +5,6 @@ that gets a 500, a 502 although no pod died, a 503 or 504 without a reason of ou
 ends a process, leaves a traceback in a log, or blocks an event loop. Hypothesis minimises it.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import random
@@ -15,24 +13,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.strategies import SearchStrategy
 
 from tests.hostile import channels, declarations
+from tests.hostile.channels import Hostile
 from tests.hostile.grpc_calls import GrpcCall
 from tests.hostile.heads import HttpRequest
-from tests.hostile.target import running_target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hypothesis.strategies import SearchStrategy
-
-    from tests.hostile.channels import Hostile
-    from tests.hostile.target import Outcome, Target
+from tests.hostile.target import Outcome, Target, running_target
 
 MAX_TURN_S: Final = 0.05
 YAML_S_PER_BYTE: Final = 50e-6

@@ -1,17 +1,14 @@
 """The channels of hostile requests, each with its grammar."""
 
-from __future__ import annotations
+from typing import Any, Final
 
-from typing import TYPE_CHECKING, Any, Final
+from hypothesis.strategies import SearchStrategy
 
 from tests.hostile import platform_requests
 from tests.hostile.grpc_calls import GrpcCall, grpc_calls
 from tests.hostile.heads import HttpRequest
 from tests.hostile.http_messages import endpoints, http
 from tests.hostile.inference_requests import images, json_requests, v2_binary
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 Hostile = HttpRequest | GrpcCall
 

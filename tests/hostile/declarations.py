@@ -1,11 +1,11 @@
 """Hostile objects and annotations: refused with `InvalidModel`, or read, but soon."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import yaml
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from autoscaler.kubernetes.admission.review import review_response, set_defaults, validate
 from registry.errors import InvalidModel
@@ -14,11 +14,6 @@ from registry.inference_service.reader import read_documents
 from tests.hostile import platform_objects
 from tests.hostile.mutations import ODD_NUMBERS, ODD_TEXTS, damaged, mutated
 from tests.hostile.platform_objects import plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hypothesis.strategies import DrawFn, SearchStrategy
 
 _KEYS: Final = (
     "pool", "policy", "target-ongoing-requests", "queue-depth", "queue-timeout", "deadline",

@@ -1,20 +1,16 @@
 """Hostile gRPC calls to a pod."""
 
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from common.inference_protocol.grpc_messages import messages
 from tests.hostile.heads import HEADER_NAMES, MODELS
 from tests.hostile.inference_requests import PICTURES
 from tests.hostile.mutations import ODD_BYTES, ODD_NUMBERS, damaged
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn
 
 
 @dataclass(frozen=True)

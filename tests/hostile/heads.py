@@ -1,16 +1,12 @@
 """A hostile HTTP request, and the odd names and headers in its head."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
 
 from tests.hostile.mutations import ODD_NUMBERS
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
 
 MODELS: Final = ("text", "embedder", "image", "chat", "t5", "rows")
 """Declared in the target, one of each kind."""

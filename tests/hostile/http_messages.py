@@ -1,16 +1,12 @@
 """HTTP/1.1 messages with odd framing, and well-formed ones to any endpoint."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from tests.hostile.heads import HEADERS, NAMES, HttpRequest, is_plain, with_head
 from tests.hostile.mutations import ODD_TEXTS, damaged, json_bytes, mutated
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn, SearchStrategy
 
 _FRAMINGS: Final = (
     b"content-length: 2\r\n\r\n{}", b"content-length: 5\r\n\r\n{}", b"content-length: 0\r\n\r\n{}",

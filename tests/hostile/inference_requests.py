@@ -1,20 +1,16 @@
 """Nearly valid inference requests of V1, V2 in JSON and binary, OpenAI's protocol, with images."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
 from PIL import Image
 
 from tests.hostile.heads import HEADERS, NAMES, POD_HEADERS, HttpRequest, is_plain, with_head
 from tests.hostile.mutations import ODD_NUMBERS, damaged, json_bytes, mutated
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn, SearchStrategy
 
 V1_DOCUMENTS = st.sampled_from(
     [

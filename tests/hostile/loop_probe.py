@@ -6,8 +6,7 @@ the most CPU time that the loop's thread took from sending a callback to running
 that any other thread took while the probe's own thread could not run for want of Python's lock.
 """
 
-from __future__ import annotations
-
+import asyncio
 import mmap
 import os
 import runpy
@@ -17,12 +16,9 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
-
-if TYPE_CHECKING:
-    import asyncio
 
 INTERVAL_S = 0.002
 _VALUES = struct.Struct("dd")

@@ -4,20 +4,15 @@ Documents become JSON with `json_bytes`; a value of class `Raw` is written as it
 Paths and URIs get escapes that they need not have.
 """
 
-from __future__ import annotations
-
 import copy
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Sequence
-
-    from hypothesis.strategies import DrawFn, SearchStrategy
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,16 @@
 """Hostile InferenceApplications and InferenceGraphs, as YAML files and as objects of webhooks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import yaml
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
 
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import read_application, read_applications
 from registry.inference_service.graph_reader import is_graph, read_graph, read_graphs
 from tests.hostile.mutations import Raw, damaged, mutated
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hypothesis.strategies import DrawFn
 
 APPLICATION: Final = {
     "apiVersion": "pilotlight.io/v1alpha1",

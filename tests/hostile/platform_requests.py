@@ -1,18 +1,13 @@
 """Hostile requests to what else a gateway serves: workflows, graphs, applications, the console."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn, SearchStrategy
 
 from tests.hostile.heads import HEADERS, NAMES, HttpRequest, is_plain, with_head
 from tests.hostile.inference_requests import V1_DOCUMENTS, V1_KEYS, V2_DOCUMENTS, V2_KEYS
 from tests.hostile.mutations import ODD_TEXTS, damaged, json_bytes, mutated
-
-if TYPE_CHECKING:
-    from hypothesis.strategies import DrawFn, SearchStrategy
-
 
 APPLICATION: Final = "labels"
 """With the variants `labels-a` and `labels-b`."""

@@ -1,16 +1,15 @@
 """What the requests are sent to, probed, on loopback: a gateway and a pod with small limits, and a
 scheduler of workflows."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import grpc
 import httpx
@@ -19,22 +18,18 @@ from pilotlight.sample_models.make_model import make_model
 from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from registry.inference_service.graph_reader import read_graph
+from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
 from tests.hostile import platform_objects
+from tests.hostile.channels import Hostile
 from tests.hostile.grpc_calls import GrpcCall
+from tests.hostile.heads import HttpRequest
 from tests.hostile.loop_probe import Longest, LoopProbe
 from tests.hostile.platform_requests import APPLICATION, GRAPH, WORKFLOW, WORKFLOW_SOURCE
 from tests.registry.redis.clients import act
 from tests.runtime import rpc
 from tests.workflows.service.harness import running_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from registry.redis.client import Registry
-    from tests.hostile.channels import Hostile
-    from tests.hostile.heads import HttpRequest
 
 MIB: Final = 1 << 20
 RESPONSE_TIMEOUT_S: Final = 30.0

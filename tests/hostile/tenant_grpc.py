@@ -1,9 +1,10 @@
 """A tenant's gRPC calls to a pod that serves another's model, without the pods' secret."""
 
-from __future__ import annotations
-
+import random
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import grpc
 
@@ -14,11 +15,6 @@ from registry.domain.model import ModelName, ModelSpec
 from tests import servers
 from tests.registry.redis.clients import act
 from tests.runtime import rpc
-
-if TYPE_CHECKING:
-    import random
-    from contextlib import ExitStack
-    from pathlib import Path
 
 PODS_SECRET: Final = "secret-of-the-pods-16"
 _OPEN: Final = frozenset({"ServerLive", "ServerReady"})

@@ -4,11 +4,13 @@ One pod's disk cache on a cluster: `red` and `blue` have folders, claims, bucket
 granted by prefixes; the pool's keys could read all of them.
 """
 
-from __future__ import annotations
-
 import os
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.storage_uri import storage_uri_rule
@@ -21,12 +23,6 @@ from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name
 from tests.hostile.mutations import escape_one
 from tests.runtime.attacks.recording_web import Web, web
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-    from contextlib import ExitStack
-    from pathlib import Path
 
 POOLS_KEY: Final = "AKIAPOOLAKIAPOOL"
 _MARK: Final = "of-blue"

@@ -8,19 +8,18 @@ gRPC calls go to a pod (`tenant_grpc.py`), storage URIs to a pod's disk cache (`
 workflows to a scheduler that has one of blue's, with a run.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import random
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote
 
 import httpx
@@ -31,9 +30,6 @@ from tests.hostile.mutations import escape_one
 from tests.hostile.tenant_grpc import start_grpc
 from tests.hostile.tenant_storage import start_storage
 from tests.workflows.service.harness import running_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SECRET: Final = "hidden"
 """Blue's model; attempts that ask for it by name do not count its echo in an error."""

@@ -1,15 +1,10 @@
 """The API server's audit log: the requests that each part of the platform makes."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.kubernetes.places import NAMESPACE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POLICY = f"""\
 apiVersion: audit.k8s.io/v1

@@ -1,11 +1,9 @@
 """The cluster of the tests: their own, or the one given to `make test-kubernetes`."""
 
-from __future__ import annotations
-
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,9 +13,6 @@ from tests.kubernetes.object_store import storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.kubernetes.scaling import Autoscalers, Pool, Scaler
 from tests.kubernetes.suite import Cluster, own_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SETTING = "PILOTLIGHT_TEST_KUBECONFIG"
 OWN = "own"

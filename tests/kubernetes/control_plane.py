@@ -4,12 +4,11 @@ All of them listen in the network namespace of the suite, so ports are fixed and
 outside.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ssl
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
@@ -27,10 +26,6 @@ from tests.kubernetes.places import (
 )
 from tests.kubernetes.processes import Program
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 ETCD_URL = "http://127.0.0.1:2379"
 ETCD_PEER_URL = "http://127.0.0.1:2380"

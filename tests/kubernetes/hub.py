@@ -3,8 +3,6 @@
 python -m tests.kubernetes.hub --folder FOLDER --host 10.77.0.1 --port 9001
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from pathlib import Path

@@ -4,20 +4,16 @@ Reports every Ingress of Knative as programmed, so that Routes become ready and 
 to zero. There is no proxy: requests reach pods through Pilotlight's gateway.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from kubernetes import client, config, watch
 
 from tests.kubernetes.node.container import timestamp
 from tests.kubernetes.services import RETRY_S, TROUBLE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 logger = logging.getLogger(__name__)
 

@@ -5,22 +5,17 @@ programs start when a test needs them. Only settings of an administrator differ.
 replaces the ingress controller.
 """
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import yaml
 
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import builds, program, source_tree
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from tests.kubernetes.control_plane import ControlPlane
-    from tests.kubernetes.kubectl import Kubectl
 
 NAMESPACE = "knative-serving"
 IN_KNATIVE = ("-n", NAMESPACE)

@@ -4,25 +4,20 @@ The manifests are those of the built version. Three things differ: the suite sig
 certificate instead of cert-manager, the webhooks' address, and settings of an administrator.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tests.kubernetes.certificates import write_kubeconfig
+from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.kubectl import kustomize
 from tests.kubernetes.places import API_URL, program, source_tree
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.kubernetes.control_plane import ControlPlane
 
 NAMESPACE = "kserve"
 ACCOUNT = "kserve-controller-manager"

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
 from tests.kubernetes.places import TIMEOUT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
 
 CALL_TIMEOUT_S = 2 * TIMEOUT_S
 """Timeout of one call, longer than that of `kubectl wait`."""

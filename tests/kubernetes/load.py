@@ -1,20 +1,14 @@
 """Continuous requests while a test kills something."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import httpx
 
+from tests.kubernetes.models import Gateway, Tenant
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from tests.kubernetes.models import Gateway, Tenant
 
 CLIENTS = 2
 PAUSE_S = 0.05

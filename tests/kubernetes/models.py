@@ -1,19 +1,14 @@
 """Models of a tenant, created and called as a user does."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
+from tests.kubernetes.kubectl import Answer, Kubectl
 from tests.kubernetes.object_store import MODEL_URI
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tests.kubernetes.kubectl import Answer, Kubectl
 
 CALL_TIMEOUT_S = 300.0
 

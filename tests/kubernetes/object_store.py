@@ -1,19 +1,14 @@
 """An S3 server with tiny models, which the cluster's pods can reach."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.kubectl import CALL_TIMEOUT_S
 from tests.kubernetes.places import HOST_ADDRESS, REPOSITORY, cache_folder
 from tests.servers import S3Server, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.kubernetes.control_plane import ControlPlane
 
 PORT = 9000
 MODEL_URI = "s3://models/tiny-bert"

@@ -1,7 +1,5 @@
 """Paths and network addresses of the suite: programs, sources, the cluster's networks."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

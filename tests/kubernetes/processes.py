@@ -1,19 +1,14 @@
 """Programs of the cluster as child processes with a log each, and the processes of pods."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tests.servers import is_alive
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 LAST_LINES = 30
 

@@ -1,26 +1,21 @@
 """The number of a pool's pods: the autoscaler, the pool's bounds, `pilotlight scale`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from autoscaler.kubernetes.cluster.inference_services import POOL
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from tests.kubernetes.kubectl import Kubectl
 
 AUTOSCALER = "deployment/pilotlight-autoscaler"
 ACCOUNT = "pilotlight-autoscaler"

@@ -1,22 +1,15 @@
 """The schedulers of workflows in the cluster, by the optional components."""
 
-from __future__ import annotations
-
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-from tests.kubernetes.kubectl import kustomize
+from tests.kubernetes.kubectl import Kubectl, kustomize
 from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-    from typing import Any
-
-    from tests.kubernetes.kubectl import Kubectl
 
 
 @contextmanager

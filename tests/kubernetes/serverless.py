@@ -1,13 +1,12 @@
 """A pool in Knative mode beside the pool `default`, with its own gateway, from the manifests."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,9 +15,6 @@ from tests.kubernetes.models import Gateway
 from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
 from tests.kubernetes.scaling import is_ready, redis_url
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POOL = "serverless"
 PREDICTOR = f"{POOL}-predictor"

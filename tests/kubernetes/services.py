@@ -4,8 +4,6 @@ Replaces kube-proxy and the cluster's DNS: listens at every service's cluster ad
 connections to ready endpoints in turn, and writes a hosts file per namespace.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib
@@ -14,15 +12,13 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kubernetes import client, config, watch
 from urllib3.exceptions import HTTPError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 logger = logging.getLogger(__name__)
 

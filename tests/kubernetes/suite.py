@@ -1,26 +1,18 @@
 """A whole cluster for the tests: control plane, KServe, addresses of services, one node."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.kubernetes.control_plane import ControlPlane, control_plane
 from tests.kubernetes.knative import install_kinds, is_built
 from tests.kubernetes.kserve import install_kserve
-from tests.kubernetes.kubectl import CALL_TIMEOUT_S
+from tests.kubernetes.kubectl import CALL_TIMEOUT_S, Kubectl
 from tests.kubernetes.object_store import start_object_store
 from tests.kubernetes.places import API_URL
-from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.servers import S3Server
+from tests.servers import S3Server, wait_until
 
 NODE = "node-1"
 

@@ -3,28 +3,23 @@
 Runs first, on a cluster without Pilotlight: the other tests install by kustomize.
 """
 
-from __future__ import annotations
-
 import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.load import Load, load
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.object_store import storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, program
+from tests.kubernetes.suite import Cluster
 from tests.rendered import helm_chart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.suite import Cluster
 
 pytestmark = pytest.mark.kubernetes
 

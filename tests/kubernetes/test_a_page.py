@@ -6,29 +6,22 @@ engine, and `kubectl port-forward`, which the node agent has not. The public mod
 server of the Hub's protocol on this machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.object_store import PORT, tiny_models
 from tests.kubernetes.places import HOST_ADDRESS, NAMESPACE, REPOSITORY, program
-from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.suite import Cluster
-    from tests.servers import S3Server
+from tests.kubernetes.suite import Cluster
+from tests.servers import S3Server, wait_until
 
 pytestmark = pytest.mark.kubernetes
 

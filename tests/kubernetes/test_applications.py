@@ -1,18 +1,12 @@
 """Applications that users apply: checked at admission, served, and shown in their status."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = pytest.mark.kubernetes
 

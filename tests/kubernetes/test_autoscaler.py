@@ -1,25 +1,19 @@
 """The autoscaler on a cluster: pods follow the demand, drain, scale to zero; other scalers win."""
 
-from __future__ import annotations
-
 import signal
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.load import load
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.processes import signal_pod
 from tests.kubernetes.scaling import AUTOSCALER, DEPLOYMENT, Autoscalers, Pool, rival
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = pytest.mark.kubernetes
 

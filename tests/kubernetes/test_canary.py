@@ -1,17 +1,12 @@
 """A canary as users define it: requests are shared by weight, and the status shows the shares."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
 
 logger = logging.getLogger(__name__)
 

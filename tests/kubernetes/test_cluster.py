@@ -1,13 +1,8 @@
 """The cluster itself, on which all other tests depend."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.kubectl import Kubectl
 
 pytestmark = pytest.mark.kubernetes
 

@@ -1,24 +1,20 @@
 """The optional components of overlays: the real schemas accept them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
 
 from tests.kubernetes.kserve import PROGRAM
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import REPOSITORY, source_tree
+from tests.kubernetes.suite import Cluster
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
-    from tests.kubernetes.suite import Cluster
 
 logger = logging.getLogger(__name__)
 

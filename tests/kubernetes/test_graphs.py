@@ -1,22 +1,16 @@
 """InferenceGraphs of a pool: checked at admission, run by the component `workflows`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.schedulers import deployed_schedulers
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-    from typing import Any
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = pytest.mark.kubernetes
 

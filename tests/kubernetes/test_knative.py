@@ -1,20 +1,19 @@
 """A pool in Knative mode, with the real Knative: its pods serve behind real queue-proxies."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from registry.domain.pod import CPU_SLOTS
 from tests.kubernetes.knative import is_built, start_knative
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.load import load
-from tests.kubernetes.models import CALL_TIMEOUT_S
+from tests.kubernetes.models import CALL_TIMEOUT_S, Gateway, Tenant
 from tests.kubernetes.object_store import GENERATIVE_URI
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.processes import kill_pod
+from tests.kubernetes.scaling import Scaler
 from tests.kubernetes.serverless import (
     LEAST,
     MOST,
@@ -23,13 +22,8 @@ from tests.kubernetes.serverless import (
     Serverless,
     start_serverless,
 )
+from tests.kubernetes.suite import Cluster
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
-    from tests.kubernetes.scaling import Scaler
-    from tests.kubernetes.suite import Cluster
 
 logger = logging.getLogger(__name__)
 

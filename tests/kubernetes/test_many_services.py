@@ -5,28 +5,22 @@ A short run by default; the figures of docs/kubernetes.md are those of
     PILOTLIGHT_TEST_SERVICES=10000 make test-kubernetes FLAGS="-k others_services"
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.kubernetes.audit import requests_by_account
-from tests.kubernetes.models import model_object
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, model_object
+from tests.kubernetes.suite import Cluster
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway
-    from tests.kubernetes.suite import Cluster
 
 logger = logging.getLogger(__name__)
 

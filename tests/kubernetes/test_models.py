@@ -1,21 +1,15 @@
 """Models that users apply: ready, served, changed and deleted with kubectl only."""
 
-from __future__ import annotations
-
 import json
 import logging
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kubernetes.models import Tenant
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway
 
 logger = logging.getLogger(__name__)
 

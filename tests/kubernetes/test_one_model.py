@@ -1,21 +1,16 @@
 """An InferenceService with one model: KServe creates its pods and downloads the weights."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 import yaml
 
 from tests.kubernetes.kubectl import APPLY
-from tests.kubernetes.models import CALL_TIMEOUT_S
+from tests.kubernetes.models import CALL_TIMEOUT_S, Tenant
 from tests.kubernetes.places import REPOSITORY
-
-if TYPE_CHECKING:
-    from tests.kubernetes.models import Tenant
-    from tests.kubernetes.suite import Cluster
+from tests.kubernetes.suite import Cluster
 
 logger = logging.getLogger(__name__)
 

@@ -1,23 +1,17 @@
 """Components that are killed under load restart, and warm requests succeed meanwhile."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from tests.kubernetes.control_plane import ControlPlane
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.load import CLIENTS, load
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import API_URL, IN_NAMESPACE
 from tests.kubernetes.processes import kill_pod
 from tests.kubernetes.scaling import OF_POOL, Pool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.kubernetes.control_plane import ControlPlane
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
-    from tests.kubernetes.suite import Cluster
+from tests.kubernetes.suite import Cluster
 
 pytestmark = pytest.mark.kubernetes
 

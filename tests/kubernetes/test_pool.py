@@ -1,17 +1,12 @@
 """A pool: KServe creates its Deployment, its pods run the real runtime and become ready."""
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import IN_NAMESPACE
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.suite import Cluster
+from tests.kubernetes.suite import Cluster
 
 logger = logging.getLogger(__name__)
 

@@ -1,19 +1,13 @@
 """Each component has a service account of its own, with the rights that it needs and no others."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.kubernetes.kubectl import Kubectl
 
 pytestmark = pytest.mark.kubernetes
 

@@ -1,20 +1,15 @@
 """The manifests of the repository: the real schemas accept them, and the samples work."""
 
-from __future__ import annotations
-
 import base64
 import io
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from PIL import Image
 
-from tests.kubernetes.kubectl import APPLY, kustomize
+from tests.kubernetes.kubectl import APPLY, Kubectl, kustomize
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import REPOSITORY
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = pytest.mark.kubernetes
 

@@ -1,22 +1,15 @@
 """The number of a pool's pods set by hand, through the scale subresource; KServe keeps it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests.kubernetes.kserve import PROGRAM, wait_for_manager
+from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import IN_NAMESPACE
-from tests.kubernetes.scaling import DEPLOYMENT, rival
+from tests.kubernetes.scaling import DEPLOYMENT, Autoscalers, Pool, Scaler, rival
+from tests.kubernetes.suite import Cluster
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.scaling import Autoscalers, Pool, Scaler
-    from tests.kubernetes.suite import Cluster
 
 pytestmark = pytest.mark.kubernetes
 

@@ -1,19 +1,14 @@
 """What a pool grants to other namespaces: storage, their own credentials, pools, and quotas."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.kubernetes.models import Tenant, model_object
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant, model_object
 from tests.kubernetes.object_store import MODEL_URI
 from tests.kubernetes.places import NAMESPACE
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway
 
 pytestmark = pytest.mark.kubernetes
 

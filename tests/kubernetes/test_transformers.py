@@ -1,19 +1,14 @@
 """A model with a transformer: what KServe and the controller write together, and how it ends."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from autoscaler.kubernetes.models.model_status import WRITE_INTERVAL_S
 from tests.kubernetes.knative import is_built
-from tests.kubernetes.models import model_object
+from tests.kubernetes.models import Gateway, Tenant, model_object
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = [
     pytest.mark.kubernetes,

@@ -1,27 +1,21 @@
 """Groups of schedulers, by the component `workflow-groups`: each runs steps at its own pods."""
 
-from __future__ import annotations
-
 import base64
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
 from common.pod_secret import HEADER
+from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.kubernetes.scaling import OF_POOL, Pool
 from tests.kubernetes.schedulers import deployed_schedulers
 from tests.servers import wait_until
 from tests.test_workflow_manifests import groups_object
 from workflows.scheduling.candidates import PodGroup
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.kubernetes.kubectl import Kubectl
-    from tests.kubernetes.models import Gateway, Tenant
 
 pytestmark = pytest.mark.kubernetes
 

@@ -1,23 +1,16 @@
 """Traces as rows, for comparison; every batch is checked against the invariants of a trace."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
-from load.schema import TRACE_SCHEMA
+from load.schema import TRACE_SCHEMA, Trace
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import NameColumn, arrival_batch, times_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from load.schema import Trace
 
 
 def rows(trace: Trace) -> list[dict[str, Any]]:

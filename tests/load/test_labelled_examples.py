@@ -1,9 +1,8 @@
 """Files of labelled examples: what is read, and every mistake with its row."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ from safetensors.numpy import save_file
 
 from load.errors import InvalidExamples
 from load.labelled_examples import read_examples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD: dict[str, Any] = {
     "features": np.arange(12, dtype=np.float32).reshape(4, 3),

@@ -1,23 +1,19 @@
 """Runs the command line in tests: in this process for speed, or as a process of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pilotlight import output
 from pilotlight.cli import main
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SAMPLES = servers.REPOSITORY / "manifests" / "samples"
 SERVICE = """

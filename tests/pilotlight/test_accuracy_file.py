@@ -1,7 +1,5 @@
 """Accuracy profiles as a file: what is exported is imported, for the same generation only."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,18 +1,12 @@
 """Plug-ins that cannot be used: the rest of the command line works, and theirs says why."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.pilotlight.conftest import Cli
 from tests.plug_ins import install, path_of_plug_ins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
 
 _UNUSABLE = [
     pytest.param("raise ImportError('no libfoo')", "ImportError: no libfoo", id="import"),

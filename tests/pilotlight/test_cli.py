@@ -1,24 +1,18 @@
 """Exit statuses and messages of the command line."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from pilotlight.cli import create_app
 from pilotlight.state_dir import PlatformState, StateDir
-from tests.pilotlight.conftest import SAMPLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import SAMPLES, Cli
 
 _WITHOUT_EXTRAS = (
     "import sys; sys.modules['pyarrow'] = sys.modules['kubernetes'] = None; "

@@ -1,9 +1,7 @@
 """Pages explain every word that users see: docs/glossary.md, and those of policies, annotations."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from enum import StrEnum
 
 import pytest
 
@@ -15,9 +13,6 @@ from registry.domain.model import LoadingPolicyName, PlacementName, RoutingPolic
 from registry.inference_service.annotations import KEYS, PREFIX
 from tests.servers import REPOSITORY
 from workflows.scheduling.policies import SchedulingPolicy
-
-if TYPE_CHECKING:
-    from enum import StrEnum
 
 SECTIONS = {
     "Where a model is: tiers": Tier,

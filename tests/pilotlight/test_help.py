@@ -1,10 +1,10 @@
 """What `--help`, the shell's completion and hints show: brackets, titles, names that exist."""
 
-from __future__ import annotations
-
 import re
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -13,15 +13,10 @@ from pilotlight.cli import create_app
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelTooLarge
 from runtime.settings import RuntimeSettings
+from tests import servers
+from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import act
 from tests.runtime.tiers.test_disk_budget import SIZE, fetch, make_cache, make_model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests import servers
-    from tests.pilotlight.conftest import Cli
 
 _QUALIFIED = re.compile(r"\b(routing|loading|placement|selection|scheduling)\b", re.IGNORECASE)
 

@@ -1,7 +1,5 @@
 """Tables on a terminal, and sizes and ages in them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,21 +1,17 @@
 """docs/plugins.md: its package, installed in a fresh environment, works as the page says."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
 import sys
 import sysconfig
 import venv
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SIMULATED: Final = (
     "simulate", "--cluster", "manifests/simulator/eight-pods.yaml",

@@ -1,22 +1,16 @@
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from pilotlight.errors import NotRunning
 from pilotlight.state_dir import PlatformState, StateDir
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 HOLD = """
 import sys

@@ -1,10 +1,9 @@
 """The pod that all tests of the suite share, and the record of what they find."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +12,6 @@ from safetensors.numpy import load_file, save_file
 from tests import servers
 from tests.reference.outcomes import Outcomes
 from tests.reference.reference_pod import BALLAST, ReferencePod
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MIB = 1024**2
 _QUICK = ("conftest.py", "test_outcomes.py")

@@ -1,7 +1,5 @@
 """Every estimator of scikit-learn, trained on rows that it takes."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

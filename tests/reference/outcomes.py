@@ -3,17 +3,12 @@
 The tables are also what the suite expects: a model that was right may not become refused unseen.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
+from pathlib import Path
 
 BEGIN = "<!-- Made by `make test-reference DOCS=1`. -->"
 END = "<!-- End of what the suite made. -->"

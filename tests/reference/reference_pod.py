@@ -1,27 +1,21 @@
 """One pod that serves all models of the suite, asked by each protocol and moved between tiers."""
 
-from __future__ import annotations
-
 import json
 import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelSpec, Task
+from registry.redis.client import Registry
+from tests import servers
 from tests.registry.redis.clients import act
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
-
-    from registry.domain.model import Task
-    from registry.redis.client import Registry
-    from tests import servers
 
 BALLAST = "ballast"
 """A model that fills the device: its load moves all others to tier host."""

@@ -4,26 +4,20 @@ Texts whose answer could go either way by rounding, since two candidates score n
 left out.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import transformers
-from transformers import AutoTokenizer, pipeline
+from PIL.Image import Image
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, pipeline
 
 from registry.domain.model import Task
 from tests.reference.tiny_models import image_processor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from PIL.Image import Image
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _MARGIN: Final = 1e-3
 _WANTED: Final = 8

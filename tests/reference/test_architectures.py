@@ -4,23 +4,24 @@ Each is asked by every protocol, alone, in one request with others and beside ot
 from every tier.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import itertools
 import json
 import zlib
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from registry.domain.model import Task
+from registry.domain.model import ModelSpec, Task
 from tests.reference.architectures import Architecture, architectures
-from tests.reference.reference_pod import Answer, at_once
+from tests.reference.outcomes import Outcomes
+from tests.reference.reference_pod import Answer, ReferencePod, at_once
 from tests.reference.references import Case, reference_cases, text_candidates
 from tests.reference.tiny_configs import tiny_config
 from tests.reference.tiny_models import (
@@ -29,14 +30,6 @@ from tests.reference.tiny_models import (
     write_network,
     write_tokenizer,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.reference.outcomes import Outcomes
-    from tests.reference.reference_pod import ReferencePod
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of networks of unusual sizes
 TOLERANCE = 1e-4

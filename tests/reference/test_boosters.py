@@ -1,8 +1,7 @@
 """XGBoost's and LightGBM's objectives answer as the libraries do, however the model was saved."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import lightgbm
 import numpy as np
@@ -10,12 +9,8 @@ import pytest
 import xgboost
 
 from common.inference_protocol.tensors import numeric_tensor
+from tests.reference.outcomes import Outcomes
 from tests.runtime.engines.libraries.loaded import load
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.reference.outcomes import Outcomes
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 ROWS, FEATURES, ASKED = 120, 4, 9

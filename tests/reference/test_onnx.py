@@ -1,8 +1,7 @@
 """ONNX models answer as onnxruntime does: scikit-learn's converted ones, types, and operators."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,13 +13,9 @@ from sklearn import ensemble, linear_model, naive_bayes, neighbors, neural_netwo
 
 from common.inference_protocol.tensors import DATATYPE_OF, Tensor, numeric_tensor, plain_values
 from runtime.errors import ModelInvalid
+from tests.reference.outcomes import Outcomes
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.reference.outcomes import Outcomes
 
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 CONVERTED = {

@@ -1,15 +1,10 @@
 """The record of outcomes: written as a table, read again, and what is right stays right."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.reference.outcomes import BEGIN, END, Outcomes, read_table
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,25 +1,19 @@
 """Folders that sentence-transformers saves, against its own vectors."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.reference.reference_pod import at_once
+from tests.reference.outcomes import Outcomes
+from tests.reference.reference_pod import ReferencePod, at_once
 from tests.reference.references import text_candidates
 from tests.reference.tiny_configs import tiny_config
 from tests.reference.tiny_models import write_network, write_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.reference.outcomes import Outcomes
-    from tests.reference.reference_pod import ReferencePod
 
 SECTION = "sentence-transformers"
 TOLERANCE = 1e-5

@@ -1,10 +1,10 @@
 """Every estimator of scikit-learn answers as scikit-learn does, from skops files and pickles."""
 
-from __future__ import annotations
-
 import asyncio
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import joblib
 import numpy as np
@@ -14,16 +14,10 @@ import skops.io
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor, plain_values
 from registry.domain.model import Task
 from runtime.errors import ModelInvalid
-from runtime.sandbox.estimators import Estimators
+from runtime.sandbox.estimators import Estimators, LoadedEstimator
 from tests.reference.estimators import NAMES, trained
+from tests.reference.outcomes import Outcomes
 from tests.runtime.engines.libraries.loaded import load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from runtime.sandbox.estimators import LoadedEstimator
-    from tests.reference.outcomes import Outcomes
 
 pytestmark = [
     pytest.mark.reference,

@@ -1,15 +1,9 @@
 """Configurations of any architecture, shrunk: each field that sets a size gets a small one."""
 
-from __future__ import annotations
+from collections.abc import Mapping
+from typing import Any, Final
 
-from typing import TYPE_CHECKING, Any, Final
-
-from transformers import CONFIG_MAPPING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from transformers import PretrainedConfig
+from transformers import CONFIG_MAPPING, PretrainedConfig
 
 VOCABULARY: Final = 101
 _SIZES: Final[Mapping[str, tuple[int, str]]] = {

@@ -1,23 +1,23 @@
 """Small models of any architecture with random weights, as `save_pretrained` writes them."""
 
-from __future__ import annotations
-
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import AutoImageProcessor, GenerationConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoImageProcessor,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 
 from tests.reference.tiny_configs import TOKENS, VOCABULARY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PretrainedConfig, PreTrainedModel
 
 NEW_TOKENS: Final = 8
 _SPECIAL: Final = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")

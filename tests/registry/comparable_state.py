@@ -1,15 +1,11 @@
 """The parts of a pool's copy that two copies must agree on, as comparable values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, ModelRecord
-    from registry.domain.profile import Profile
-    from registry.domain.residency_index import Residency
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelRecord
+from registry.domain.profile import Profile
+from registry.domain.residency_index import Residency
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Averages of arrivals, their blend with published forecasts, and the loss of an eviction."""
 
-from __future__ import annotations
-
 from math import exp, inf, log, nan
 
 import pytest

@@ -1,18 +1,13 @@
 """Names of policies: built-in ones, and those that installed distributions offer."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from registry.errors import PluginError
 from registry.plugins import PolicyNames
 from tests.plug_ins import install, path_of_plug_ins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _GROUP = "pilotlight.test-policies"
 

@@ -1,7 +1,5 @@
 """The command line in this process. All tests here are slow: research is no part of the product."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

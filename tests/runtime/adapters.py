@@ -1,16 +1,12 @@
 """LoRA adapters as PEFT saves them, with random matrices, and the same changes in a base."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers.pytorch_utils import Conv1D
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANK, ALPHA = 4, 24.0
 CONFIG: dict[str, Any] = {

@@ -1,18 +1,14 @@
 """Exported programs and what can be wrong with one, for tests."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PROGRAM = "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"

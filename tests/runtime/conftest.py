@@ -1,27 +1,21 @@
 """Servers shared by the runtime's tests; each test has models and pods of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Task
+from registry.redis.client import Registry
 from runtime.device.worker import DeviceWorker
 from tests import servers
 from tests.registry.redis.clients import Result, act
 from tests.runtime.large_models import GatedStore, make_large, open_gated_store, put_model
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from pathlib import Path
-
-    from registry.redis.client import Registry
 
 TINY_MODELS = ("tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2")
 

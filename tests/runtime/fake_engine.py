@@ -4,22 +4,16 @@ It passes the same tests as CUDA (`test_staged_memory.py`) and watches for what 
 silently wrong: a buffer that is written to while its copy is under way.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.device.forward_graphs import GraphMaker
 from runtime.errors import DeviceFull
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from runtime.device.forward_graphs import GraphMaker
 
 
 @dataclass

@@ -1,17 +1,13 @@
 """Graphs without a GPU: they repeat operators on addresses, whatever tensors have become."""
 
-from __future__ import annotations
-
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass

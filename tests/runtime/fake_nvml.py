@@ -1,7 +1,5 @@
 """NVML without a driver: the functions of `cuda.bindings.nvml` that a pod calls, for one GPU."""
 
-from __future__ import annotations
-
 from collections import deque
 from enum import IntEnum
 from types import SimpleNamespace

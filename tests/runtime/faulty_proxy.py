@@ -1,7 +1,5 @@
 """A proxy of a real S3 server that applies faults to chosen responses and records requests."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import re
@@ -9,15 +7,12 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tests.servers import S3_CREDENTIALS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding"}
 

@@ -1,20 +1,16 @@
 """Short forms of the requests that the runtime's tests send: plain HTTP, no certificates."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import io
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import httpx
 from PIL import Image
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIMEOUT_S = 180.0
 

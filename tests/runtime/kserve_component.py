@@ -3,8 +3,6 @@
 Names of Services resolve to this machine, as a cluster's DNS resolves them to the gateway.
 """
 
-from __future__ import annotations
-
 import argparse
 import socket
 from typing import Any

@@ -1,32 +1,24 @@
 """A model of several spans behind a proxy that can delay its bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from registry.domain.model import ModelName, ModelSpec
+from runtime.device.memory import DeviceMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.storage.partial_file import SPAN_BYTES
-from tests.runtime.faulty_proxy import Fault, ProxiedRequest, faulty_proxy
+from tests.runtime.fake_engine import FakeEngine
+from tests.runtime.faulty_proxy import Fault, FaultyProxy, ProxiedRequest, faulty_proxy
 from tests.runtime.local_pod import LocalPod, local_pod
-from tests.servers import copy_model, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    from runtime.device.memory import DeviceMemory
-    from tests.runtime.fake_engine import FakeEngine
-    from tests.runtime.faulty_proxy import FaultyProxy
-    from tests.servers import S3Server
+from tests.servers import S3Server, copy_model, wait_until
 
 WEIGHTS = "model.safetensors"
 BUCKET = "large-models"

@@ -1,19 +1,19 @@
 """A bringer with all its parts in this process: loads without a registry."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.reservation import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.device.memory import CpuMemory
+from runtime.device.memory import CpuMemory, DeviceMemory
 from runtime.device.worker import DeviceWorker
+from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
@@ -25,18 +25,11 @@ from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
 from runtime.settings import RuntimeSettings
 from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts
 from runtime.tiers.host_tier import enter_host_tier
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-    from pathlib import Path
-
-    from runtime.device.memory import DeviceMemory
-    from runtime.generation.limits import GenerationLimits
-    from runtime.storage.load_ticket import LoadTicket
 
 
 @dataclass

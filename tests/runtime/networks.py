@@ -1,22 +1,17 @@
 """Networks as a pod loads them, without a pod."""
 
-from __future__ import annotations
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+import torch
 
+from registry.domain.model import Task
 from runtime.device.memory import CpuMemory
 from runtime.engines.building import engine_of, library_path
 from runtime.engines.engine import ModelFolder
 from runtime.weights.converted_weights import converted
 from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import torch
-
-    from registry.domain.model import Task
 
 
 def load_network(

@@ -8,7 +8,8 @@ whole process and cannot be taken back, so it belongs in a process of its own (`
 from __future__ import annotations
 
 import types
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._device import _device_constructors
@@ -16,9 +17,6 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME = "other"
 CPU = torch.device("cpu")

@@ -4,14 +4,12 @@ Run as `python -m tests.runtime.rehearsal FOLDER other|cuda`, by `test_rehearsal
 what each kind answered there and on the CPU. `other` needs no GPU.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,15 +18,12 @@ from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Task, Tier
 from runtime.device.cuda import CudaEngine
 from runtime.device.device_tensor import DeviceTensor, KeptMemory, values_on
-from runtime.device.memory import CpuMemory
+from runtime.device.memory import CpuMemory, DeviceMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
+from runtime.loading.served_model import ServedModel
 from tests.runtime.local_pod import LocalPod, local_pod
 from tests.runtime.other_device import OtherEngine, register_device
-
-if TYPE_CHECKING:
-    from runtime.device.memory import DeviceMemory
-    from runtime.loading.served_model import ServedModel
 
 KINDS: dict[str, tuple[str, Task | None]] = {
     "text-to-text": ("tiny-t5", None),

@@ -1,7 +1,5 @@
 """Short forms of the gRPC calls that the runtime's tests make, on KServe's generated stubs."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

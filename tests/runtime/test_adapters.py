@@ -1,29 +1,23 @@
 """LoRA adapters as models that share a base: loads, memory, evictions, answers."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from registry.domain.model import ModelSpec
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.generation.engine import Sampling
 from tests.runtime.adapters import merge, write_adapter
+from tests.runtime.conftest import Cluster
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.http import predict
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.runtime.conftest import Cluster
-
 
 PATHS = ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_fc"]
 PROMPT = [260, 270, 280]

@@ -1,15 +1,13 @@
 """Weights on their way: what is done before the last byte, and that faults leave nothing behind."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES
 from runtime.storage.load_ticket import LoadTicket
@@ -30,13 +28,7 @@ from tests.runtime.large_models import (
     visible,
 )
 from tests.runtime.local_pod import local_pod, spec_of
-from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.servers import S3Server
+from tests.servers import S3Server, copy_model
 
 
 def downloaded() -> float:

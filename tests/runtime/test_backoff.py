@@ -1,7 +1,5 @@
 """When a failed load is tried again."""
 
-from __future__ import annotations
-
 from runtime.errors import DiskFull, LoadFailed
 from runtime.loading.failures import next_failure
 

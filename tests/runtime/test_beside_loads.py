@@ -1,27 +1,20 @@
 """What never waits for what, on a device whose copies and inferences a test holds up."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import torch
 
 from runtime.device.staged_memory import StagedMemory
+from runtime.device.worker import DeviceWorker
 from runtime.threads import in_thread
 from tests.runtime.device.test_worker import Gate, entered
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import torch
-
-    from runtime.device.worker import DeviceWorker
-
 
 PIECE_BYTES = 64 * 1024
 

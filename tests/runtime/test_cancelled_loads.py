@@ -1,14 +1,12 @@
 """Loads that nobody waits for any more, and loads of models that are unloaded meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -16,6 +14,7 @@ from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.repository import Repository
+from tests import servers
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
     PARTS_OF_TWO_SPANS,
@@ -26,12 +25,6 @@ from tests.runtime.large_models import (
     staged,
     until,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests import servers
 
 
 async def two_spans(engine: FakeEngine) -> None:

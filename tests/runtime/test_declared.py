@@ -1,10 +1,8 @@
 """Pods and models that a pod's copy of the registry has, and those that it lacks yet."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
@@ -17,9 +15,6 @@ from runtime.errors import ModelNotFound, ModelUnknown
 from runtime.protocols.response import error_response
 from runtime.registration.model_catalog import ModelCatalog
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PODS, ASKED = 50, 40
 

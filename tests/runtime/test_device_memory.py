@@ -1,21 +1,18 @@
 """Loads onto a device: the same answers from every tier, and memory that comes back whole."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from registry.domain.model import ModelPolicy, Tier
+from registry.domain.model import ModelPolicy, ModelSpec, Tier
 from runtime.device import memory as memory_module
-from runtime.device.memory import CpuMemory, open_device
+from runtime.device.memory import CpuMemory, DeviceMemory, open_device
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, MemoryBusy, NoDevice, status_of
 from runtime.pod import lifecycle
@@ -24,11 +21,6 @@ from runtime.settings import RuntimeSettings
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
-    from runtime.device.memory import DeviceMemory
-
 
 KINDS = ("tiny-t5", "tiny-bert", "tiny-vit")
 TEXT_KINDS = ("tiny-t5", "tiny-bert")

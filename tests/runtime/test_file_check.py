@@ -1,23 +1,16 @@
 """A pod says what is wrong with a model's files before it is loaded."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
+import httpx
 import pytest
 from safetensors.torch import load_file, save_file
 
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import httpx
-
-    from tests.runtime.conftest import Cluster
 
 WEIGHTS = "model.safetensors"
 

@@ -1,12 +1,10 @@
 """A model that does not end: it alone is broken and says why; too many of them end the pod."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,14 +13,10 @@ from runtime.device.device_model import DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken
 from runtime.loading.watchdog import Watchdog
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, predict
 from tests.runtime.local_pod import local_pod
 from tests.servers import copy_model, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 
 def endless(models: Path, folder: Path) -> Path:

@@ -1,15 +1,15 @@
 """The life of a load, in virtual time."""
 
-from __future__ import annotations
-
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import pytest
 
+from common.inference_protocol.errors import PodError
 from load.simulator.event_queue import EventQueue, VirtualTasks
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
+from registry.domain.pod import Samples
 from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost
@@ -24,13 +24,6 @@ from runtime.loading.load_turns import MAX_CONCURRENT, Load
 from runtime.registration.measurements import Measurements
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import ReloadCosts
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from common.inference_protocol.errors import PodError
-    from registry.domain.model import LoadFailure
-    from registry.domain.pod import Samples
 
 SPEC = ModelSpec(ModelName("default", "m"), "s3://bucket/m")
 KEY = SPEC.key

@@ -1,7 +1,5 @@
 """Which load of a pod is next: shortest and most wanted first, within bounds; their threads."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import wait
 

@@ -1,29 +1,22 @@
 """Loads in real pods: shared, bounded by memory, failing cleanly, fenced, surviving restarts."""
 
-from __future__ import annotations
-
 import json
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
 
-from registry.domain.model import PERMANENT_STATUSES, Tier
+from registry.domain.model import PERMANENT_STATUSES, ModelSpec, Tier
+from registry.redis.client import Registry
 from runtime.loading.failures import BACKOFF
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, predict, unanswered
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from registry.redis.client import Registry
-    from tests.runtime.conftest import Cluster
 
 TINY_BYTES = 170_000
 """A little more than the weights of tiny-bert."""

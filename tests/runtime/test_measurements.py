@@ -1,7 +1,5 @@
 """What a pod keeps of its measurements between heartbeats."""
 
-from __future__ import annotations
-
 from registry.domain.pod import Samples
 from runtime.registration.measurements import MAX_PER_HEARTBEAT, Measurements
 

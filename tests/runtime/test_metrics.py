@@ -1,23 +1,16 @@
 """What a pod measures: KServe's histograms under their names, ours by Prometheus' rules."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import servers
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, metric, post, predict
 from tests.servers import free_port, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from prometheus_client.metrics_core import Metric
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 HISTOGRAMS = (
     "request_preprocess_seconds",

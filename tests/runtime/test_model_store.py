@@ -1,22 +1,16 @@
 """The store of models on the device: memory, evictions, removals."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import CopyReport
+from runtime.device.worker import DeviceWorker
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from runtime.device.worker import DeviceWorker
 
 
 @pytest.fixture

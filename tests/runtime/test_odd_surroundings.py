@@ -1,27 +1,21 @@
 """What lies around a pod is not as it should be: files of others, libraries that panic."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 from runtime.loading.processors import Processors
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
 from tests.runtime.local_pod import spec_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 
 def remove_folder(folder: Path) -> None:

@@ -1,7 +1,5 @@
 """Pods of a cluster take the places of the plan on their accelerator, one pod each."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -9,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.pod import PodInfo
@@ -23,12 +24,6 @@ from runtime.pod.places import PlaceWatch, with_place
 from runtime.settings import RuntimeSettings
 from tests import servers
 from tests.registry.redis.clients import act, eventually, running, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
-
-    from registry.domain.cluster import ClusterState
 
 GPU = "GPU-a"
 _pools = itertools.count(1)

@@ -1,7 +1,5 @@
 """A pod's life: registration, drain, outages of the registry, sudden death, the forkserver."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal
@@ -9,23 +7,19 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from common.frames import received
 from registry.domain.pod import default_slots
+from registry.domain.pod_state import PodState
 from registry.domain.profile import Profile, ProfilePoint
+from registry.redis.client import Registry
 from runtime.forkserver import Forkserver
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, predict, unanswered
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.pod_state import PodState
-    from registry.redis.client import Registry
 
 
 def pods_of(cluster: Cluster) -> dict[str, PodState]:

@@ -1,27 +1,18 @@
 """Loads that requests wait for overtake preloads, by order of completion on a limited link."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import HostTierRefused, LoadCancelled
 from tests.runtime.large_models import until
-from tests.runtime.local_pod import local_pod, spec_of
+from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine
-    from pathlib import Path
-    from typing import Any
-
-    from registry.domain.model import ModelSpec
-    from tests.runtime.local_pod import LocalPod
-
 
 RATE = 15_000_000
 """Bytes per second: a large model takes a good second, time enough to be overtaken."""

@@ -1,21 +1,16 @@
 """A pod's lease while it can serve nothing, and loads that are wanted while it registers."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
+from registry.domain.reservation import LoadClaim
 from registry.redis.client import Registry
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.reservation import LoadClaim
-    from tests import servers
+from tests import servers
 
 
 async def _until(condition: Callable[[], bool]) -> None:

@@ -4,12 +4,11 @@ No GPU is needed: the device is `other_device.OtherTensor`, on which torch refus
 on a GPU. The answers must be those of the CPU, whatever tier a model was loaded from.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ import torch
 
 from tests import servers
 from tests.runtime.rehearsal import kinds
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

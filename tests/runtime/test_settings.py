@@ -1,7 +1,5 @@
 """Settings: flag over environment over default, all mistakes together."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.settings_table import read_settings, settings_from_fields

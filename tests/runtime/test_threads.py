@@ -1,13 +1,12 @@
 """Calls in threads: results, errors, cancellation, and when all hang."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,9 +15,6 @@ from runtime.loading.load_threads import LoadThreads
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import RequestThreads, in_thread
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -12,8 +12,6 @@ Triton. A model is a folder with a version folder; what it does is chosen by a f
 - `deaf`: as `sum`, but the server answers nothing else for DEAF_S.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,16 +1,12 @@
 """String literals in the source of the product, with the packages that have them."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 PACKAGES: Final = sorted(
     each.parent.name

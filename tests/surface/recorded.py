@@ -1,19 +1,15 @@
 """Compares what is seen from outside with a text file beside this module, or writes the file."""
 
-from __future__ import annotations
-
 import difflib
 import os
 import tomllib
+from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 VARIABLE: Final = "PILOTLIGHT_SURFACE"
 FOLDER: Final = Path(__file__).parent

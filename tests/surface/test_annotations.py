@@ -1,17 +1,12 @@
 """The keys of `pilotlight.io/` annotations: the field, its default, and what is allowed."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelPolicy
 from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 from tests.servers import REPOSITORY
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DEFAULTS = {each.name: each.default for each in fields(ModelPolicy) if each.default is not MISSING}
 

@@ -1,17 +1,13 @@
 """The verbs of `pilotlight` with their options and arguments: names, types, choices, defaults."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typer.main import get_command
 
 from pilotlight.cli import create_app
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _lines(command: Any, path: str) -> Iterator[str]:

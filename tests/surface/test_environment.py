@@ -1,15 +1,9 @@
 """Environment variables that code names, besides the settings of the processes."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
 
-from tests.surface.literals import names_in_packages
+from tests.surface.literals import Literal, names_in_packages
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from tests.surface.literals import Literal
 
 _VARIABLE = re.compile(
     "(?:PILOTLIGHT|AWS|AZURE|CUDA|GOOGLE|HF|KUBERNETES|MODELSCOPE|OTEL|S3|STORAGE)(?:_[A-Z0-9]+)+"

@@ -1,17 +1,10 @@
 """Headers of requests and responses that some package names: all `x-`, `ce-` and known others."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from tests.surface.literals import names_in_packages
+from tests.surface.literals import Literal, names_in_packages
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.surface.literals import Literal
 
 KNOWN = frozenset(
     {

@@ -1,16 +1,12 @@
 """The chart's values with their defaults, and kustomize's components, overlays and pools."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
 from tests.servers import REPOSITORY
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MANIFESTS = REPOSITORY / "manifests"
 

@@ -1,10 +1,9 @@
 """Metrics of the processes: name, type and labels."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 
 import autoscaler.kubernetes.metrics
 import runtime.metrics
@@ -12,11 +11,6 @@ from autoscaler.service.metrics import AutoscalerMetrics
 from gateway.telemetry.metrics import GatewayMetrics
 from tests.surface.recorded import assert_recorded
 from workflows.service.metrics import SchedulerMetrics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from prometheus_client import CollectorRegistry
 
 
 def _families(registry: CollectorRegistry) -> Iterator[str]:

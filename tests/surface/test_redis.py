@@ -1,16 +1,11 @@
 """What the registry has in Redis: key patterns, commands (for access lists), operations."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from registry.redis.transactions import Transactions
 from tests.servers import REPOSITORY
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _KEY = re.compile(r"\bkey\(((?:[^()]|\([^()]*\))*)\)|\bprefix \.\. ('[^']*')")
 _OPERATION = re.compile(r"^(?:local )?function op\.(\w+\([^)]*\))", re.MULTILINE)

@@ -3,10 +3,9 @@
 The servers are composed as in the processes; a part that only handlers use is `ABSENT`.
 """
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any
 from unittest.mock import NonCallableMagicMock
 
 from kserve.model_server import app as kserve_app
@@ -34,9 +33,6 @@ from workflows.service.api import create_api
 from workflows.service.metrics import SchedulerMetrics
 from workflows.service.scheduler import Scheduler
 from workflows.service.settings import SchedulerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 REDIS = "redis://127.0.0.1:1"
 """None: no server is asked."""

@@ -1,8 +1,8 @@
 """The settings of the processes: flag, environment variable, default, and what is allowed."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from dataclasses import Field
+from typing import Any
 
 from autoscaler.kubernetes.settings import ControllerSettings
 from autoscaler.service.settings import AutoscalerSettings
@@ -11,10 +11,6 @@ from gateway.settings import GatewaySettings
 from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded
 from workflows.service.settings import SchedulerSettings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from dataclasses import Field
 
 PROCESSES = {
     "python -m gateway": GatewaySettings,

@@ -3,12 +3,12 @@
 A change that is not meant to change decisions keeps every hash.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import yaml
@@ -16,10 +16,6 @@ import yaml
 from load.generator.record_parts import METADATA_KEY
 from pilotlight.cli import create_app
 from tests.surface.recorded import assert_recorded
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MODELS: list[dict[str, Any]] = [
     {

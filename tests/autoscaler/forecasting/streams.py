@@ -1,15 +1,9 @@
 """Streams of arrivals with known forecasts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from autoscaler.forecasting.history import History, Integers
 from research.forecasting.backtest import history_at
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import History, Integers
 
 DAY = 1440
 

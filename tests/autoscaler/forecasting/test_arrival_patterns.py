@@ -1,17 +1,11 @@
 """Patterns of clear streams."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from autoscaler.forecasting.arrival_patterns import ArrivalPattern, classify
+from autoscaler.forecasting.history import Integers
 from tests.autoscaler.forecasting import streams
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Integers
 
 MINUTES = 3 * streams.DAY
 

@@ -1,7 +1,5 @@
 """Bounded arrival counts: rolling bins, jumps of the clock, invalid input."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Forecasts of streams with known answers, and invariants for any counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -3,20 +3,13 @@
 The figures were printed by the code that last changed the forecasts on purpose.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from autoscaler.forecasting.arrival_patterns import ArrivalPattern
-from autoscaler.forecasting.history import ForecastHorizon
+from autoscaler.forecasting.history import ForecastHorizon, History
 from autoscaler.planning.demand_forecast import fit_model, forecast_demand
 from tests.autoscaler.forecasting import streams
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import History
 
 HORIZON = ForecastHorizon((10.0, 60.0, 90.0, 3600.0), (0.5, 0.99))
 

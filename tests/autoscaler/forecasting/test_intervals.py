@@ -1,7 +1,5 @@
 """Bursts at regular intervals of seconds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """InferenceServices as the API server returns them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

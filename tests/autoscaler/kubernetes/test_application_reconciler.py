@@ -1,11 +1,10 @@
 """Applications of the cluster in a real registry; the API server is a small one over real HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -22,13 +21,9 @@ from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.application import AccuracyProfile
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
+from tests import servers
 from tests.autoscaler.kubernetes.objects import service
 from tests.registry.redis.clients import until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests import servers
 
 _pools = itertools.count(1)
 LOOK = {"classes": ["a", "b"], "sneakPeek": {"uri": "s3://examples/digits"}}

@@ -1,19 +1,14 @@
 """The process of the controller."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from autoscaler.kubernetes.settings import ControllerSettings
 from common.settings_table import settings_from_fields
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WARN_AFTER_A_START_WITHOUT_A_CLUSTER = """
 import logging

@@ -1,7 +1,5 @@
 """The fixed keep-alive."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The loading policies by name and parameter."""
 
-from __future__ import annotations
-
 import pytest
 
 from autoscaler.loading.loading_policies import (

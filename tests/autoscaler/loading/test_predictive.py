@@ -1,9 +1,8 @@
 """The expected-cost policy: loads, demotions, placement, and invalid input."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +11,11 @@ from hypothesis import strategies as st
 
 from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.predictive import Predictive, predictive
-from autoscaler.planning.policy import ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.planning.policy import Action, ActionReason, Demote, Load
+from autoscaler.planning.pool_view import CopyUse, ModelView, PlannedPod, PoolView
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Preload, RoutingPolicy, Tier
 from tests.autoscaler.views import NOW_S, demand, model, pod, pool
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.policy import Action
-    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 PRICE = 9e6
 """A model of 1,000 bytes that saves 9 s is worth it from P = 1/60 a minute."""

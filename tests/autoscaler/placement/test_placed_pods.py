@@ -1,7 +1,5 @@
 """How placed pods come and leave until they are those of the plan."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A pool's demand: fits, forecasts, recency, published rates, announced arrivals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log
 

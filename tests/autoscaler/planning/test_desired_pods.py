@@ -1,9 +1,7 @@
 """The number of pods: up at once, down slowly, to zero and back, within bounds."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +14,7 @@ from autoscaler.planning.desired_pods import (
     pool_problems,
     scale_pods,
 )
-from autoscaler.planning.policy import ActionReason, DrainPod, SetPods
+from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
 from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView
 from registry.domain.demand import QueueStats
 from registry.domain.model import (
@@ -28,9 +26,6 @@ from registry.domain.model import (
     Tier,
 )
 from registry.domain.residency_index import Residency
-
-if TYPE_CHECKING:
-    from autoscaler.planning.policy import Action
 
 PARAMS = ScalingParams(stable_s=60.0, idle_s=120.0)
 

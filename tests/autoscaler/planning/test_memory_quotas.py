@@ -1,23 +1,16 @@
 """A namespace's models stay within its quota of memory on all pods together."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.planning.memory_quotas import within_quotas
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse, ModelView
+from autoscaler.planning.pool_view import CopyUse, ModelView, PoolView
 from registry.domain.model import ModelName, Tier
 from tests.autoscaler import views
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.planning.pool_view import PoolView
 
 QUOTAS = {"greedy": 300}
 SIZE = 100

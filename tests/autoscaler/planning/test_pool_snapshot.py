@@ -1,7 +1,5 @@
 """The view of a pool from the registry's state."""
 
-from __future__ import annotations
-
 import pytest
 
 from autoscaler.planning.desired_pods import PodUse, pod_uses

@@ -1,10 +1,7 @@
 """An autoscaler with an actuator that has the bounds and size of the pool, as on a cluster."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
@@ -15,11 +12,8 @@ from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import TenantRules
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
-from tests.autoscaler.service.conftest import metric, model
+from tests.autoscaler.service.conftest import Stage, metric, model
 from tests.registry.redis.clients import eventually, until
-
-if TYPE_CHECKING:
-    from tests.autoscaler.service.conftest import Stage
 
 LIMIT_S = 120.0
 

@@ -1,22 +1,14 @@
 """Models woken at once, by requests at two gateways and by the autoscaler: one load of each."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
 
 from autoscaler.loading.predictive import Predictive, predictive
 from gateway.telemetry.arrival_counter import ArrivalCounter
-from registry.domain.model import Tier
-from tests.autoscaler.service.conftest import model
-from tests.gateway.placer_harness import running_placer
+from registry.domain.model import ModelSpec, Tier
+from tests.autoscaler.service.conftest import Pod, Stage, model
+from tests.gateway.placer_harness import PlacerHarness, running_placer
 from tests.registry.redis.clients import until
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
-    from tests.autoscaler.service.conftest import Pod, Stage
-    from tests.gateway.placer_harness import PlacerHarness
 
 MODELS = 25
 SLOTS = 16

@@ -1,25 +1,18 @@
 """Counts read from the registry: all after a restart, each arrival once."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pytest
 
 from autoscaler.forecasting.counts import Counts
+from autoscaler.planning.pool_view import Demand
 from autoscaler.service.demand import DemandReader
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
+from registry.domain.model import ModelName
 from registry.redis.arrivals import ArrivalLog
-from tests.autoscaler.service.conftest import model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.pool_view import Demand
-    from registry.domain.model import ModelName
-    from tests.autoscaler.service.conftest import Stage
+from tests.autoscaler.service.conftest import Stage, model
 
 NAMES = [model("a").name, model("b").name]
 

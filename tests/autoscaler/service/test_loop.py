@@ -1,19 +1,18 @@
 """The running autoscaler: acts once, takes over, survives errors."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
+from autoscaler.forecasting.history import History
 from autoscaler.loading.loading_policies import LOADING_POLICIES
-from autoscaler.planning.demand_forecast import forecast_demand
+from autoscaler.planning.demand_forecast import FittedModel, forecast_demand
 from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.planning.pool_view import CopyUse, Demand, PoolView
 from registry.domain.action_log import ActionOutcome
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, ModelSpec, Preload, Tier
@@ -23,17 +22,9 @@ from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from tests.autoscaler.service.conftest import a_stage, metric, model
+from tests import servers
+from tests.autoscaler.service.conftest import Pod, Stage, a_stage, metric, model
 from tests.registry.redis.clients import eventually, running, until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from autoscaler.forecasting.history import History
-    from autoscaler.planning.demand_forecast import FittedModel
-    from autoscaler.planning.pool_view import Demand, PoolView
-    from tests import servers
-    from tests.autoscaler.service.conftest import Pod, Stage
 
 LIMIT_S = 120.0
 

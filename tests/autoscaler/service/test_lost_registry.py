@@ -1,25 +1,18 @@
 """A registry that lost its data: no pod is removed before it could register again."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
+from autoscaler.service.metrics import AutoscalerMetrics
+from registry.domain.action_log import WantedPods
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests import servers
-from tests.autoscaler.service.conftest import a_stage, metric
+from tests.autoscaler.service.conftest import Pod, Stage, a_stage, metric
 from tests.registry.redis.clients import eventually, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
-
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from registry.domain.action_log import WantedPods
-    from tests.autoscaler.service.conftest import Pod, Stage
 
 LIMIT_S = 120.0
 PODS = 3

@@ -1,12 +1,11 @@
 """The placement of a pool with a real registry: plans, places, and latencies above the plan's."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,20 +18,15 @@ from autoscaler.service.placement_service import PlacementService
 from autoscaler.service.settings import AutoscalerSettings
 from registry.domain.accelerator import Accelerator
 from registry.domain.model import Tier
+from registry.domain.placement import PlacementRecord
 from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.domain.profile import Profile, ProfilePoint
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch
-from tests.autoscaler.service.conftest import metric, model
+from tests.autoscaler.service.conftest import Stage, metric, model
 from tests.autoscaler.views import model as model_view
 from tests.autoscaler.views import pool
 from tests.registry.redis.clients import eventually, running, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from registry.domain.placement import PlacementRecord
-    from tests.autoscaler.service.conftest import Stage
 
 pytestmark = pytest.mark.slow
 

@@ -1,12 +1,9 @@
 """The process that plans: the result is that of the planner; a killed one is started again."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,9 +18,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from autoscaler.service.planning_process import PlanningJob, PlanningProcess
-
-if TYPE_CHECKING:
-    from registry.domain.placement import PlacedReplica
+from registry.domain.placement import PlacedReplica
 
 pytestmark = pytest.mark.slow
 

@@ -1,20 +1,13 @@
 """The autoscaler as a process, killed during a load."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from registry.domain.model import ModelSpec
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests.autoscaler.processes import autoscaler_process
-from tests.autoscaler.service.conftest import model
+from tests.autoscaler.service.conftest import Stage, model
 from tests.registry.redis.clients import eventually, until
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
-    from tests.autoscaler.service.conftest import Stage
 
 pytestmark = pytest.mark.slow
 

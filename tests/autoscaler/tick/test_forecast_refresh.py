@@ -1,7 +1,5 @@
 """Models whose forecast is due, and replaced rows."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,21 +1,14 @@
 """Partial forecasts equal full ones."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.planning.demand_forecast import forecast_demand
+from autoscaler.forecasting.history import History, Integers
+from autoscaler.planning.demand_forecast import FittedModel, forecast_demand
+from autoscaler.planning.pool_view import Demand
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ForecastInput
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import History, Integers
-    from autoscaler.planning.demand_forecast import FittedModel
-    from autoscaler.planning.pool_view import Demand
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Which models are planned for, with which profiles and rates; views without placed pods."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,9 +1,5 @@
 """The planner: forecasts when due, arrivals of one plan, mistakes of policies."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from autoscaler.forecasting.counts import Counts
@@ -17,14 +13,11 @@ from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner, scale_times
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.action_log import ActionRecord
+from registry.domain.cluster import ClusterState
 from registry.domain.demand import ArrivalHint, QueueStats
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from tests.autoscaler.views import NOW_S, model, pod, pool
-
-if TYPE_CHECKING:
-    from autoscaler.planning.pool_view import PoolView
-    from registry.domain.cluster import ClusterState
 
 M = ModelSpec(ModelName("default", "m"), "s3://models/m")
 SCALE = 60.0

@@ -5,20 +5,15 @@
 outputs. Nothing else of the pod changes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from importlib.machinery import ModuleSpec
-    from types import ModuleType
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
 
 _RECORDED = "runtime.serving.predict_service"
 _LEDGER = os.environ.get("CHAOS_LEDGER", "")

@@ -1,7 +1,5 @@
 """The V2 codec: round trips, and InvalidRequest for every invalid body."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 

@@ -1,9 +1,7 @@
 """V2's messages over gRPC: round trips, and agreement with KServe's SDK."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -15,6 +13,7 @@ from kserve.protocol.infer_type import RequestedOutput
 
 from common.inference_protocol.bodies import (
     LENGTH_HEADER,
+    EncodedBody,
     V2Request,
     decode_request,
     encode_response,
@@ -28,9 +27,6 @@ from common.inference_protocol.grpc_messages import (
     parse_message,
 )
 from common.inference_protocol.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
-
-if TYPE_CHECKING:
-    from common.inference_protocol.bodies import EncodedBody
 
 ARRAYS = {
     "BOOL": np.array([[True, False, True]]),

@@ -1,10 +1,10 @@
 """Requests to applications, at a real gateway with pods of the pod program."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import orjson
 import pytest
 
@@ -15,19 +15,12 @@ from registry.domain.application import (
     SelectionPolicy,
     SneakPeekSpec,
 )
-from registry.domain.model import ModelName
+from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PodReport, Samples
 from registry.errors import InvalidModel
+from registry.redis.client import Registry
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.sneakpeek.test_client import train_parity
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
-
-    from registry.domain.model import ModelSpec
-    from registry.redis.client import Registry
-    from tests.gateway.gateway_harness import GatewayHarness
 
 CLASSES = ("no", "yes")
 POOR, GOOD = ((6, 4), (4, 6)), ((9, 1), (1, 9))

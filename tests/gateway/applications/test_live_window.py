@@ -1,9 +1,6 @@
 """Windows for the policies from the cluster state: workers, swaps, batches, priors, accuracies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,16 +12,12 @@ from gateway.applications.live_window import (
     variants_of,
 )
 from gateway.selection.selection_policies import plan_window
-from gateway.selection.window import WindowRequest
+from gateway.selection.window import Window, WindowRequest
 from registry.domain.application import AccuracyProfile, ApplicationSpec, Prior, SelectionPolicy
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.profile import Profile, ProfilePoint
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
-
-if TYPE_CHECKING:
-    from gateway.selection.window import Window
-    from registry.domain.cluster import ClusterState
-
 
 DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline_s=1.0)
 VARIANT = ModelSpec(ModelName("default", "m"), "file:///m")

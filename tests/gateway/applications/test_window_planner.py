@@ -1,19 +1,21 @@
 """Windows are planned in a real process, which is killed and stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource
 import signal
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pytest
 
 from gateway.applications.application_request import ApplicationRequest
 from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner, plan_or_none
 from gateway.request_run import LoopTimers
 from gateway.selection.selection_policies import plan_window
+from gateway.selection.window import SelectionPlan
 from gateway.sneakpeek.client import LookOutcome, LookResult
 from gateway.telemetry.explanations import Explanations
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
@@ -21,13 +23,6 @@ from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
 from tests.gateway.cluster_states import NOW_S, cluster, declare
 from tests.gateway.selection.windows import random_window
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    import pytest
-
-    from gateway.selection.window import SelectionPlan
 
 POLICY = SelectionPolicy.SNEAKPEEK
 WINDOW = random_window(3, requests=8, has_evidence=True)

@@ -1,7 +1,5 @@
 """New connections beside many busy ones: they once stood in the accept queue for seconds."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -10,19 +8,14 @@ import socket
 import time
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests import servers
 from tests.gateway.asynchronous import run_async
-from tests.gateway.gateway_harness import metric
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, metric
 
 BUSY, NEW = 300, 212
 MOST_ROUNDS = 10

@@ -1,20 +1,14 @@
 """Trailers, chunks and pipelined bytes that cost more than they should, or displace a response."""
 
-from __future__ import annotations
-
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.gateway.gateway_harness import exchange_bytes, read_response
+from registry.domain.model import ModelSpec
+from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, read_response
 from tests.servers import cpu_s
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import GatewayHarness
 
 MIB = 1 << 20
 

@@ -1,16 +1,11 @@
 """The URL of another tenant's InferenceGraph ends in `/`, which is public without a name."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests import servers
 from tests.gateway.gateway_harness import exchange_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key-b"}
 

@@ -3,17 +3,10 @@
 RFC 9112, section 3.2: exactly one Host, or 400.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.gateway.gateway_harness import exchange_bytes
+from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes
 from tests.servers import cpu_s
-
-if TYPE_CHECKING:
-    from tests.gateway.gateway_harness import GatewayHarness
 
 LONG_LABEL = b"a-" * 31_000 + b".b"
 PATHS = (b"/v1/models/m:predict", b"/v1/models/m")

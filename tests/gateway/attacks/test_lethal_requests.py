@@ -1,17 +1,10 @@
 """A request that kills every pod that serves it, among requests that do not."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from tests.gateway.gateway_harness import wait_counts
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess, wait_counts
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
 LETHAL = b'{"instances": ["lethal"]}'
 

@@ -1,24 +1,16 @@
 """Clients that send or read slowly, or ask for much time: they hold no slot, and are cut off."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import ModelSpec, RoutingPolicy
 from tests import servers
-from tests.gateway.gateway_harness import exchange_bytes, read_response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, read_response
 
 pytestmark = pytest.mark.slow
 

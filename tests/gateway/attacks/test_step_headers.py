@@ -1,18 +1,13 @@
 """Headers of schedulers of workflows, sent by a client that has not the pods' secret."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
 
 from common.pod_secret import HEADER, make_secret
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

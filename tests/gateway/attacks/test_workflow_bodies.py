@@ -1,20 +1,15 @@
 """Bodies for workflows and graphs have the limits of inference bodies, before the scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from tests import servers
 from tests.gateway.gateway_harness import exchange_bytes, read_response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1 << 20
 LONGEST_S = 60.0

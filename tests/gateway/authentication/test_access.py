@@ -1,29 +1,22 @@
 """Tokens at a real gateway process: accepted and rejected requests, and what errors disclose."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import httpx
 import pytest
 
 from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
+from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.authentication.identity_provider import Issuer, new_key, published, trust
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
-
-    from registry.domain.model import ModelSpec
 
 BODY = b'{"instances": [1]}'
 PREDICT = "/serving/red/wise/v1/models/wise:predict"

@@ -1,15 +1,10 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from common.pod_secret import PodSecret
 from gateway.authentication.access import LEEWAY_S, is_callback, make_token
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = ModelName("red", "wise")
 OLD, NEW = "an-old-secret-of-pods", "a-new-secret-of-pods-"

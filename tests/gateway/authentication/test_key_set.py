@@ -1,9 +1,8 @@
 """An issuer's keys: which are used, and when they are read again."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
@@ -25,9 +24,6 @@ from tests.gateway.authentication.identity_provider import (
     public_jwk,
     published,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class FakeLocation:

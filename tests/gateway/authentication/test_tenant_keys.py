@@ -1,26 +1,19 @@
 """API keys of tenants at a real gateway process."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import httpx
 import pytest
 
 from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
+from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
-
-    from registry.domain.model import ModelSpec
 
 RED, BLUE, OPERATOR = "red-key-red-key-red", "blue-key-blue-key-blue", "operator-key-operator"
 SHARED = "shared-key-shared-key"

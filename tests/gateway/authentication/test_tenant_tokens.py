@@ -1,13 +1,12 @@
 """Trusted issuers and the verification of tokens, without a gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jwt
 import pytest
@@ -24,10 +23,6 @@ from gateway.authentication.tenant_tokens import (
 )
 from gateway.errors import Forbidden, InvalidToken
 from tests.gateway.authentication.identity_provider import DAY_S, ISSUER, Issuer, new_key, trust
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 RED = Issuer({"elliptic": new_key(), "rsa": new_key("RS256")})
 STRANGER = Issuer({"elliptic": new_key()})

@@ -1,21 +1,17 @@
 """A real browser for tests: Chromium, driven over its driver's WebDriver protocol (W3C)."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 DRIVER: Final = shutil.which("chromedriver")
 BROWSER: Final = shutil.which("chromium") or shutil.which("google-chrome")

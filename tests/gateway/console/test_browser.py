@@ -4,30 +4,24 @@ violation that axe-core finds.
 With PILOTLIGHT_PICTURES=FOLDER pictures of the pages are left there.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from registry.domain.model import ModelSpec
 from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.domain.reservation import ANY_COPIES
+from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.console.browser import BROWSER, DRIVER, Browser, browser
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
-    from registry.redis.client import Registry
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,7 +1,5 @@
 """Requests of the last minute: missed deadlines, percentiles of their times; the trace of ten."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,10 +1,8 @@
 """The overview's document: what each viewer sees, windows, and deltas."""
 
-from __future__ import annotations
-
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +20,7 @@ from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
-
-if TYPE_CHECKING:
-    from registry.redis.watch import ClusterWatch
+from registry.redis.watch import ClusterWatch
 
 
 class Copy:

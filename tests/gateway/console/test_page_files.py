@@ -1,7 +1,5 @@
 """Templates and static files are those of the start."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,17 +1,18 @@
 """Pages of the console from a real gateway: what they show, to whom, and how they escape it."""
 
-from __future__ import annotations
-
 import base64
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from gateway.console.live_updates import MAX_STREAMS_OF_TENANT
+from registry.domain.model import ModelSpec
 from registry.domain.placement import (
     PlacedPod,
     PlacedReplica,
@@ -19,16 +20,10 @@ from registry.domain.placement import (
     PlannedModel,
 )
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from registry.redis.client import Registry
 
 KEYS = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key", "_operator": "op-key-op-key-op"}
 

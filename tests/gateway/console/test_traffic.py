@@ -1,7 +1,5 @@
 """Rates, history and latency of the console, from the counters of the metrics."""
 
-from __future__ import annotations
-
 from gateway.console.traffic import Traffic
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 

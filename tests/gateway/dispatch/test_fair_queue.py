@@ -1,7 +1,5 @@
 """The fair queue: turns of tenants, urgency within a tenant, models that need a load, bounds."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from math import inf
 

@@ -1,9 +1,6 @@
 """The placer with a real Redis: placement, queueing, cancellation."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,9 +15,7 @@ from tests.gateway.placer_harness import (
     running_placer,
     with_placer,
 )
-
-if TYPE_CHECKING:
-    from tests.servers import RedisServer
+from tests.servers import RedisServer
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 

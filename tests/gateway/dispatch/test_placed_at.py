@@ -1,7 +1,5 @@
 """Requests whose pod a scheduler of workflows, or a plan, has chosen."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,19 +1,13 @@
 """Forecasts of a gateway that knows which models its requests at a pod are for."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from gateway.routing.decision import SendTo
+from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.model import ModelSpec
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
 
 POD = "pod-a"
 

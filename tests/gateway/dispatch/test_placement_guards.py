@@ -1,7 +1,5 @@
 """Guards of the placer: slots left to other tenants, and probes, a few of each model."""
 
-from __future__ import annotations
-
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.placement_guards import RECENT_S, RecentTenants, RequestProbes
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo

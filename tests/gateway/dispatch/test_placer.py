@@ -1,7 +1,5 @@
 """Direct placement, queueing, timeouts and passive health in virtual time."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

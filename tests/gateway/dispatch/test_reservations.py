@@ -1,30 +1,24 @@
 """Optimistic reservations of short requests: registration, collisions, counts."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.dispatch import reservations
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import ModelSpec, RoutingPolicy
 from registry.domain.pod import PodReport, Samples
 from tests import servers
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.placer_harness import (
     PlacerHarness,
     eventually,
     running_placer,
     with_placer,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import GatewayHarness
 
 SHORT_S = 0.001
 

@@ -1,7 +1,5 @@
 """Retries: their budget and number, the refusals that lead to one, requests that lose pods."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,27 +1,22 @@
 """Transformers and explainers that fail, loop or are slow, at a real gateway process."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.end_to_end.test_disconnects import raw_request
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.grpc import calls
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
 
 pytestmark = pytest.mark.slow
 

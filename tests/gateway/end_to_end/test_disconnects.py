@@ -1,21 +1,14 @@
 """Clients that disconnect at any time leave no slot taken."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import httpx
 import pytest
 
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import ModelSpec, RoutingPolicy
 from tests.gateway.gateway_harness import GatewayHarness, wait_counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 MIB = 1 << 20

@@ -1,18 +1,11 @@
 """Error responses of a real gateway process: limits, malformed requests, unknown models."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
-from registry.domain.model import LoadFailure
+from registry.domain.model import LoadFailure, ModelSpec
 from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
 
 MIB = 1 << 20
 

@@ -1,10 +1,9 @@
 """Several gateways of one pool, their shutdown and their settings."""
 
-from __future__ import annotations
-
 import signal
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -12,10 +11,6 @@ import pytest
 from registry.domain.model import RoutingPolicy
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, wait_counts
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

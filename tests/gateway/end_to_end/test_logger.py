@@ -1,12 +1,10 @@
 """A model's `logger` through a real gateway: its events, and requests that wait for none."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +13,7 @@ from gateway.pool import logger_rules
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, ModelSpec, RequestLog
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness
 
 
 class _Server(ThreadingHTTPServer):

@@ -1,20 +1,15 @@
 """A scheduler that closes an idle connection as the next request comes on it."""
 
-from __future__ import annotations
-
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

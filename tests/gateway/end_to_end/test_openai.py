@@ -1,22 +1,16 @@
 """OpenAI's protocol through a real gateway process."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
 import orjson
 import pytest
 
 from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec, RoutingPolicy, Task
 from tests import servers
-from tests.gateway.gateway_harness import exchange_bytes, wait_counts
-
-if TYPE_CHECKING:
-    import httpx
-
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, wait_counts
 
 CALLS = ("completions", "chat/completions", "embeddings", "images/generations")
 

@@ -1,14 +1,7 @@
 """Steps that a scheduler of workflows has placed: beside a pod's slots, in its step queue."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from registry.domain.model import RoutingPolicy
-from tests.gateway.gateway_harness import wait_counts
-
-if TYPE_CHECKING:
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, wait_counts
 
 HOLD = "around=hold"
 """Without the device, as a step whose inputs are fetched."""

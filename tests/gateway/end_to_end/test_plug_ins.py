@@ -1,20 +1,14 @@
 """A live gateway routes by a policy of another distribution, and outlives its errors."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.plug_ins import install
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import httpx
 
 _MODULE = """
 from gateway.routing.decision import Reason, SendTo

@@ -1,20 +1,15 @@
 """Pods that refuse requests, break connections or die: requests are retried, no slot leaks."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from registry.domain.model import RoutingPolicy
+from registry.redis.client import Registry
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
 pytestmark = pytest.mark.slow
 

@@ -1,21 +1,15 @@
 """A gateway that serves several pools, and its metrics on the health port."""
 
-from __future__ import annotations
+from collections.abc import Iterator
+from pathlib import Path
 
-from typing import TYPE_CHECKING
-
+import httpx
 import pytest
 
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
 
 POOLS = ("cpu", "gpu")
 

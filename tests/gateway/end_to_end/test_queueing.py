@@ -1,7 +1,5 @@
 """Queueing, deadlines and shared loads through a real gateway process."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,26 +1,19 @@
 """Redis unavailable and available again: requests are served and the counts recover."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import httpx
 import pytest
 from redis import asyncio as redis_client
 
 from registry.domain.model import RoutingPolicy
+from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.telemetry.test_arrival_counter import counted
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
-
-    from registry.redis.client import Registry
 
 pytestmark = pytest.mark.slow
 

@@ -1,19 +1,13 @@
 """Requests through a real gateway process: model names, headers, bodies, connections."""
 
-from __future__ import annotations
-
 import hashlib
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
+from registry.domain.model import ModelSpec
 from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, read_response
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
 
 MIB = 1 << 20
 

@@ -6,21 +6,16 @@ import signal
 import socket
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
 
+from registry.domain.model import ModelSpec
 from tests import servers
-from tests.gateway.gateway_harness import wait_counts
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, wait_counts
 
 pytestmark = pytest.mark.slow
 

@@ -1,14 +1,17 @@
 """How many files a warm request visits in the gateway, which its reader has to know; no more."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from types import FrameType
+from typing import Any, Final
+
+import pytest
 
 from gateway.__main__ import running_app
+from gateway.app import GatewayApp
 from gateway.settings import GatewaySettings
 from gateway.telemetry import explanations
 from registry.domain.model import ModelName, ModelSpec, Tier
@@ -17,16 +20,7 @@ from registry.redis.client import Registry
 from tests.gateway.asynchronous import run_async
 from tests.gateway.http.test_server import connected, read_response
 from tests.gateway.placer_harness import eventually
-from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from types import FrameType
-
-    import pytest
-
-    from gateway.app import GatewayApp
-    from tests.servers import RedisServer
+from tests.servers import REPOSITORY, RedisServer
 
 MOST_IN_GATEWAY: Final = 30
 MOST_IN_ALL: Final = 41

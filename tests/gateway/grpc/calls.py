@@ -1,7 +1,5 @@
 """Calls over gRPC to a gateway, by messages of V2 and others."""
 
-from __future__ import annotations
-
 import struct
 from typing import Any
 

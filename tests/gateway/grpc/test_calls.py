@@ -1,29 +1,21 @@
 """Calls over gRPC through a real gateway process: names, metadata, errors, deadlines, tenants."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from common.inference_protocol.grpc_messages import messages
+from registry.domain.model import ModelSpec
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness, wait_counts
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess, wait_counts
 from tests.gateway.grpc import calls
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import PodProcess
 
 POOL = "grpc"
 Code = grpc.StatusCode

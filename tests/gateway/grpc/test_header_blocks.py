@@ -1,7 +1,5 @@
 """HPACK: the examples of RFC 7541, appendix C, and frames in any pieces."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """What probes and clients such as grpcurl ask: gRPC's health and reflection, in process."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,12 +1,11 @@
 """Request bodies: counted, buffered while small, otherwise streamed once."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import pytest
 
@@ -17,9 +16,6 @@ from gateway.errors import (
 )
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from tests.gateway.asynchronous import run_async
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
 HELD = HeldBodies(1 << 20, 1 << 20)

@@ -1,7 +1,5 @@
 """Headers that are read, forwarded and dropped."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.errors import BadRequest

@@ -1,7 +1,5 @@
 """The model that an OpenAI body names, read without parsing the whole body."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

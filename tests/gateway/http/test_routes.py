@@ -1,7 +1,5 @@
 """The model that a path or a Host header names."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.errors import BadRequest, UndeclaredModel

@@ -1,7 +1,5 @@
 """Client connections with a test's own handler of inference requests."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -10,10 +8,11 @@ import socket
 import urllib.error
 import urllib.request
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -32,10 +31,6 @@ from registry.domain.pod import PodInfo
 from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.gateway.placer_harness import eventually, running_placer
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 Handle = Callable[[ClientRequest], Awaitable[None]]
 Find = Callable[[bytes, bytes], ModelTarget | None]

@@ -1,26 +1,20 @@
 """How many turns of the event loop a request waits: of new connections, beside busy ones."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import uvicorn
 from uvicorn.server import ServerState
 
+from gateway.http.client_request import ClientRequest
 from gateway.http.listener import MAX_PER_TURN, Listener, listen
 from gateway.http.server import create_protocol
 from tests.gateway.asynchronous import run_async
 from tests.gateway.http.test_server import HEAD, find_target, not_inference
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from gateway.http.client_request import ClientRequest
 
 REQUEST = HEAD + b"content-length: 2\r\n\r\nok"
 NEW = REQUEST.replace(b"host: x", b"host: new")

@@ -1,20 +1,14 @@
 """The management API of a real gateway process: explanations, metrics, model lists, methods."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import ModelSpec, RoutingPolicy
 from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, metric
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
 
 
 def test_explains_a_decision(harness: GatewayHarness) -> None:

@@ -1,19 +1,14 @@
 """The OpenAPI document against what a real gateway process answers."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gateway.http import openai
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import GatewayHarness
+from registry.domain.model import ModelSpec
+from tests.gateway.gateway_harness import GatewayHarness
 
 NAMES = ("{declared}", "nobody", "a%2Fb", "%00", "a" * 300)
 BODIES = (b"", b"{}", b"[1", b'{"model": "nobody"}', b'{"instances": [1]}')

@@ -1,21 +1,15 @@
 """The `auto` policy: its options, its choice, and the losses that it reports."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from gateway.routing.auto import auto
 from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Decision, Reason, RoutingOption, SendTo, Wait
+from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
 
 A, B, C = "pod-a", "pod-b", "pod-c"
 JOIN, LOAD = LoadMode.JOIN, LoadMode.LOAD

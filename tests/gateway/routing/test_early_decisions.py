@@ -1,27 +1,21 @@
 """Where `auto` compares no options, its decision is that of the full comparison."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.auto import auto, weigh
-from gateway.routing.decision import Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.pod_selection import run_soonest, run_soonest_warm
+from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
 from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
-
-if TYPE_CHECKING:
-    from gateway.routing.decision import Decision, RequestView
-    from registry.domain.cluster import ClusterState
 
 OTHER = "team/other@0"
 

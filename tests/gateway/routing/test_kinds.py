@@ -1,7 +1,5 @@
 """Pools of several kinds of accelerators, and of placed pods, which serve their own model only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

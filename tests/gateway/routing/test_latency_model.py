@@ -1,7 +1,5 @@
 """Forecasts compared with values computed by hand from Liu 2025, section 6.5, equations 1-3."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

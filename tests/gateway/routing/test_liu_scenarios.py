@@ -1,7 +1,5 @@
 """Liu 2025, sections 6.4.1-6.4.3, scaled: `auto` decides like the winner of each scenario."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait

@@ -1,8 +1,7 @@
 """Routing policies of other distributions: found by name, and kept from harming the gateway."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +12,6 @@ from gateway.routing.routing_policies import routing_policy
 from registry.inference_service.annotations import parse_annotations
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, request
 from tests.plug_ins import install, path_of_plug_ins
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _NAMES = (
     "deletes", "empties", "exits", "fills", "interrupts", "last-pod", "nowhere", "nothing",

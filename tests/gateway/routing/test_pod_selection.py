@@ -1,7 +1,5 @@
 """The index of pods finds the same pods as a scan over all of them."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

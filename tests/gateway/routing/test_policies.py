@@ -1,7 +1,5 @@
 """Example tables of each routing policy; for `auto` see `test_auto`."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait

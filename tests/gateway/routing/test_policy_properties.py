@@ -1,27 +1,21 @@
 """Invariants of routing policies for random clusters."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.decision import Reason, Reject, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest, cannot_be_placed, route_request
 from gateway.routing.routing_policies import ROUTING_POLICIES
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import LoadMode
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, declare, request
-
-if TYPE_CHECKING:
-    from gateway.routing.decision import Decision
-    from registry.domain.cluster import ClusterState
 
 RESIDENCIES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]
 

@@ -1,9 +1,7 @@
 """Routing of one request by its model's record, its deadline and the policy."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,6 +14,7 @@ from gateway.routing.route_request import (
     route_request,
 )
 from gateway.selection.select_version import can_be_served
+from registry.domain.cluster import ClusterState
 from registry.domain.measures import MAX_AGE_S, infer_measure
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.probes import MAX_LOAD_PAUSE_S
@@ -24,9 +23,6 @@ from registry.domain.residency_index import Residency
 from registry.inference_service.components import machine_needs
 from registry.inference_service.predictors import format_needs
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
 
 NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key

@@ -1,7 +1,5 @@
 """Credit of lost time towards a load."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.routing.decision import ColdStartLoss, Reason, SendTo, Wait

@@ -1,7 +1,5 @@
 """Hand-worked values of the definitions; Wolfrath et al. 2025, sections 3 to 5."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,9 +1,6 @@
 """Selection of a model's version, as a function and in a real gateway process."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +8,8 @@ from hypothesis import strategies as st
 from gateway.http.routes import ModelTarget, target_of_version
 from gateway.selection.select_version import split_by_id
 from registry.domain.canaries import Canary
-from registry.domain.model import LoadFailure, ModelName
-
-if TYPE_CHECKING:
-    import httpx
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import GatewayHarness
+from registry.domain.model import LoadFailure, ModelName, ModelSpec
+from tests.gateway.gateway_harness import GatewayHarness
 
 STABLE, NEXT, OTHER = (ModelName("team", name) for name in ("m", "m-next", "m-other"))
 IDS = [f"request-{number}" for number in range(4000)]

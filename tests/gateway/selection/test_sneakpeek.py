@@ -1,7 +1,5 @@
 """Evidence by nearest neighbours, and its training."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

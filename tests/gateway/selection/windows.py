@@ -1,7 +1,5 @@
 """Random windows for property tests."""
 
-from __future__ import annotations
-
 import random
 from typing import Final
 

@@ -1,11 +1,11 @@
 """Looks at data through a real looking process, killed, stopped and misled, and its messages."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -13,20 +13,13 @@ import pytest
 
 from gateway.selection.sneakpeek_training import train
 from gateway.sneakpeek import client as client_module
-from gateway.sneakpeek.client import LookOutcome, SneakPeekClient
+from gateway.sneakpeek.client import LookOutcome, LookResult, SneakPeekClient
 from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
 from gateway.sneakpeek.trained_file import write_sneakpeek
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from gateway.sneakpeek.client import LookResult
-
 
 NAME = ModelName("default", "parity")
 BODY = orjson.dumps({"instances": [[4.0, 0.0], [0.0, 4.0]]})

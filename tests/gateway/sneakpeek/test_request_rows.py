@@ -1,7 +1,5 @@
 """Bodies of V1, V2 and binary V2 requests as rows of numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 """The files of a trained look: written, read, and refused where damaged."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -17,9 +15,6 @@ from gateway.sneakpeek.trained_file import (
     read_sneakpeek,
     write_sneakpeek,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

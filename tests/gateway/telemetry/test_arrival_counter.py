@@ -1,19 +1,13 @@
 """Gateways report arrivals and queued requests to the registry."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
 from registry.domain.demand import CountWindow
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import ModelName, RoutingPolicy
 from registry.redis.arrivals import ArrivalLog
+from registry.redis.client import Registry
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelName
-    from registry.redis.client import Registry
-    from tests.gateway.gateway_harness import GatewayHarness
 
 
 def counted(harness: GatewayHarness, name: ModelName) -> int:

@@ -3,25 +3,19 @@
 Not part of the ordinary test runs: building it takes minutes, Go, and its modules.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import httpx
 import pytest
 
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.telemetry.test_tracing import PARENT, TRACE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
 
 _PROGRAM = os.environ.get("PILOTLIGHT_COLLECTOR", "")
 pytestmark = [

@@ -1,7 +1,5 @@
 """Explanations of decisions: content, sentences and maximum number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

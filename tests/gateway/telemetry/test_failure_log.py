@@ -1,16 +1,11 @@
 """Lines about failed requests: one a minute of each kind."""
 
-from __future__ import annotations
+import logging
 
-from typing import TYPE_CHECKING
+import pytest
 
 from gateway.telemetry import recent_requests
 from gateway.telemetry.recent_requests import INTERVAL_S, FailureLog, RecentRequest
-
-if TYPE_CHECKING:
-    import logging
-
-    import pytest
 
 
 def failed(model: str, at_s: float, error: str = "no disk") -> RecentRequest:

@@ -1,11 +1,9 @@
 """Metrics are read in FastAPI's threads while the event loop counts."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -14,9 +12,6 @@ from prometheus_client import generate_latest
 from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
 from tests.gateway.gateway_harness import metric
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

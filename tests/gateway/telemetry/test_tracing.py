@@ -1,13 +1,14 @@
 """Spans of requests: sampling, the trace context, and their export to a real HTTP server."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
@@ -17,12 +18,6 @@ from gateway.http.headers import read_headers
 from gateway.telemetry.tracing import Tracer
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
 
 pytestmark = pytest.mark.slow
 

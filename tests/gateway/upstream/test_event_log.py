@@ -1,11 +1,9 @@
 """Events of loggers: what is sent, and that no receiver can hold more than the queue's bounds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +11,6 @@ from gateway.upstream import event_log
 from gateway.upstream.event_log import EventLog, EventOutcome, LoggedRequest
 from registry.domain.model import LogMode, ModelName, ModelSpec, RequestLog
 from tests.gateway.asynchronous import run_async, running
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 MODEL = ModelName("team", "iris")
 HEADERS = [(b"content-type", b"application/json"), (b"x-user", b"ada"), (b"authorization", b"k")]

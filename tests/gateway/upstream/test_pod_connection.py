@@ -1,20 +1,15 @@
 """Connections to pods: responses, reuse, and closing of idle ones."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import pytest
 
 from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
 from tests.gateway.asynchronous import run_async
 from tests.servers import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n"

@@ -1,7 +1,5 @@
 """Loads in the background: what a pod is asked, and what becomes of the answer."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import urlsplit
 

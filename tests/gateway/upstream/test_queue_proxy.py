@@ -1,16 +1,10 @@
 """Pods behind Knative's queue-proxy, which responds in their place when they are gone."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from common.pod_responses import QueueProxyFailure, classify_failure
 from registry.domain.model import RoutingPolicy
-
-if TYPE_CHECKING:
-    from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness
 
 MIB = 1 << 20
 

@@ -5,8 +5,6 @@ namespace and address. Not supported: images, cgroups, other users than its own,
 `kubectl exec` and `kubectl logs` (logs are in the folder).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,22 +1,18 @@
 """The node's calls to the API server, with the rights of a kubelet."""
 
-from __future__ import annotations
-
 import base64
 import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
 from tests.kubernetes.node.container import timestamp
 from tests.kubernetes.places import HOST_ADDRESS, cache_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

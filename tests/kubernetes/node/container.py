@@ -1,7 +1,5 @@
 """One container of a pod: its process, restarts, probes and status."""
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json
@@ -10,17 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.kubernetes.node import launch
 from tests.kubernetes.node.probes import Probe, Target, act
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from tests.kubernetes.node.sandbox import Sandbox
+from tests.kubernetes.node.sandbox import Sandbox
 
 LONGEST_BACK_OFF_S = 10.0
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

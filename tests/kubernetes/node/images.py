@@ -1,7 +1,5 @@
 """The programs of this machine that replace container images."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path

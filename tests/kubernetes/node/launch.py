@@ -6,8 +6,6 @@ tmpfs is mounted over the deepest existing folder, with the folder's contents bo
 Uses only the standard library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,25 +1,20 @@
 """The life of one pod on this node, in its own thread: start, probe, report, end."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+from tests.kubernetes.node.cluster import Cluster
 from tests.kubernetes.node.container import Container, mounts_of, timestamp
 from tests.kubernetes.node.environment import BadReference, command, environment
 from tests.kubernetes.node.images import UnknownImage, image
 from tests.kubernetes.node.sandbox import Sandbox, open_sandbox
 from tests.kubernetes.node.volumes import make_volume
 from tests.kubernetes.places import HOST_ADDRESS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from tests.kubernetes.node.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 

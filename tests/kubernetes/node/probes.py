@@ -1,17 +1,13 @@
 """A container's probes and hooks: HTTP, TCP and commands, from inside the pod's network."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 AGENT = {"user-agent": "kube-probe/1.34"}
 """Header of a kubelet's probes, by which Knative's programs recognise them."""

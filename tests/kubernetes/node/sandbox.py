@@ -1,7 +1,5 @@
 """A pod's network: a network namespace with one address, attached to the suite's bridge."""
 
-from __future__ import annotations
-
 import ipaddress
 import itertools
 import signal

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import parquet
 
 from tests.gateway.conftest import client, harness, pool, shared_gateway
-from tests.pilotlight.conftest import cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli, CommandResult
+from tests.pilotlight.conftest import Cli, CommandResult, cli
 
 __all__ = ["cli", "client", "harness", "pool", "shared_gateway"]
 

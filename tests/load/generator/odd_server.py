@@ -1,17 +1,12 @@
 """A server whose responses are normal, odd or missing, by the model of the request."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PLAIN = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 

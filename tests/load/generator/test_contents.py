@@ -1,16 +1,17 @@
 """Request bodies, response headers, shares of a trace and the open loop, without a server."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
 import threading
 import time
+from collections.abc import Iterator
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pydantic import TypeAdapter
 
@@ -26,15 +27,8 @@ from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.trace_arrivals import TraceArrival, survey, survey_in_thread, worker_share
 from load.generator.worker import WorkerConfig
 from load.trace_spec.trace_spec import open_trace
+from tests.load.generator.conftest import WriteTrace
 from tests.load.rows import trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from tests.load.generator.conftest import WriteTrace
 
 ARRIVAL = TraceArrival(7, 0.0, "team", "model", 3, 20, None)
 

@@ -1,17 +1,11 @@
 """What a user learns of requests that fail: why, by model, and that a run is worth nothing."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def test_the_first_error_of_each_model_and_status_is_printed(

@@ -1,20 +1,15 @@
 """gRPC requests with KServe's messages, and how failures are recorded."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
 
 from common.inference_protocol.grpc_messages import messages
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.load.generator.conftest import LoadRun, WriteTrace
+from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def _infer(request: Any, context: grpc.ServicerContext) -> Any:

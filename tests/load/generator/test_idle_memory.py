@@ -1,24 +1,18 @@
 """The memory that idle models held during a run, from gateways and pods."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from load.generator.record_parts import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
 from registry.domain.pod import PodPhase, PodReport
+from registry.redis.client import Registry
+from tests.gateway.gateway_harness import GatewayHarness
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
 from tests.registry.redis.clients import Pod
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.redis.client import Registry
-    from tests.gateway.gateway_harness import GatewayHarness
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(

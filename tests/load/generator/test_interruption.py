@@ -1,14 +1,11 @@
 """A run that ends early keeps its records and reports it."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,10 +14,8 @@ from load.generator.responses import RequestResult
 from load.generator.trace_arrivals import TraceArrival
 from load.report.run_file import read_run
 from tests import servers
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import OddServer, odd_server
-
-if TYPE_CHECKING:
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def _start(trace: str, url: str, output: Path) -> subprocess.Popen[str]:

@@ -1,8 +1,6 @@
 """Requests with labelled examples: which one is sent, and what a response to it is worth."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -16,9 +14,6 @@ from load.generator.responses import RequestResult
 from load.generator.settings import RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
 from load.schema import ANSWER_SCHEMA
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _arrival(row: int = 0, deadline_s: float | None = None) -> TraceArrival:

@@ -1,11 +1,10 @@
 """A run records every request and its failure, whatever the server does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from pyarrow import parquet
@@ -17,12 +16,8 @@ from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import parse_url
 from load.generator.trace_arrivals import TraceArrival
 from tests import servers
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 @pytest.mark.slow

@@ -1,19 +1,14 @@
 """Which files a run may write: existing ones are replaced only with `--overwrite`."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from load.errors import GeneratorError
 from load.generator.record_parts import claimed_output
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
-
-if TYPE_CHECKING:
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def test_an_existing_output_is_not_replaced(load_run: LoadRun, write_trace: WriteTrace) -> None:

@@ -1,26 +1,20 @@
 """Display of a run's progress: a bar with percentiles on a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+
+import pytest
 
 from load.generator.progress import LatencyHistogram, RunProgress
 from pilotlight.commands.load_runs.summary import describe_progress, load_progress
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
-
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

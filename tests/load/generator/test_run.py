@@ -1,18 +1,13 @@
 """`load run` against a real gateway with pods of the pod program."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from pyarrow import parquet
 
 from load.schema import RECORD_SCHEMA
-
-if TYPE_CHECKING:
-    from tests.gateway.gateway_harness import GatewayHarness
-    from tests.load.generator.conftest import LoadRun, WriteTrace
+from tests.gateway.gateway_harness import GatewayHarness
+from tests.load.generator.conftest import LoadRun, WriteTrace
 
 
 def test_records_every_request_with_the_headers_of_the_gateway(

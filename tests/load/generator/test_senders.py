@@ -1,10 +1,8 @@
 """Requests as a server receives them: payloads, host headers, and how many at a time."""
 
-from __future__ import annotations
-
 import base64
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,12 +10,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from load.generator.settings import RunSettings
+from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.load.generator.conftest import LoadRun, WriteTrace
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="

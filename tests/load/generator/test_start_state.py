@@ -1,9 +1,8 @@
 """What is done last before a run's first request, and what it says of the models."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,13 +10,8 @@ from load.generator.record_parts import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run
+from tests.load.generator.conftest import WriteTrace
 from tests.load.generator.odd_server import odd_server
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from tests.load.generator.conftest import WriteTrace
 
 
 async def play(trace: str, url: str, output: Path, start: Callable[[], Awaitable[str]]) -> None:

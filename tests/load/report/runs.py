@@ -1,23 +1,18 @@
 """Runs for tests: random by a seed, or given column by column."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
 from load.generator.record_parts import METADATA_KEY
+from load.report.run import Run
 from load.report.run_file import read_run
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from load.report.run import Run
 
 
 def steady_run(folder: Path, rows: int = 4, *, name: str = "run", **columns: Any) -> Run:

@@ -1,21 +1,16 @@
 """Utility, right answers and misses of runs with labelled examples, computed by hand."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.container import BarContainer
 
 from load.report.plots.bars import utility
+from load.report.run import Run
 from load.report.style import LeftOut, Plot, styled
 from load.report.summary import summarise_answers
 from tests.load.report.runs import steady_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from load.report.run import Run
 
 ANSWERS: dict[str, Any] = {
     "model": ["digits", "digits", "wine", "plain"],

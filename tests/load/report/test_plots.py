@@ -1,13 +1,16 @@
 """Contents of each plot: axes, legend, and values computed by hand."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import Collection
 from matplotlib.colors import to_hex, to_rgba
+from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
 from load.report.plots.bars import cold_starts, stages, tenants
@@ -16,14 +19,6 @@ from load.report.plots.requests import arrivals, completion_times, deadline_miss
 from load.report.plots.tradeoffs import goodput, pareto, wasted_memory
 from load.report.style import COLOURS, LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-    from matplotlib.collections import Collection
-    from matplotlib.figure import Figure
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,6 @@
 """Loading, loaded and inferring spans of runs small enough to compute by hand."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +8,6 @@ import pytest
 from load.report.pod_usage import pod_usages, union
 from load.report.summary import summarise
 from tests.load.report.runs import steady_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_load_that_several_requests_wait_for_counts_once(tmp_path: Path) -> None:

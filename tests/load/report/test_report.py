@@ -1,9 +1,7 @@
 """`pilotlight report`: its files, and its errors for files that are no runs."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -11,12 +9,7 @@ from pyarrow import parquet
 
 from load.generator.record_parts import METADATA_KEY
 from tests.load.report.runs import write_run
-from tests.pilotlight.conftest import cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli, cli
 
 pytestmark = pytest.mark.slow
 

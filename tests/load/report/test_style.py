@@ -1,31 +1,23 @@
 """Labels, colours and space: plots stay readable with many runs and long names."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
-from matplotlib.container import BarContainer
+from matplotlib.container import BarContainer, Container
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from load.report.comparison import PLOTS
 from load.report.plots.machines import machine_usage
+from load.report.run import Run
 from load.report.run_file import read_run
 from load.report.style import COLOURS, TIERS, Plot, labels, styled
 from tests.load.report.runs import write_run
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from matplotlib.artist import Artist
-    from matplotlib.container import Container
-    from matplotlib.figure import Figure
-
-    from load.report.run import Run
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,12 @@
 """Summaries of runs small enough to compute by hand."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from load.report.summary import summarise
 from tests.load.report.runs import steady_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_latency_is_from_the_scheduled_time_and_goodput_by_deadline(tmp_path: Path) -> None:

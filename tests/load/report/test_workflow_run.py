@@ -1,7 +1,5 @@
 """The plot of a workflow's run: what of its document is drawn, and where."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

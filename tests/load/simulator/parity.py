@@ -4,29 +4,23 @@ The live platform has a real gateway, a real Redis, and stub pods with known tim
 cluster has the same pods and times. Both use the same random numbers.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulation import Simulation
+from registry.domain.model import ModelSpec, RoutingPolicy
+from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.load.simulator.traces import Row, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec, RoutingPolicy
-    from registry.redis.client import Registry
 
 PODS = ("n-0", "n-1", "n-2", "n-3")
 _pools = itertools.count(1)

@@ -1,10 +1,13 @@
 """One trace of an application's requests, live and simulated: same windows, same plans."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
 
+import httpx
+
+from gateway.selection.window import SelectionPlan, Window
 from load.simulator.simulation import Simulation
 from registry.domain.application import (
     AccuracyProfile,
@@ -13,19 +16,11 @@ from registry.domain.application import (
 )
 from registry.domain.model import ModelName
 from registry.domain.pod import PodReport, Samples
+from registry.redis.client import Registry
+from tests.gateway.gateway_harness import GatewayHarness
 from tests.load.simulator.parity import live_gateway
 from tests.load.simulator.small_cluster import cluster, records
 from tests.load.simulator.traces import trace
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
-    from pathlib import Path
-
-    import httpx
-
-    from gateway.selection.window import SelectionPlan, Window
-    from registry.redis.client import Registry
-    from tests.gateway.gateway_harness import GatewayHarness
 
 CONFUSIONS = {"app-fast": ((6, 4), (4, 6)), "app-slow": ((9, 1), (1, 9))}
 INFER_S = {"app-fast": 0.01, "app-slow": 0.2}

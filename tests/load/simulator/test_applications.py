@@ -1,26 +1,20 @@
 """Applications in the simulator: the live gateway's windows in virtual time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from gateway.selection.window import SelectionPlan, Window
 from load.errors import InvalidCluster
 from load.schema import ANSWER_SCHEMA
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName
 from tests.load.simulator.small_cluster import cluster, records
-from tests.load.simulator.traces import trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gateway.selection.window import SelectionPlan, Window
-    from load.simulator.cluster.plan import ClusterPlan
-    from tests.load.simulator.traces import Row
+from tests.load.simulator.traces import Row, trace
 
 SPEC = {"classes": ["no", "yes"], "deadline": "500ms", "policy": "lo-edf"}
 POOR, GOOD = [[6, 4], [4, 6]], [[9, 1], [1, 9]]

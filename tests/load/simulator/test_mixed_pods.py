@@ -1,7 +1,5 @@
 """The sample cluster with two kinds of pods: shares of requests, and the effect of speed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

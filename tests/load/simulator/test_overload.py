@@ -1,20 +1,15 @@
 """Several times what a pod can serve, with deadlines: it keeps serving what it can."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from load.simulator.simulation import Simulation
 from tests.load.simulator.small_cluster import cluster, records
 from tests.load.simulator.traces import trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
 
 TENANTS = ("a", "b", "c", "greedy")
 SECONDS, WARM_UP_S = 6.0, 2.0

@@ -1,22 +1,15 @@
 """One trace, live and simulated: every decision is the same, including the pods."""
 
-from __future__ import annotations
-
 import random
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from tests.load.simulator.parity import Times, live, simulated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from tests.load.simulator.parity import Decision
-    from tests.load.simulator.traces import Row
+from tests.load.simulator.parity import Decision, Times, live, simulated
+from tests.load.simulator.traces import Row
 
 BY_POLICY = {f"m-{policy.value}": policy for policy in RoutingPolicy}
 """One model for each policy, so that one replay tries them all."""

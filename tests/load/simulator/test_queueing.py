@@ -1,7 +1,5 @@
 """Queue options of a run, and what an autoscaler reads of queued requests."""
 
-from __future__ import annotations
-
 from math import inf
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pods that share a GPU: interference, shares, batch caps, and the router that builds batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,11 +1,11 @@
 """Actions of an autoscaler in a run, and the memory of idle models."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from load.simulator.simulated_cluster import SimulatedCluster
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, Tier
 from tests.load.simulator.small_cluster import (
@@ -16,11 +16,6 @@ from tests.load.simulator.small_cluster import (
     records,
 )
 from tests.load.simulator.traces import Row, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.simulator.simulated_cluster import SimulatedCluster
 
 BYTES = 100 * 10**6
 WARM_S = 0.13

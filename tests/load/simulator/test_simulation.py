@@ -1,10 +1,8 @@
 """Simulated runs: determinism, record batches, memory, and ends before the end of the trace."""
 
-from __future__ import annotations
-
 import gc
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -16,9 +14,6 @@ from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.small_cluster import COLOCATION, cluster, records, run, took_s
 from tests.load.simulator.traces import Row, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.mark.parametrize("policy", list(RoutingPolicy))

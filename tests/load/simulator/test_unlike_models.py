@@ -1,7 +1,5 @@
 """Deadlines where models of unlike inference times share a pod: every request counts as its own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,15 +1,10 @@
 """Traces from rows."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
 from load.schema import TRACE_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 Row = tuple[float, str]
 """Time, and model of the tenant `default`."""

@@ -1,7 +1,5 @@
 """The examples in docs/load.md have the arrivals that the page states."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

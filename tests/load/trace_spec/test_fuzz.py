@@ -1,10 +1,8 @@
 """Every input gives a trace or a TraceError."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,9 +12,6 @@ from load.errors import TraceError
 from load.trace_spec.trace_spec import open_trace
 from tests.load.rows import rows
 from tests.load.traces.formats.test_formats import SAMPLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _WORDS = st.sampled_from(
     [

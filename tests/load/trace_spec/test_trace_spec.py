@@ -1,6 +1,4 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
@@ -9,9 +7,6 @@ from load.errors import InvalidTraceSpec
 from load.trace_spec.grammar import Chain, SpecStage, parse_spec
 from load.trace_spec.trace_spec import TRANSFORMS, open_trace
 from tests.load.rows import column, named, rows, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POISSON = "poisson:rate=20,models=5,zipf=0.9,duration=10s"
 

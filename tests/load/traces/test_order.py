@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +11,6 @@ from load.traces.batches import even_batches, times_s
 from load.traces.formats.blocks import Block
 from load.traces.order import merged, sort_within_window
 from tests.load.rows import column, rows, trace_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pyarrow as pa
 
 _TIMES = st.lists(st.integers(0, 50).map(float), max_size=20)
 

@@ -1,9 +1,7 @@
 """Applications at the command line: apply, get, train the look, delete."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -11,11 +9,7 @@ from gateway.sneakpeek.trained_file import read_sneakpeek
 from registry.inference_service.application_reader import read_applications
 from registry.inference_service.reader import read_documents
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 SAMPLES = servers.REPOSITORY / "manifests/samples/applications"
 APPLICATION = """

@@ -1,9 +1,8 @@
 """`apply` and `delete` with a real registry, without pods."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -12,15 +11,10 @@ from pilotlight import output
 from pilotlight.commands import declaration_check
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from tests import servers
 from tests.gateway.gateway_harness import running_pods
-from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
+from tests.pilotlight.conftest import SAMPLES, SERVICE, Cli, write_yaml
 from tests.plug_ins import install, path_of_plug_ins
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests import servers
-    from tests.pilotlight.conftest import Cli
 
 TWO_MISTAKES = """
 apiVersion: serving.kserve.io/v1beta1

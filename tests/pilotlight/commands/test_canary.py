@@ -1,22 +1,15 @@
 """Canaries as an operator meets them: where they show, and how a trial ends."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelRecord, Precision
-from tests.pilotlight.conftest import SERVICE, write_yaml
+from registry.redis.client import Registry
+from tests import servers
+from tests.pilotlight.conftest import SERVICE, Cli, write_yaml
 from tests.registry.redis.clients import act
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.redis.client import Registry
-    from tests import servers
-    from tests.pilotlight.conftest import Cli
 
 
 def _canary(name: str, of: str, percent: int, **more: str) -> str:

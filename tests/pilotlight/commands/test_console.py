@@ -1,16 +1,11 @@
 """`console`: the address of a gateway's console, or of one that kubectl forwards."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 KUBECTL = """#!{python}
 import sys

@@ -1,7 +1,5 @@
 """`pilotlight convert`: a pickle becomes a skops or ONNX file in a process that can do no harm."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

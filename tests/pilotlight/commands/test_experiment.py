@@ -1,13 +1,11 @@
 """`pilotlight experiment`: list, run by name, print tables or JSON, keep results."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,13 +15,8 @@ from research.experiments.harness.experiment import Settings
 from research.experiments.harness.running import run_experiment
 from research.experiments.liu.wins import EXPERIMENT
 from tests import servers
+from tests.pilotlight.conftest import Cli
 from tests.plug_ins import path_of_plug_ins
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
-
 
 SETTINGS = Settings(seeds=(1,), is_quick=True)
 

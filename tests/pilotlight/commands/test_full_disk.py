@@ -1,10 +1,9 @@
 """Verbs with a real Redis that cannot write its append-only file: the disk is full."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,16 +12,10 @@ from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.pod import PodInfo
 from registry.errors import RegistryUnavailable
 from registry.inference_service.reader import read_documents
+from registry.redis.client import Registry
 from tests import servers
-from tests.pilotlight.conftest import SERVICE, write_yaml
+from tests.pilotlight.conftest import SERVICE, Cli, write_yaml
 from tests.registry.redis.clients import act
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from registry.redis.client import Registry
-    from tests.pilotlight.conftest import Cli
 
 _SAVING = ("--appendonly", "yes", "--appendfsync", "no")
 

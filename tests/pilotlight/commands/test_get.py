@@ -1,14 +1,12 @@
 """`get` and `autoscaler` with a real registry, without running pods."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal
 import subprocess
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from registry.domain.accelerator import Accelerator, GpuReading
 from registry.domain.action_log import (
@@ -23,13 +21,8 @@ from registry.domain.pod import PodInfo, PodReport
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
-from tests.pilotlight.conftest import SAMPLES, SERVICE, write_yaml
+from tests.pilotlight.conftest import SAMPLES, SERVICE, Cli, write_yaml
 from tests.registry.redis.clients import act
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
 
 
 def test_without_pods_a_model_is_not_ready(verb: Cli) -> None:

@@ -1,18 +1,12 @@
 """`pilotlight import`: files of the command line."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import yaml
 
 from registry.inference_service.reader import read_object
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 OBJECT = """
 apiVersion: serving.kserve.io/v1beta1

@@ -1,13 +1,14 @@
 """`key new`, the keys that `up` gives to its gateway, and verbs that speak to one with keys."""
 
-from __future__ import annotations
-
 import json
 import stat
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from typer.main import get_command
 
@@ -20,14 +21,7 @@ from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.gateway.conftest import client
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import httpx
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 __all__ = ["client"]
 

@@ -1,9 +1,5 @@
 """`simulate --cluster live`: the running platform as a cluster file."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import httpx
 import yaml
 
@@ -15,12 +11,10 @@ from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.domain.profile import Profile, ProfilePoint
 from registry.domain.residency_index import Residency
+from tests import servers
 from tests.gateway.gateway_harness import running_pods
+from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import act
-
-if TYPE_CHECKING:
-    from tests import servers
-    from tests.pilotlight.conftest import Cli
 
 
 def test_measured_times_and_tiers_become_those_of_the_simulated_cluster() -> None:

@@ -1,15 +1,10 @@
 """`logs` with files as a platform leaves them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 
 def write_log(home: Path, name: str, text: str) -> Path:

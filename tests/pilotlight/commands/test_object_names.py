@@ -1,7 +1,5 @@
 """Names as kubectl takes and prints them."""
 
-from __future__ import annotations
-
 import pytest
 
 from pilotlight.commands.object_names import (

@@ -1,9 +1,7 @@
 """`pilotlight place`: plans, explanations, shortfalls and bad input."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,12 +9,8 @@ from autoscaler.placement.planners.catalogue import planner_names
 from pilotlight.profile_file import profiles_document
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.profile import PairFactor, Profile, ProfilePoint
+from tests.pilotlight.conftest import Cli
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
 
 _PROFILES = (
     REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"

@@ -1,10 +1,7 @@
 """The use of pods, in `get pods` and in the autoscaler's metrics."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -15,10 +12,8 @@ from registry.redis.client import Registry
 from tests import servers
 from tests.autoscaler.processes import autoscaler_process
 from tests.gateway.gateway_harness import metric
+from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import Pod, reserve
-
-if TYPE_CHECKING:
-    from tests.pilotlight.conftest import Cli
 
 FOREVER_S = 3600.0
 USES = {

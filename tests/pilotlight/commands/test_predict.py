@@ -1,18 +1,13 @@
 """What `predict` says of a request that is refused."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 
 @contextmanager

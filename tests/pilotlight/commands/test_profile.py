@@ -1,9 +1,8 @@
 """`profile --export` and `--import` with a real registry, without running pods."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,17 +24,12 @@ from registry.domain.profile import (
     ProfilePoint,
     ShareFactor,
 )
-from tests.pilotlight.conftest import SERVICE, write_yaml
+from registry.redis.client import Registry
+from tests import servers
+from tests.pilotlight.conftest import SERVICE, Cli, write_yaml
 from tests.registry.redis.clients import act
 from tests.research.placement.igniter_cases import igniter_document
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.redis.client import Registry
-    from tests import servers
-    from tests.pilotlight.conftest import Cli
 
 _PLACEMENT_CSV = (
     REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"

@@ -1,7 +1,5 @@
 """`pilotlight simulate`: all combinations, interrupted runs, invalid input."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -9,7 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,9 +23,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from research.simulated_workflows.simulation import policies_of_runs
 from tests import servers
-
-if TYPE_CHECKING:
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 CLUSTER = servers.REPOSITORY / "manifests/simulator/eight-pods.yaml"
 

@@ -1,20 +1,15 @@
 """`pilotlight simulate --loading`: loading policies in simulated runs."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from load.report.run_file import read_run
+from tests.pilotlight.conftest import Cli
 from tests.plug_ins import install, path_of_plug_ins
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
 
 CLUSTER = """
 nodes:

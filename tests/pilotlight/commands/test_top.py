@@ -1,7 +1,5 @@
 """`top` in a terminal, beside a real gateway."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty
@@ -10,15 +8,12 @@ import subprocess
 import sys
 import termios
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Terminal:

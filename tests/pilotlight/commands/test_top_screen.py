@@ -1,7 +1,5 @@
 """What `top` shows within 80 columns and 24 lines, and what its keys do."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What `up` prints once the platform is ready."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,25 +1,20 @@
 """`apply` says why variants cannot be chosen, by metadata that a pod reads from their files."""
 
-from __future__ import annotations
-
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from registry.domain.application import AccuracyProfile, InputTensor
 from registry.domain.pod import PodInfo
+from registry.redis.client import Registry
+from tests import servers
+from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import act
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from registry.redis.client import Registry
-    from tests import servers
-    from tests.pilotlight.conftest import Cli
 
 APPLICATION = """
 apiVersion: pilotlight.io/v1alpha1

@@ -1,21 +1,16 @@
 """The demo's report in a folder: its page, and pictures by a real browser where there is one."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from pilotlight.demo.report import DemoReport, Page, find_browser, take_pictures, write_report_page
 from pilotlight.demo.runs import Expectation
 from pilotlight.demo.scenarios import SHORT
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PAGE = Page("overview", "/page.html", "The overview")
 

@@ -1,7 +1,5 @@
 """What `pilotlight doctor` finds on clusters with one fault each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

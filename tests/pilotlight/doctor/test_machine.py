@@ -1,14 +1,13 @@
 """What `pilotlight doctor --machine` finds on this machine, and in files of others."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
@@ -16,11 +15,7 @@ from typer.main import get_command
 from pilotlight.cli import create_app
 from pilotlight.doctor import machine
 from pilotlight.doctor.finding import Severity
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 
 def test_the_command_examines_this_machine(tmp_path: Path) -> None:

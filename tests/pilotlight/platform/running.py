@@ -1,11 +1,10 @@
 """A detached platform of real processes, for tests that use it as a user does."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,9 +12,6 @@ import pytest
 from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.pilotlight.conftest import CommandResult, run_cli
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODEL = """
 apiVersion: serving.kserve.io/v1beta1

@@ -1,12 +1,10 @@
 """GPUs, shares of cores and the MPS daemon; scripts stand in for NVIDIA's commands."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -22,13 +20,8 @@ from pilotlight.platform.accelerators import (
 )
 from pilotlight.platform.supervised_process import SupervisedProcess
 from tests import servers
-from tests.pilotlight.conftest import run_cli
+from tests.pilotlight.conftest import Cli, run_cli
 from tests.pilotlight.platform.running import command_of, pids_of, start_platform
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
 
 
 @pytest.fixture

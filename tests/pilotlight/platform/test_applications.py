@@ -1,9 +1,9 @@
 """Applications as a user has them: profiled and trained on a platform of real pods, then asked."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,10 +14,6 @@ from torch import nn
 from tests import servers
 from tests.pilotlight.conftest import run_cli
 from tests.pilotlight.platform.running import RunningPlatform, start_platform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

@@ -1,32 +1,27 @@
 """The autoscaler on a whole platform: scaling to zero and back, preloading."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
 import signal
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
 
 from common.pod_secret import PodSecret
+from registry.domain.action_log import AutoscalerRecords, LeaderLease
+from registry.domain.cluster import ClusterState
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.gateway_harness import metric
 from tests.pilotlight.conftest import run_cli
 from tests.pilotlight.platform.running import RunningPlatform, command_of, pids_of
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
-    from pathlib import Path
-
-    from registry.domain.action_log import AutoscalerRecords, LeaderLease
-    from registry.domain.cluster import ClusterState
 
 pytestmark = pytest.mark.slow
 

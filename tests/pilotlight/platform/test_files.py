@@ -1,23 +1,18 @@
 """Models as people have their files, from their declaration to an answer, on a real platform."""
 
-from __future__ import annotations
-
 import json
 import tarfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pilotlight.sample_models.make_model import make_model
 from tests import servers
 from tests.hub import Hub, running_hub
+from tests.pilotlight.conftest import CommandResult
 from tests.pilotlight.platform.running import RunningPlatform, start_platform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import CommandResult
 
 pytestmark = pytest.mark.slow
 

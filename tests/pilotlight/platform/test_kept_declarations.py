@@ -1,10 +1,9 @@
 """What is declared in the embedded Redis survives its end in a file."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +14,8 @@ from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec
 from registry.domain.profile import Profile, ProfilePoint
 from registry.redis.reports import read_declared_times
 from registry.redis.workflow_log import WorkflowLog
+from tests import servers
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
-
-    from tests import servers
 
 MODELS = [
     ModelSpec(ModelName("red", "a"), "s3://models/a", annotations=(("pilotlight.io/pin", "true"),)),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Iterator
 from signal import SIGABRT, SIGKILL
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -17,9 +18,6 @@ from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import run_cli
 from tests.pilotlight.platform.running import RunningPlatform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,13 +1,11 @@
 """Requests, models and killed processes of a whole platform, as a user runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -23,9 +21,6 @@ from tests.pilotlight.platform.running import (
     pids_of,
     start_platform,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """The pods that start and drain for a wanted number."""
 
-from __future__ import annotations
-
 from pilotlight.platform.pod_scaling import pods_to_retire, pods_to_start
 from registry.domain.action_log import PodShape, WantedPods
 

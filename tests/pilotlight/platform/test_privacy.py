@@ -1,10 +1,8 @@
 """What other users of the machine see of a platform: no secret, no file, no socket."""
 
-from __future__ import annotations
-
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -12,9 +10,6 @@ import pytest
 from common.pod_secret import HEADER, PodSecret
 from registry.redis.server_address import check_url
 from tests.pilotlight.platform.running import RunningPlatform, pids_of, start_platform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 

@@ -1,16 +1,14 @@
 """The end of a platform, however it ends: no process, lock or file remains."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -25,9 +23,6 @@ from tests.pilotlight.platform.running import (
     pids_of,
     start_platform,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 

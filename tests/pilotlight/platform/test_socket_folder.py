@@ -1,21 +1,16 @@
 """Folders for sockets outlive no process, not even a killed one."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from pilotlight.platform.socket_folder import socket_folder
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _HOLDER = """
 import time

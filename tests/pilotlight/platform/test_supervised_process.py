@@ -1,7 +1,5 @@
 """Supervised child processes: real ones, really killed."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select
@@ -9,8 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -24,10 +23,6 @@ from pilotlight.platform.supervised_process import (
 )
 from pilotlight.state_dir import StateDir
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 SLEEP = ("/bin/sleep", "1000")
 

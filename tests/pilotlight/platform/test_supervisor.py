@@ -1,20 +1,15 @@
 """The supervisor's process: what it says, and what it logs, where it starts no platform."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.state_dir import StateDir
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_refusal_is_one_line_of_the_log(tmp_path: Path) -> None:

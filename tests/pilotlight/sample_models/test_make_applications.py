@@ -1,18 +1,13 @@
 """The demo applications: disjoint parts, and variants that differ in accuracy and in classes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pilotlight.sample_models.make_applications import PARTS, part_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SIZES = ("small", "medium", "large")
 CLASSES = {"digits": 10, "tumours": 2, "wine": 3}

@@ -1,8 +1,6 @@
 """Sample models: reproducible bytes, published shapes, usable vocabularies."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +15,6 @@ from pilotlight.sample_models.architectures import (
     wordpiece_vocabulary,
 )
 from pilotlight.sample_models.make_model import make_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("name", ["tiny-t5", "tiny-bert", "tiny-vit", "tiny-gpt2"])

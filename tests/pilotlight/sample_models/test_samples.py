@@ -1,7 +1,5 @@
 """Making the sample models: where there is no room for them, and by a process that is killed."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

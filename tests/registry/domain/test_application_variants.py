@@ -1,7 +1,5 @@
 """Which models are variants of an application, whose profile counts, and what contradicts it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from registry.domain.canaries import Canary, find_canaries
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
 

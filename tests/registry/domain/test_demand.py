@@ -1,7 +1,5 @@
 """Published arrivals: their form, their age, and what is ignored."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import orjson

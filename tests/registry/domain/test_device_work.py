@@ -1,7 +1,5 @@
 """Running sums of a pod's inferences against the sum over each, on random histories."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Room, prices of evictions, and what makes them out of date."""
 
-from __future__ import annotations
-
 from math import inf, nan
 
 import pytest

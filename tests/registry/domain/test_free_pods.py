@@ -1,7 +1,5 @@
 """Free pods in order, against sorting all of them, while counts change."""
 
-from __future__ import annotations
-
 import random
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Conditions of graphs: what exists by GJSON's rules, and what is refused."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 import pytest

@@ -1,7 +1,5 @@
 """A model's annotations against the loading policy and the planner of its pool."""
 
-from __future__ import annotations
-
 import pytest
 
 from autoscaler.placement.planners.catalogue import PLANNERS

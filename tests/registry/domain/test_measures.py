@@ -1,7 +1,5 @@
 """Times by the size of requests."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

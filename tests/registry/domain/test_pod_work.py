@@ -1,7 +1,5 @@
 """What is left of placed requests: the device's backlog and the slots' ends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Probes take a bounded share of the time, whatever is refused."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The lists of warm and warming pods equal those of a full search."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Shares of tenants that always have requests, and of those that come and go."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.tenant_usage import HALF_LIFE_S, MAX_TENANTS, TenantUsage

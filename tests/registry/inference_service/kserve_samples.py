@@ -5,21 +5,16 @@ They are read where `scripts/kubernetes/build` unpacks KServe's Go module.
 file.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 
 from registry.errors import InvalidModel
 from registry.inference_service.reader import KIND, read_documents
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 SOURCES = Path("~/.cache/pilotlight/kubernetes/source").expanduser()
 MODULE = "github.com_kserve_kserve@v0.20.0"

@@ -1,7 +1,5 @@
 """InferenceApplication YAML: values, defaults, and all mistakes together."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.application import (

@@ -1,7 +1,5 @@
 """InferenceGraph YAML: the four routers, and all mistakes together."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """InferenceServices as KServe's users write them: the older forms, and KServe's own samples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

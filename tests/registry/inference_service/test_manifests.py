@@ -1,7 +1,5 @@
 """Files as KServe's users have them: other kinds beside models, and Lists."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,16 +1,12 @@
 """Models that MLflow saved become InferenceServices; what is not served names the way out."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from registry.inference_service.mlflow import MlflowImport, NotServed, import_mlflow
 from registry.inference_service.reader import read_object
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CODE = {"loader_module": "mlflow.sklearn", "model_path": "model.pkl", "python_version": "3.11.4"}
 NETWORK = {

@@ -1,19 +1,15 @@
 """ModelMesh's objects become InferenceServices of a pool; the report names each."""
 
-from __future__ import annotations
-
 import base64
 import json
+from collections.abc import Mapping
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from registry.inference_service.modelmesh import ModelmeshImport, Outcome, import_modelmesh
 from registry.inference_service.reader import read_object
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def service(name: str, model: Mapping[str, Any], **metadata: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Arguments of KServe's servers: what they mean here, and which of them mean nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Which models a pool's rules let in, and whose credentials read them."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec

@@ -6,23 +6,18 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
-from registry.domain.reservation import ANY_COPIES, LoadMode, Refusal, ReservationRequest
+from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from tests.registry.comparable_state import comparable
 from tests.registry.redis.timeouts import long_timeouts
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from registry.domain.model import ModelRecord
-    from registry.domain.reservation import Granted
-    from registry.redis.watch import ClusterWatch
 
 SPEC = ModelSpec(ModelName("default", "translate"), "s3://models/one")
 KEY = SPEC.key

@@ -1,7 +1,5 @@
 """A real Redis of every installed kind, and clients that are closed after their test."""
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator

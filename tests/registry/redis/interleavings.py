@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodPhase, PodReport
 from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
+from registry.redis.client import Registry
 from tests.registry.redis.clients import Pod, release, reserve
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Awaitable, Callable
-
-    from registry.redis.client import Registry
 
 PODS = [f"pod-{letter}" for letter in "abcd"]
 SPECS = [

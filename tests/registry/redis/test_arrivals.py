@@ -1,21 +1,16 @@
 """Arrivals of declared models, counted once per window; queue lengths, and announced arrivals."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.domain.demand import ArrivalHint, CountWindow, QueueStats
 from registry.domain.model import ModelName
 from registry.redis.arrivals import MAX_HINTS, ArrivalHints, ArrivalLog
+from registry.redis.client import Registry
 from tests.registry.redis.clients import SPEC
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 NAME = SPEC.name
 

@@ -1,10 +1,7 @@
 """The leader's lease, actions and wanted pods in the registry."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 import redis.asyncio
@@ -15,13 +12,11 @@ from registry.domain.model import LoadingPolicyName, ModelName, ModelPolicy, Pla
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
 from registry.errors import InvalidModel
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import SPEC, eventually, running, until
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
-    from tests.servers import RedisServer
+from tests.registry.redis.conftest import Connect
+from tests.servers import RedisServer
 
 NAME = str(SPEC.name)
 LOAD = ActionRecord("load", NAME, "forecast", "expected soon", 10.0, pod="a", tier="device")

@@ -1,15 +1,13 @@
 """Random steps of gateways and pods against a real Redis, after which all copies agree."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import random
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import redis.asyncio
@@ -17,13 +15,16 @@ import redis.asyncio
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import Pod, agrees, eventually, running
-from tests.registry.redis.interleavings import KEYS, PODS, SLOTS, STEPS, RandomRun, RegistryContents
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.registry.redis.interleavings import Load
-    from tests.servers import RedisServer
+from tests.registry.redis.interleavings import (
+    KEYS,
+    PODS,
+    SLOTS,
+    STEPS,
+    Load,
+    RandomRun,
+    RegistryContents,
+)
+from tests.servers import RedisServer
 
 _pools = itertools.count(1)
 

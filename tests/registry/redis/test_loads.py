@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -9,11 +6,9 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
+from registry.redis.client import Registry
 from tests.registry.redis.clients import KEY, SPEC, Pod, eventually, failure, record_of, reserve
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 
 async def place(registry: Registry, pod: str, key: str = KEY) -> tuple[Tier, Tier | None] | None:

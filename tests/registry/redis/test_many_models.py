@@ -1,9 +1,8 @@
 """Thousands of models at once: other clients are served, and the limits of Redis respected."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -15,12 +14,8 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.redis.clients import SPEC, agrees, running, until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.registry.redis.conftest import Connect
-    from tests.servers import RedisServer
+from tests.registry.redis.conftest import Connect
+from tests.servers import RedisServer
 
 MESSAGES = ("--client-output-buffer-limit", "pubsub")
 """Limit of buffered messages, above which Redis disconnects a subscriber."""

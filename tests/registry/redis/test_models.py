@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,10 +10,8 @@ from registry.domain.model import (
     RoutingPolicy,
     Tier,
 )
+from registry.redis.client import Registry
 from tests.registry.redis.clients import SPEC, Pod, failure
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
 
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")
 LAST = dataclasses.replace(SPEC, storage_uri="s3://models/three")

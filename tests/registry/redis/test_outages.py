@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -17,10 +16,6 @@ from registry.redis.transactions import REPLY_TIMEOUT_S
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.registry.redis.clients import KEY, SPEC, Pod, agrees, eventually, reserve, running, until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SOON_S = 30.0
 """A second, plus the delay of a busy machine; far below the long timeouts of other tests."""

@@ -1,19 +1,14 @@
 """Places of the plan on a cluster: one pod each, for as long as it lives and the plan lists it."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.client import Registry
 from tests.registry.redis.clients import eventually
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 GPU, OTHER = "GPU-a", "GPU-b"
 

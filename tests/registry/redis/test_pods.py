@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from registry.domain.accelerator import Accelerator
@@ -9,11 +5,9 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
 from registry.domain.reservation import LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
+from registry.redis.client import Registry
 from tests.registry.redis.clients import KEY, Pod, eventually, reserve
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 
 async def test_a_registered_pod_is_stored_as_given(registry: Registry) -> None:

@@ -1,21 +1,16 @@
 """Profiles of models, and failures of warm models."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.domain.model import LoadFailure
 from registry.domain.profile import Profile, ProfilePoint
 from registry.errors import LeaseLost
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, SPEC, Pod, record_of, running, until
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 PROFILE = Profile(KEY, "cpu", (ProfilePoint(1, 0.1, 5), ProfilePoint(2, 0.15)), "size")
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")

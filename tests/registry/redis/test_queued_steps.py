@@ -1,19 +1,13 @@
 """Steps at pods as every copy of the registry knows them, from their reservations."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from registry.domain.queued_steps import step_reservation_id
 from registry.domain.reservation import Granted
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, Pod, eventually, release, reserve, running, until
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 OTHER = "default/other@1"
 

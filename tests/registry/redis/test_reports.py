@@ -1,16 +1,10 @@
 """The use of copies and GPUs, as heartbeats report it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from registry.domain.accelerator import GpuReading
 from registry.domain.pod import CopyReport, PodReport
+from registry.redis.client import Registry
 from registry.redis.reports import read_copy_reports, read_gpu_readings
 from tests.registry.redis.clients import KEY, Pod
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
 
 
 async def test_the_use_of_copies_is_stored_with_its_time_and_not_published(

@@ -1,18 +1,13 @@
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, LoadMode, Refusal
+from registry.redis.client import Registry
 from tests.registry.redis.clients import KEY, Pod, counts, eventually, release, reserve
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 
 async def test_a_reservation_takes_a_slot_and_an_inference_place(registry: Registry) -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import os
 import socket
@@ -7,7 +5,8 @@ import ssl
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import redis
@@ -21,10 +20,6 @@ from tests import servers
 from tests.kubernetes.certificates import Authority
 from tests.registry.redis.clients import KEY, Pod, agrees, eventually, reserve, running, until
 from tests.registry.redis.test_outages import SOON_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

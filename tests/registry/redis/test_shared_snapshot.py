@@ -1,20 +1,15 @@
 """Pods that connect at once share snapshots, and miss no change."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelName, ModelSpec
+from registry.redis.client import Registry
 from registry.redis.shared_snapshot import take_shared_snapshot
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import Pod, agrees, eventually, running
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
+from tests.registry.redis.conftest import Connect
 
 PODS = 16
 WATCHES = 24

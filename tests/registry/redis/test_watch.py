@@ -1,12 +1,9 @@
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -15,6 +12,7 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodReport, Samples
 from registry.domain.reservation import Granted, Refusal
 from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import (
     KEY,
@@ -27,11 +25,8 @@ from tests.registry.redis.clients import (
     running,
     until,
 )
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.conftest import Connect
-    from tests.servers import RedisServer
+from tests.registry.redis.conftest import Connect
+from tests.servers import RedisServer
 
 Watching = Callable[..., Awaitable[ClusterWatch]]
 

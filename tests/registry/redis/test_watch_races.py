@@ -1,10 +1,8 @@
 """The copy when replies and pushes overtake each other or are lost."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,11 +13,7 @@ from registry.redis.transactions import REPLY_TIMEOUT_S
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, Pod, agrees, reserve, running, until
 from tests.registry.redis.delaying_proxy import DelayingProxy, proxy_to
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests.servers import RedisServer
+from tests.servers import RedisServer
 
 
 @dataclass

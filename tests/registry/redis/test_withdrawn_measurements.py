@@ -1,19 +1,14 @@
 """Measurements of models that are no longer declared: kept for a while, then dropped everywhere."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import redis.asyncio
 
 from registry.domain.pod import PodReport, Samples
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, SPEC, Pod, running, until
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.servers import RedisServer
+from tests.servers import RedisServer
 
 NEXT = dataclasses.replace(SPEC, storage_uri="s3://models/two")
 KEPT_MS = 600_000

@@ -1,20 +1,16 @@
 """A workflow's name is that of one kind; in the journal of a run no entry comes after a gap."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
+from registry.redis.client import Registry
 from registry.redis.workflow_log import GAP, WorkflowLog
 from tests.registry.redis.clients import eventually
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
 
 NAME = ModelName("team", "animals")
 FILE, GRAPH_OF = {"kind": "python", "sha": "1"}, {"kind": GRAPH, "sha": "2"}

@@ -1,15 +1,10 @@
 """Long timeouts for registry clients in tests: on a busy machine Redis replies late."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from registry.redis import redis_connection, server_address, transactions, watch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TIMEOUT_S = 60.0
 _TIMEOUTS = (

@@ -1,7 +1,5 @@
 """Knative's rule: two windows, and no scale-down in panic."""
 
-from __future__ import annotations
-
 from research.experiments.elastic.kpa import KpaParams, KpaState, kpa_pods
 
 PARAMS = KpaParams(slots=10)

@@ -1,18 +1,12 @@
 """Experiments that reproduce published settings say themselves that their pods have one slot."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from load.simulator.cluster.plan import ClusterPlan
 from research.experiments.elastic.spike_scenario import SpikeScenario, spike_cluster
 from research.experiments.liu.simulated import ModelTimings, simulation_of
 from research.experiments.schedulers.runs import cluster
 from research.experiments.schedulers.setting import MAIN
-
-if TYPE_CHECKING:
-    from load.simulator.cluster.plan import ClusterPlan
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The back-test: no look-ahead, the same history as `Counts`, correct scores."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from pathlib import Path

@@ -1,15 +1,10 @@
 """`pilotlight forecast backtest`: table, JSON, invalid flags."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.pilotlight.conftest import Cli
+from tests.pilotlight.conftest import Cli
 
 
 @pytest.fixture

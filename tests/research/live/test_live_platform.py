@@ -1,9 +1,7 @@
 """The live parts of experiments, on real platforms."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,6 @@ from research.experiments.harness.experiment import Settings
 from research.experiments.harness.running import run_experiment
 from research.experiments.liu.simple import EXPERIMENT
 from research.live.live_platform import LocalLivePlatform
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_simple_workload_runs_live(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,12 @@
 """FaasCache's order of evictions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from autoscaler.planning.policy import Action, ActionReason, Demote
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.planning.pool_view import CopyUse, ModelView
 from registry.domain.model import Tier
 from research.loading.greedy_dual import GreedyDual, GreedyDualState, greedy_dual
 from tests.autoscaler.views import model, pod, pool
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.pool_view import ModelView
 
 TWO = greedy_dual(GreedyDual(idle_bytes=2_000))
 AT_P = {"p": Tier.DEVICE}

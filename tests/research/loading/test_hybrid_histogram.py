@@ -1,20 +1,15 @@
 """The policy of Serverless in the Wild: evict after a request, load before the next one."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoscaler.planning.policy import Action, Demote, Load
+from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Preload, Tier
 from research.loading.hybrid_histogram import HybridHistogram, WarmWindows, hybrid_histogram
 from research.loading.idle_time_histogram import IdleTimeHistogram
 from tests.autoscaler.views import NOW_S, demand, history, model, pod, pool
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.pool_view import PoolView
 
 RULE = hybrid_histogram(HybridHistogram(IdleTimeHistogram(range_min=60)))
 PERIODIC = range(0, 600, 30)

@@ -1,14 +1,13 @@
 """The schedulers of Blinowski et al. 2024: their loads and evictions."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from autoscaler.loading.clockwork import Clockwork, clockwork
-from autoscaler.planning.policy import ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.planning.policy import Action, ActionReason, Demote, Load
+from autoscaler.planning.pool_view import CopyUse, PoolView
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
 from research.loading.baseline import Baseline, baseline
@@ -22,12 +21,6 @@ from research.loading.round_robin import (
     round_robin,
 )
 from tests.autoscaler.views import NOW_S, model, pod, pool
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.policy import Action
-    from autoscaler.planning.pool_view import PoolView
 
 BASELINE = baseline(Baseline(idle_s=10.0))
 CLOCKWORK = clockwork(Clockwork(horizon_s=2.0))

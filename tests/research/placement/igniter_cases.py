@@ -1,17 +1,13 @@
 """Measurements as iGniter publishes them, and profiles with what is fitted to them."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoscaler.placement.planners.problem import ModelFits, Profiles
+from registry.domain.profile import Profile
 from research.placement.igniter_file import igniter_profiles
 from research.placement.igniter_fit import BATCHES, SHARES_PCT
 from research.placement.igniter_model import KindCoefficients, kind_coefficients
-
-if TYPE_CHECKING:
-    from registry.domain.profile import Profile
 
 
 def fitted(*profiles: Profile) -> Profiles:

@@ -1,7 +1,5 @@
 """iGniter: its published plan where the data folder has the measurements, and synthetic ones."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Coefficients fitted to profiles, from which the planner predicts what was not measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches built for the placed pods in turn, of the size that the plan gives each."""
 
-from __future__ import annotations
-
 import pytest
 
 from gateway.routing.decision import Reason, RequestView, SendTo, Wait

@@ -4,16 +4,17 @@ The simulation's events are replayed to a live planner, whose cluster state tell
 models and times, on the simulation's clock.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.pod_secret import PodSecret
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
@@ -22,6 +23,8 @@ from registry.domain.residency_index import Residency
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.simulated_workflows import constants
+from research.simulated_workflows.placers import Placer
+from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 from research.simulated_workflows.simulation import WorkflowSimulation, WorkflowTask
 from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service import cluster_view
@@ -30,14 +33,6 @@ from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStep, StepState
 from workflows.service.tensors import StoredTensor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from registry.domain.cluster import ClusterState
-    from research.simulated_workflows.placers import Placer
-    from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 
 DEVICES = 4
 MEMORY_BYTES = 30e9

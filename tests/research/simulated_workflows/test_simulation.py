@@ -1,17 +1,20 @@
 """Simulated devices and runs: nothing is lost, memory holds, policies differ as they must."""
 
-from __future__ import annotations
-
 import gzip
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from registry.cost import characteristic_time_s, eviction_loss_s
 from research.simulated_workflows import constants
-from research.simulated_workflows.applications import APPLICATIONS, GENERATORS, models_of
+from research.simulated_workflows.applications import (
+    APPLICATIONS,
+    GENERATORS,
+    WorkflowRequest,
+    models_of,
+)
 from research.simulated_workflows.arrivals import arrivals
 from research.simulated_workflows.devices import SimulatedDevice
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
@@ -21,11 +24,6 @@ from research.simulated_workflows.simulation import (
     policies_of_runs,
 )
 from research.workflows.sharing_devices import SharingDevice
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from research.simulated_workflows.applications import WorkflowRequest
 
 
 @pytest.fixture

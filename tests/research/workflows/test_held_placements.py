@@ -1,13 +1,7 @@
 """The placement that was held longest, completed with the models that it lacks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from research.simulated_workflows.cluster import PlacedModels
 from research.workflows.held_placements import HeldPlacements
-
-if TYPE_CHECKING:
-    from research.simulated_workflows.cluster import PlacedModels
 
 SIZES = {"a": 4.0, "b": 4.0, "c": 4.0}
 

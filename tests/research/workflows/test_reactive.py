@@ -1,7 +1,5 @@
 """Copies grow with queues, after the delays of Ray Serve, and idle ones make room."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

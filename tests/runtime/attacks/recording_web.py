@@ -1,14 +1,9 @@
 """A web server that records who asked for what."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Web:

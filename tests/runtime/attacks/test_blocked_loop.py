@@ -1,24 +1,19 @@
 """Work that blocks a pod's event loop for longer than its lease lives."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
+from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from registry.domain.pod_state import PodState
-    from tests import servers
 
 TTL_S = 0.6
 POOL = "blocked"

@@ -1,24 +1,18 @@
 """Chat templates and tokenizers without end, or with endless memory: only their model suffers."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from runtime.sandbox.pool import TIMEOUT_S
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post, predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
-
-    from tests.runtime.conftest import Cluster
 
 LOOPS = (
     "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"

@@ -1,20 +1,15 @@
 """Small bodies whose images decode to gigabytes."""
 
-from __future__ import annotations
-
 import base64
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from PIL import Image
 
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import picture, predict
-
-if TYPE_CHECKING:
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 MIB = 1 << 20
 

@@ -1,10 +1,9 @@
 """Requests with many rows beside small ones, requests sent again, bodies of OpenAI's routes."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -12,13 +11,9 @@ import pytest
 from common.inference_protocol.bodies import MAX_JSON_COMMAS, parse_object
 from common.inference_protocol.errors import BodyTooLarge
 from registry.domain.model import ModelPolicy
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, post_bytes, predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 WORDS = "quick brown fox over the lazy dog"
 

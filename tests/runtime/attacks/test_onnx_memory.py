@@ -1,11 +1,10 @@
 """Small ONNX files that would take gigabytes or minutes at their load or first inference."""
 
-from __future__ import annotations
-
 import math
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,9 +19,6 @@ from runtime.engines.libraries.onnx_checks import (
 )
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 pytestmark = pytest.mark.slow
 

@@ -1,10 +1,8 @@
 """Requests to a pod without the shared secret, and the rotation of the secret under load."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 import httpx
@@ -14,12 +12,8 @@ from common.inference_protocol.grpc_messages import messages
 from common.pod_secret import HEADER
 from tests import servers
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import TIMEOUT_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 OLD, NEW = "old-secret-of-pods", "new-secret-of-pods"
 MODEL = "/v2/models/default~m"

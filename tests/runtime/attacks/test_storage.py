@@ -1,14 +1,13 @@
 """Tenants that name storage of others, of the pool, or inside the network."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import shutil
 import socket
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +31,6 @@ from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name
 from tests.runtime.attacks.recording_web import web
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 needs_kserve_storage = pytest.mark.skipif(
     importlib.util.find_spec("kserve_storage") is None, reason="kserve-storage is not installed"

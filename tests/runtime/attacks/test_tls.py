@@ -1,11 +1,9 @@
 """TLS between gateways, pods, autoscaler and schedulers of workflows."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 import httpx
@@ -24,12 +22,8 @@ from registry.domain.model import Tier
 from tests import servers
 from tests.certificates import write_certificates
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import TIMEOUT_S, predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 
 def secure_channel(port: int, folder: Path) -> grpc.Channel:

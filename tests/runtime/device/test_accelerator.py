@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +13,6 @@ from runtime.device.accelerator import (
     mps_share,
 )
 from runtime.pod_process import MPS_PERCENTAGE
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPU = torch.device("cpu")
 

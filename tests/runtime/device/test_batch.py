@@ -1,18 +1,13 @@
 """Forming batches: examples and invariants."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
+import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.device.batch import BatchLimits, QueuedRows, form_batch
-
-if TYPE_CHECKING:
-    import random
 
 NOW_S = 100.0
 

@@ -1,7 +1,5 @@
 """The batch size derived from live batches and stored profiles."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.profile import Profile, ProfilePoint, best_rows

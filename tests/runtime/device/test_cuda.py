@@ -1,10 +1,8 @@
 """Device memory on a real GPU, and imports that must not initialise CUDA before a fork."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,9 +11,6 @@ from runtime.device.accelerator import PeakMemory, available_bytes
 from runtime.device.cuda import CudaEngine
 from runtime.errors import DeviceFull
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIB = 1024**2
 gpu = pytest.mark.gpu

@@ -3,11 +3,11 @@
 The errors are torch's own, with the codes CUDA gives; no GPU is needed to raise them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +25,6 @@ from runtime.loading.served_model import ServedModel
 from runtime.tasks.tensor_task import TensorProgram
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 ASSERTION, ILLEGAL_ADDRESS, TOO_MANY_RESOURCES = 710, 700, 701
 

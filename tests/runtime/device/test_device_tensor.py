@@ -1,8 +1,6 @@
 """Outputs that stay on the device: their memory, and who gets it back."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,9 +17,6 @@ from runtime.device.device_tensor import (
 )
 from runtime.device.worker import DeviceWorker
 from runtime.serving.tensor_store import TensorStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SIZE = 4000
 DEVICES = [

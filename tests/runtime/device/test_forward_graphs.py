@@ -1,32 +1,25 @@
 """Captured forwards: right for other weights at the same addresses, kept while a model is away."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from pilotlight.sample_models.make_model import make_model
-from runtime.device.forward_graphs import CudaGraphMaker, ForwardGraphs
+from registry.domain.model import ModelSpec
+from runtime.device.forward_graphs import CudaGraphMaker, ForwardGraphs, GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from tests.runtime.device.test_device_lost import device_error
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.fake_graphs import FakeGraphMaker
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import numpy.typing as npt
-
-    from registry.domain.model import ModelSpec
-    from runtime.device.forward_graphs import GraphMaker
 
 ILLEGAL_ADDRESS = 700
 TEXTS = ("some words", "other words", "a few words more")

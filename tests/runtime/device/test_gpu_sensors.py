@@ -1,21 +1,15 @@
 """The driver's word on a GPU: readings, metrics, errors, and a GPU that is lost."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client import REGISTRY
 
 from registry.domain.accelerator import Accelerator, GpuReading
 from runtime.device.gpu_sensors import GpuLost, GpuSensors, GpuWatch, open_sensors
+from runtime.device.worker import DeviceWorker
 from tests.runtime.fake_nvml import FakeNvml
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from runtime.device.worker import DeviceWorker
-
 
 GPU = Accelerator("GPU-6b1f", "NVIDIA H200", 141 * 10**9, 132)
 

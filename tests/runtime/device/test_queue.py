@@ -1,7 +1,5 @@
 """The device's queue: jobs that cannot end before their deadline do not run."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.measures import MAX_AGE_S

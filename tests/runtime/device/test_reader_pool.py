@@ -1,10 +1,8 @@
 """The order in which readers transfer the parts of several loads."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,9 +11,6 @@ from runtime.errors import LoadCancelled
 from runtime.storage.load_ticket import LoadTicket
 from runtime.weights.weight_source import SlabPart, slab_parts
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Loads:

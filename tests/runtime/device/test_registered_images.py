@@ -1,9 +1,7 @@
 """Images of tier `host` that are registered with the driver: copied from where they lie."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,19 +9,13 @@ import torch
 from runtime.device.cuda import CudaEngine
 from runtime.device.registered_images import RegisteredImages
 from runtime.device.staged_memory import StagedMemory
-from runtime.tiers.host_tier import PutOutcome, enter_host_tier
+from runtime.tiers.host_image import HostImage
+from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
 from tests.runtime.device.test_staged_memory import SMALL, assert_same, weights_file
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.tiers.test_host_tier import FILES, IMAGE, SIZE
 from tests.runtime.tiers.test_host_tier import put as put_image
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runtime.tiers.host_image import HostImage
-    from runtime.tiers.host_tier import HostTier
-
 
 KEYS = A, B, _ = ("ns/a@1", "ns/b@1", "ns/c@1")
 

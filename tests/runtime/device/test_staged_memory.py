@@ -4,30 +4,23 @@ Torch's allocator keeps freed memory for its own process. With a pool for each s
 other pods of a device, too.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from runtime.device.cuda import CudaEngine
-from runtime.device.staged_memory import StagedMemory
+from runtime.device.staged_memory import CopyEngine, StagedMemory
 from runtime.errors import DeviceFull, ModelInvalid
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.fake_engine import FakeDriver, FakeEngine
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from runtime.device.staged_memory import CopyEngine
 
 SMALL = {"buffers": 3, "buffer_bytes": 4096, "readers": 2, "max_copies": 3}
 """A small ring: every test's model uses each buffer several times."""

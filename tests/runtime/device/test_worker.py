@@ -1,25 +1,19 @@
 """The device worker: order, deadlines, errors, cancellation, limits."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
 
+from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, QueueFull
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from runtime.device.worker import DeviceWorker
 
 
 class Gate:

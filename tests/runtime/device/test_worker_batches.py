@@ -1,11 +1,10 @@
 """Batches of the device worker: composition, errors, cancellation, hangs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -15,9 +14,6 @@ from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken, RequestHung
 from tests.runtime.fake_engine import FakeEngine
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator, Sequence
 
 
 @pytest.fixture

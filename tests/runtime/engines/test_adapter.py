@@ -1,9 +1,8 @@
 """Networks with a LoRA adapter: equal to the base with the adapter merged into it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,9 +18,6 @@ from runtime.weights.weight_source import DiskWeights
 from tests.runtime.adapters import ALPHA, CONFIG, write_adapter
 from tests.runtime.adapters import merge as merge_adapter
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CPU = torch.device("cpu")
 PATHS = {

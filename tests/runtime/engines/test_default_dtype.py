@@ -1,10 +1,9 @@
 """The default type of tensors while a network is built: of this thread alone."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,6 @@ from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config
 from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.networks.network import _network
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = {
     "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,

@@ -1,14 +1,14 @@
 """Text to image: equal to diffusers, in steps, through a pod's protocols."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import io
 import json
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +17,14 @@ from PIL import Image
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import bytes_tensor, numeric_tensor
-from registry.domain.model import Tier
+from registry.domain.model import ModelSpec, Tier
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.tasks.processors import load_processor
 from runtime.tasks.text_to_image import TextToImage
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, post, predict
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.runtime.conftest import Cluster
 
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")
 pytestmark = pytest.mark.slow

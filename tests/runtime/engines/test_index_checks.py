@@ -1,24 +1,19 @@
 """Indices of a program are checked before a GPU uses them, where they would end the pod."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch._ops import OpOverload
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
 from runtime.engines.programs.operators import CHECKS, with_index_checks
 from runtime.tasks.tensor_task import TensorProgram
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from torch._ops import OpOverload
 
 aten = torch.ops.aten
 TABLE = torch.arange(12.0).reshape(4, 3)

@@ -1,7 +1,5 @@
 """Loading networks: equal to transformers' own loader, clear errors for invalid files."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -10,8 +8,9 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +26,6 @@ from runtime.weights.weight_source import DiskWeights
 from tests import servers
 from tests.runtime.networks import load_network
 from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CHECK = """
 import sys

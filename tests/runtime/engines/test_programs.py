@@ -1,13 +1,13 @@
 """Exported programs: equal to torch, and no code of an archive is ever run."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import pickle
 import warnings
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,21 +16,16 @@ import torch
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, numeric_tensor
 from pilotlight.sample_models.make_model import make_model
+from runtime.engines.programs.program import Program
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor
+from runtime.tasks.tensor_batching import Batching
 from runtime.tasks.tensor_task import TensorProgram
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime import archives
 from tests.runtime.archives import CONSTANTS, PROGRAM, SAMPLE_INPUTS, WEIGHTS, changed, edited
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from runtime.engines.programs.program import Program
-    from runtime.tasks.tensor_batching import Batching
 
 ROWS = ({0: torch.export.Dim("rows", max=64)},)
 

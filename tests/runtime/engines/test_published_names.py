@@ -1,11 +1,10 @@
 """Checkpoints whose names and types are not those of the network: equal to `from_pretrained`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,20 +12,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 
-from registry.domain.model import Task
+from registry.domain.model import ModelSpec, Task
 from runtime.device.staged_memory import StagedMemory
 from runtime.engines.networks.configuration import read_config
 from runtime.errors import ModelInvalid
+from runtime.loading.model_store import StoreEntry
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from runtime.loading.model_store import StoreEntry
 
 pytestmark = pytest.mark.slow
 

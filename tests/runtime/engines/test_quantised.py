@@ -1,9 +1,9 @@
 """Checkpoints with weights of 8 bits: equal to the network with the same weights in 32 bits."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +14,6 @@ from runtime.errors import ModelInvalid
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.networks import load_network
 from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}

@@ -1,14 +1,9 @@
 """Small networks of many architectures, with weights large enough that their tokens vary."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 END = 256
 _LINEAR = {

@@ -1,11 +1,9 @@
 """The size of a model's key-value cache."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from transformers import Gemma4TextConfig
@@ -29,9 +27,6 @@ from runtime.settings import RuntimeSettings
 from runtime.weights.safetensors_files import StoredTensor
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LLAMA_8B = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,

@@ -1,31 +1,23 @@
 """The engine for a network: the texts of `generate` whatever is computed beside them."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, T5Config, T5ForConditionalGeneration
+from transformers import GenerationConfig, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 from runtime.device.device_model import DeviceModel
+from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid
-from runtime.generation.engine import Finish, Sampling
+from runtime.generation.engine import Finish, GenerationEngine, Sampling
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.open_engine import BatchTrial, open_engine, try_batches
 from runtime.generation.sequential_engine import SequentialEngine
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.generation.networks import END, SIZES, small_network
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from transformers import PreTrainedModel
-
-    from runtime.device.worker import DeviceWorker
-    from runtime.generation.engine import GenerationEngine
 
 pytestmark = pytest.mark.slow
 

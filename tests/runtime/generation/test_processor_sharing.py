@@ -1,7 +1,5 @@
 """Shares of a device's time for concurrent generations."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

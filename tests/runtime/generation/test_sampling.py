@@ -1,7 +1,5 @@
 """Sampling of the next token by OpenAI's parameters."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,18 +1,13 @@
 """Incremental decoding: whole characters, stop strings."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from runtime.generation.text_stream import TextStream
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = "babe dida — Ω≈ç√ 日本語 \U0001f600 end"
 

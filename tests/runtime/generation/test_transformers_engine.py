@@ -1,33 +1,26 @@
 """The engine on a device worker: sharing the device, failures, memory."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import weakref
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import MambaConfig, MambaForCausalLM
+from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from registry.domain.model import ModelPolicy
 from runtime.device.device_model import DeviceModel
+from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk
 from runtime.generation.limits import GenerationLimits, cache_shape, step_memory
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
-    from pathlib import Path
-
-    from transformers import PreTrainedModel
-
-    from runtime.device.worker import DeviceWorker
 
 LIMITS = GenerationLimits(cache_bytes=1 << 22, max_concurrent=8, max_new_tokens=900, timeout_s=60)
 PROMPT = [260, 270, 280]

@@ -1,20 +1,16 @@
 """The V2 server of `tests.runtime.v2_server` as a process, and models for it."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 ROW = [1.0, 2.0, 3.0, 4.0]
 TOTAL = 10.0

@@ -1,17 +1,11 @@
 """A gateway with two pods that have model servers: what clients see when one server dies."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post
 from tests.runtime.model_server.as_written import ROW, TOTAL, make_model, request, written_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 
 def test_requests_go_to_the_other_pod_while_a_server_is_dead(

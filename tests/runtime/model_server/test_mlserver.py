@@ -1,19 +1,14 @@
 """A pod beside the real MLServer of PyPI, in an environment of its own (`scripts/mlserver`)."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, post, predict
-
-if TYPE_CHECKING:
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Settings of a model server that do not go together are named, all at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from runtime.engines.model_server.server_flags import server_problems

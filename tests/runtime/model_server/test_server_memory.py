@@ -1,7 +1,5 @@
 """The memory of a model server, by metrics and by its processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,14 +1,12 @@
 """Pods beside a server of Triton's protocol as written (`tests.runtime.v2_server`)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from common.inference_protocol.tensors import numeric_tensor
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from tests import servers
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, post, post_bytes, predict
 from tests.runtime.model_server.as_written import (
     ROW,
@@ -33,11 +32,6 @@ from tests.runtime.model_server.as_written import (
     request,
     written_server,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,7 @@
 """What appears in a model server's repository, and under which names."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from runtime.engines.model_server.server_repository import (
     server_name,
 )
 from runtime.errors import LoadFailed, ModelInvalid
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAME = "team~iris~0123456789"
 

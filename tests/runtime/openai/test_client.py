@@ -1,21 +1,16 @@
 """The `openai` package from PyPI, at a pod and through the gateway."""
 
-from __future__ import annotations
-
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, wait_idle
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

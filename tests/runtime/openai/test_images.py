@@ -1,22 +1,17 @@
 """Images over OpenAI's protocol: the `openai` package at a pod and through the gateway."""
 
-from __future__ import annotations
-
 import base64
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
 
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post, predict, unanswered
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 openai = pytest.importorskip("openai")
 pytest.importorskip("diffusers", reason="the extra text-to-image is not installed")

@@ -1,28 +1,26 @@
 """Texts of models as they are published: their ends, first spaces, defaults and conversations."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, post, predict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from transformers import PreTrainedTokenizerBase
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 TEXT_END, TURN, TURN_END = SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (

@@ -1,7 +1,5 @@
 """OpenAI's bodies: what is taken, what is refused by name, and what templates get."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import orjson

@@ -1,9 +1,7 @@
 """Batch limits of the autoscaler's plan: read from the registry, after annotations."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,10 +16,8 @@ from runtime.device.batch import batch_cap
 from runtime.device.batch_times import INITIAL_MAX_ROWS, BatchTimes
 from runtime.device.device_model import DeviceModel
 from runtime.profiling import ProfileSync
+from tests import servers
 from tests.registry.redis.clients import until
-
-if TYPE_CHECKING:
-    from tests import servers
 
 KEY = "default/m@1"
 

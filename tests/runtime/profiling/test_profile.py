@@ -1,9 +1,7 @@
 """Profiles: measured by a pod on request, refined in service, stored, used for batches."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,21 +12,17 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
+from registry.domain.model import ModelSpec
 from registry.domain.profile import Profile, ProfilePoint
+from registry.redis.client import Registry
 from research.placement.igniter import plan_igniter
 from runtime.device.accelerator import PeakMemory, available_bytes
+from tests import servers
 from tests.pilotlight.conftest import run_cli
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
 from tests.servers import wait_until
 from tests.tabular_models import MAKERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from registry.redis.client import Registry
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,11 @@
 """Generated invalid bodies in every protocol: refused with a reason, and the pod keeps serving."""
 
-from __future__ import annotations
-
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -25,13 +25,8 @@ from runtime.protocols.routes import MAX_JSON_BYTES, read_json
 from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 MOST_BODY_BYTES = 200_000
 

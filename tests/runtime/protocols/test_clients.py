@@ -1,14 +1,14 @@
 """Third-party clients against a real pod, directly and through the gateway."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -25,13 +25,8 @@ from kserve import (
 from kserve.protocol.infer_type import RequestedOutput
 
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

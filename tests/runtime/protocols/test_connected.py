@@ -1,16 +1,12 @@
 """Work of a request that ends with its client."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from runtime.protocols.client import RequestAborted, while_connected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 
 class Client:

@@ -1,24 +1,19 @@
 """V1 requests that are CloudEvents, and compressed bodies, at a pod."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import zlib
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 import pytest
 
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 MOST_BODY_BYTES = 200_000
 PATH = "/v1/models/default~text:predict"

@@ -1,13 +1,11 @@
 """The pod over gRPC: responses, status codes, deadlines, cancellation, limits, drain."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -21,12 +19,8 @@ from runtime.protocols.grpc_server import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 MOST_BYTES = 4_000_000
 

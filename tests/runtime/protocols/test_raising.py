@@ -1,23 +1,17 @@
 """A model that raises: its requests get the reason in every protocol, others succeed."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import grpc
 
 from registry.domain.model import ModelPolicy
 from tests import servers
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, metric, post, predict
 from tests.servers import copy_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
 """A batch waits for three requests of one item."""

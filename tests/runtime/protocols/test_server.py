@@ -1,22 +1,18 @@
 """Responses to clients that are gone, on uvloop's own connections, and direct routes."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import uvloop
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.protocols.server import DirectRoutes, GoneClients
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 async def _closed_transport() -> asyncio.Transport:

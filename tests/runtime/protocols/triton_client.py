@@ -4,8 +4,6 @@ A process of its own: Triton's and KServe's generated messages have the same nam
 takes only one of them in a process.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

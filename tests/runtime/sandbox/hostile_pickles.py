@@ -1,15 +1,11 @@
 """Pickles whose code does harm when they are read, or in an inference."""
 
-from __future__ import annotations
-
 import io
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.tabular_models import iris
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 joblib: Any = import_module("joblib")
 

@@ -1,16 +1,15 @@
 """Processes of pickled estimators: hostile files and models harm no other namespace."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,8 @@ import pytest
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
 from runtime.errors import InferenceFailed, InferenceHung, ModelInvalid, ServerUnavailable
-from runtime.sandbox.estimators import Estimators
+from runtime.sandbox.estimators import Estimators, LoadedEstimator
 from tests.runtime.sandbox.hostile_pickles import Calls, hostile_model, logistic, saved
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-
-    from runtime.sandbox.estimators import LoadedEstimator
 
 pytestmark = pytest.mark.slow
 

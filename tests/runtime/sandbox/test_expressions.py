@@ -1,19 +1,15 @@
 """Which tokenizers run in the pod, and which in the sandbox."""
 
-from __future__ import annotations
-
 import base64
 import struct
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
 from runtime.sandbox.pool import PAUSE_S, Refusals
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -1,8 +1,8 @@
 """Estimators as ONNX files: they predict as scikit-learn does, in onnxruntime and in our engine."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -29,10 +29,6 @@ from runtime.sandbox.predictions import (
 )
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 """skl2onnx reads attributes that scikit-learn has deprecated."""

@@ -1,20 +1,15 @@
 """A pod with sound models of each format beside bad files and bad rows: those alone are refused."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
 from tests.tabular_models import MAKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,15 +1,14 @@
 """Blocks between pods of one node: who gets them, and what happens to wrong messages."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,10 +21,6 @@ from runtime.serving.block_exchange import MAX_TENSORS, BlockClient, BlockServer
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
 from tests.servers import REPOSITORY, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-    from pathlib import Path
 
 PRODUCER = "10.0.0.1:8080"
 ROWS = np.arange(1 << 17, dtype=np.float32)

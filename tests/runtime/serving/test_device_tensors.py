@@ -1,8 +1,7 @@
 """Outputs of steps that stay on the pod's device; here it is a CPU, told to keep them there."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -10,16 +9,12 @@ import pytest
 import torch
 
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs
+from tests import servers
 from tests.runtime import archives
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post
 from tests.runtime.serving.test_step_tensors import LARGE, READS, features, kill, read, reference_of
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

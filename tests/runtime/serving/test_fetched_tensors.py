@@ -1,11 +1,11 @@
 """Raw bytes of kept tensors, from real servers into their own memory."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,10 +30,6 @@ from runtime.serving import remote_inference
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.tensor_store import TensorStore
 from tests.certificates import write_certificates
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
-    from pathlib import Path
 
 ROWS = np.arange(1 << 20, dtype=np.float32)
 """4 MiB."""

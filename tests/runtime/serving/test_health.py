@@ -1,17 +1,16 @@
 """Liveness, readiness and shutdown of real pods, also of one model."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 
 from common.inference_protocol.grpc_messages import messages
 from registry.domain.model import ModelName, ModelRecord
+from registry.redis.client import Registry
 from runtime.device.worker import DeviceWorker
 from runtime.serving.health import single_model_spec
 from tests import servers
@@ -19,11 +18,6 @@ from tests.runtime import rpc
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, predict
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.redis.client import Registry
 
 
 def pods_of(cluster: Cluster) -> list[str]:

@@ -1,19 +1,14 @@
 """Everything at IPv6 addresses: Redis, a pod and a gateway."""
 
-from __future__ import annotations
-
 import socket
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests import servers
 from tests.runtime.conftest import Cluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ADDRESS = "::1"
 

@@ -1,13 +1,13 @@
 """Runs of workflows on real pods whose steps pass large tensors: they stay at the pods."""
 
-from __future__ import annotations
-
 import os
 import signal
 import textwrap
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -16,14 +16,9 @@ import torch
 from runtime.serving import tensor_store
 from tests import servers
 from tests.runtime import archives
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric
 from tests.workflows.service.harness import HEAD, running_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,11 +1,10 @@
 """A transformer and explainer on KServe's own server, in front of a pod, through a gateway."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -13,12 +12,8 @@ import pytest
 from registry.domain.model import ModelName
 from registry.inference_service.components import machine_needs
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.tabular_models import MAKERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,12 +1,11 @@
 """A pod with a model of each library's format: V1, V2 in JSON and binary, and gRPC agree."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
@@ -15,13 +14,9 @@ from common.inference_protocol.tensors import Tensor, numeric_tensor
 from runtime.wire.bodies import PROTOBUF
 from tests import servers
 from tests.runtime import rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, post_bytes, predict
 from tests.tabular_models import MAKERS
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,27 +1,21 @@
 """Outputs that pods have lost: pods say which, and only the steps that made those run again."""
 
-from __future__ import annotations
-
 import os
 import signal
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests import servers
 from tests.runtime import archives
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get
 from tests.runtime.serving.test_kept_outputs import VALUES, Doubled, running
 from tests.runtime.serving.test_step_tensors import features, infer, reference_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 
 class Sum(torch.nn.Module):

@@ -1,13 +1,13 @@
 """What pods measure of steps' outputs reaches the schedulers' estimates."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from registry.domain.cluster import ClusterState
 from registry.domain.measures import TRANSFERS, TransferTier, size_class, transfer_measure
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.serving.test_step_tensors import (
     LARGE,
     doubling,
@@ -17,12 +17,6 @@ from tests.runtime.serving.test_step_tensors import (
 )
 from workflows.scheduling.costs import DeviceQueue
 from workflows.service.cluster_view import LINKS, device_of, links, model_costs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.cluster import ClusterState
-    from tests.runtime.conftest import Cluster
 
 __all__ = ["doubling"]
 CLASS = size_class(LARGE.nbytes)

@@ -1,23 +1,17 @@
 """Pickled models in pods: served with `--allow-pickle`, refused with the way out without it."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+import httpx
 import numpy as np
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
 from tests.runtime.sandbox.hostile_pickles import hostile_model, logistic, saved
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
-
-    from tests.runtime.conftest import Cluster
 
 pytestmark = pytest.mark.slow
 

@@ -1,8 +1,6 @@
 """Requests to one pod: all tasks, both protocols, provenance headers, invalid input."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import orjson
@@ -10,13 +8,9 @@ import pytest
 
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, picture, post, post_bytes, predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 
 @pytest.fixture(scope="module")

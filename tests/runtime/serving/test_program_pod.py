@@ -1,11 +1,10 @@
 """Exported programs through a pod: protocols, batches, hangs, memory."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +14,14 @@ from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, enco
 from common.inference_protocol.grpc_messages import messages
 from common.inference_protocol.tensors import numeric_tensor
 from pilotlight.sample_models.make_model import make_model
-from registry.domain.model import ModelPolicy, Tier
+from registry.domain.model import ModelPolicy, ModelSpec, Tier
 from tests import servers
 from tests.runtime import archives, rpc
+from tests.runtime.conftest import Cluster
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.http import get, metric, post, post_bytes, predict
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.runtime.test_device_memory import mapped_files, resident_bytes, staged
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from tests.runtime.conftest import Cluster
 
 ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 

@@ -1,22 +1,17 @@
 """A predict pod behind Knative's queue-proxy, which responds in its place once it has ended."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 STATES = [
     pytest.param(502, "dial tcp 127.0.0.1:8080: connect: connection refused", "unreachable", 503,

@@ -1,23 +1,16 @@
 """Remote inference: pre- and postprocessing in one pod, inference in another."""
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests import servers
 from tests.runtime import archives
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, metric, picture, predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
-
 
 ROWS_WITHOUT_ROOM = 1024
 """To the fifth power, times four bytes: more than a process can address."""

@@ -1,23 +1,17 @@
 """A gateway's reservation at a pod: its claim, the end of its inference, its slot."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
+from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.errors import RegistryUnavailable
-    from registry.redis.client import Registry
-    from tests.runtime.conftest import Cluster
 
 
 def reserve(cluster: Cluster, *, entry: str, predict_pod: str, key: str) -> Granted:

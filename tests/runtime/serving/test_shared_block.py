@@ -1,20 +1,16 @@
 """Shared blocks: sealed memory, mapped elsewhere, gone with its last user."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from runtime.serving.shared_block import BlockPool, SharedBlock, map_block
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 VALUES = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 

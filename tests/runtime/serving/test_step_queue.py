@@ -1,28 +1,22 @@
 """The pod's step queue: bounded, beside its slots, and shared by namespaces."""
 
-from __future__ import annotations
-
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from runtime.errors import SlotsFull, StepQueueFull
 from runtime.serving.in_flight import PLACES, InFlightRequests, StepQueue
 from runtime.wire.request_head import RequestHead, parse_request_head
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post
 from tests.runtime.serving.test_step_tensors import doubling, features, kept_output
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import httpx
-
-    from tests.runtime.conftest import Cluster
 
 __all__ = ["doubling"]
 STEP = {"x-pilotlight-step-queue": "1"}

@@ -1,10 +1,9 @@
 """Steps of workflows at pods: large outputs stay there, and inputs refer to them."""
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -15,12 +14,8 @@ import torch
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs
 from tests import servers
 from tests.runtime import archives
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.runtime.conftest import Cluster
 
 ROWS = np.arange(8192 * 4, dtype=np.float32).reshape(8192, 4)
 """128 KiB."""

@@ -1,7 +1,5 @@
 """The store of steps' outputs: budget, tenants, lifetimes."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from common.inference_protocol.tensors import numeric_tensor

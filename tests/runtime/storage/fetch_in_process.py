@@ -1,7 +1,5 @@
 """Fetches one model into a cache folder in a process of its own: CACHE URI [MOST_FILE_BYTES]."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

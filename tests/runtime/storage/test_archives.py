@@ -1,12 +1,12 @@
 """Models in archives: unpacked in place of their folder, whatever the archive says."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,6 @@ from runtime.errors import ModelInvalid, ModelTooLarge, ModelUnsupported
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 WEIGHTS = os.urandom(200_000)
 FILES = {"model.skops": WEIGHTS, "requirements.txt": b"scikit-learn", "config.json": b"{}"}

@@ -1,7 +1,5 @@
 """Bandwidth: all downloads together keep to the rate, and urgent ones go first."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 

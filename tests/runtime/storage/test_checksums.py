@@ -1,7 +1,5 @@
 """Combined checksums of pieces equal those of the whole."""
 
-from __future__ import annotations
-
 import base64
 import random
 import zlib

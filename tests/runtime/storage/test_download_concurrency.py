@@ -1,7 +1,5 @@
 """The number of readers of a download."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

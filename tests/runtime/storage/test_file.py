@@ -1,8 +1,6 @@
 """Models in folders and files of the node."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.file import FileStorage
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

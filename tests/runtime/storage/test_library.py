@@ -1,7 +1,5 @@
 """Models fetched by other libraries: the Hugging Face cache, and KServe's storage library."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io
@@ -12,9 +10,10 @@ import sys
 import tarfile
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -27,10 +26,6 @@ from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
 from tests.hub import running_hub
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Which of a folder's files are the model, by the declared format, else by what lies there."""
 
-from __future__ import annotations
-
 import pytest
 
 from runtime.errors import ModelInvalid, ModelUnsupported

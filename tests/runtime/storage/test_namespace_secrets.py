@@ -1,15 +1,14 @@
 """Storage credentials of a model's own namespace, from an API server over TLS."""
 
-from __future__ import annotations
-
 import base64
 import datetime
 import json
 import ssl
 import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -19,9 +18,6 @@ from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, storage_access
 from runtime.storage.s3_options import options_without_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 TOKEN = "the-pods-token"
 POOL = {"AWS_ACCESS_KEY_ID": "AKIAPOOL", "AWS_SECRET_ACCESS_KEY": "pool-secret",

@@ -1,7 +1,5 @@
 """Connections to S3, which the event loop may abort during a read in another thread."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 

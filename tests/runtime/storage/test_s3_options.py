@@ -1,9 +1,8 @@
 """KServe's conventions for S3: storage-config, a service account's environment; what errors say."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from botocore.exceptions import ClientError
@@ -11,10 +10,6 @@ from botocore.exceptions import ClientError
 from runtime.errors import StorageFailed
 from runtime.storage.s3_client import open_s3, s3_problem
 from runtime.storage.s3_options import S3Options, options_for
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 SECRET = {
     "type": "s3",

@@ -1,18 +1,13 @@
 """Credentials of the pool's service account, as IRSA gives them: a token instead of keys."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("is_issuer_reachable", [True, False])

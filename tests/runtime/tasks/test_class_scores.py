@@ -1,10 +1,9 @@
 """Classes of texts and tokens: as of transformers' pipelines, and in forms of KServe's server."""
 
-from __future__ import annotations
-
 import ast
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,14 +18,10 @@ from transformers import (
 )
 
 from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor
 from registry.domain.task_options import Answers, Scores, TaskOptions
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from common.inference_protocol.tensors import Tensor
 
 TEXTS = ["the quick fox", "a dog"]
 LABELS = {0: "toxic", 1: "rude", 2: "spam"}

@@ -1,11 +1,10 @@
 """Sizes that a model's preprocessor_config.json may name."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +17,6 @@ from registry.domain.task_options import Scores, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.tasks import image_classification
 from runtime.tasks.image_classification import MAX_SIDE, EncodedImage, ImageClassification
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ORIENTATION = 0x0112
 

@@ -1,12 +1,13 @@
 """Batches of real networks: the same results as one by one, at the device and through pods."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -16,22 +17,15 @@ from PIL import Image
 from common.inference_protocol.bodies import encode_request
 from common.inference_protocol.tensors import Tensor, numeric_tensor
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
+from runtime.device.queue import InferenceResult
 from runtime.device.worker import DeviceWorker
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.processors import load_processor
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict, unanswered
 from tests.runtime.networks import load_network
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    import httpx
-
-    from runtime.device.queue import InferenceResult
-    from tests.runtime.conftest import Cluster
 
 TOGETHER = ModelPolicy(max_batch_size=3, max_batch_wait_s=30.0)
 """A batch waits for three requests of one item."""

@@ -1,9 +1,8 @@
 """Vectors are those that a sentence-transformers folder's own files define."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,9 +18,6 @@ from runtime.storage.listing import RemoteFile, asset_files, weight_files
 from runtime.tasks.embedding import Embedding, pool
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXTS = ["the quick Fox jumps", "a dog", "The lazy dog jumps over the fox again"]
 OLD, NEW = "sentence_transformers.models.", "sentence_transformers.base.modules."

@@ -1,8 +1,7 @@
 """V2 metadata of scikit-learn's and boosters' models, before and after they are loaded."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +13,6 @@ from runtime.tasks.processors import load_processor
 from runtime.tasks.tabular import instance_tensors
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import MAKERS, iris
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MATRIX = [{"name": "input-0", "datatype": "FP64", "shape": [-1, 4]}]
 NAMES = ["a", "b", "c", "d"]

@@ -1,7 +1,5 @@
 """Tensor batching: validation, padding, splitting of outputs."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

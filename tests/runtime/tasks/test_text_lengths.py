@@ -1,9 +1,8 @@
 """Texts and token ids of any length are cut to the positions that the network has."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ from runtime.engines.networks.position_limit import output_limit, position_limit
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS = 40
 """Of the table of positions."""

@@ -1,15 +1,15 @@
 """Text to text by task: prefixes, parameters and languages, as in transformers' pipelines."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from common.inference_protocol.bodies import decode_request, encode_request
 from common.inference_protocol.errors import InvalidRequest
@@ -17,16 +17,10 @@ from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tens
 from registry.domain.model import Task
 from runtime.errors import ModelInvalid
 from runtime.tasks.processors import load_processor
+from runtime.tasks.task import Processor
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import predict
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from runtime.tasks.task import Processor
-    from tests.runtime.conftest import Cluster
 
 FRENCH = {"text": "the quick fox", "source_lang": "en", "target_lang": "fr"}
 

@@ -1,10 +1,9 @@
 """Tokenizers without tokenizer.json: SentencePiece models, vocabularies, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
@@ -15,9 +14,6 @@ from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.text import TextEncoder
 from runtime.tasks.tokenizer_files import load_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SENTENCES = ["the cat sat on the mat", "a dog sat on a red fox", "two foxes run", "the red mat"] * 3
 

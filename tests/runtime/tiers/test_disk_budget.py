@@ -1,14 +1,12 @@
 """The node's disk cache: its budget, evictions, damaged files, and changes by other pods."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -22,9 +20,6 @@ from runtime.tiers.disk_budget import DiskBudget
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import _crc32
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 WEIGHTS = "model.safetensors"
 SIZE = 1_000_000

@@ -1,9 +1,7 @@
 """The disk cache: complete files only, from folders and S3, kept over a restart."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,6 @@ from runtime.storage.partial_file import SPAN_BYTES, split_spans
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def spec_of(uri: str) -> ModelSpec:

@@ -1,11 +1,9 @@
 """Progress of a download: headers first, and the end of waits when it fails."""
 
-from __future__ import annotations
-
 import json
 import struct
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,6 @@ from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
 from runtime.tiers.generation_download import MAX_PARALLEL_FILES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SHARDS = MAX_PARALLEL_FILES + 2
 

@@ -1,7 +1,5 @@
 """Eviction policies, and what bringing a model back is expected to cost."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

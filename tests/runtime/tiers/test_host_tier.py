@@ -1,15 +1,13 @@
 """Tier host: shared between processes, within its budget, only complete and intact images."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -23,9 +21,6 @@ from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier, write
 from runtime.weights.weight_source import DiskWeights, map_file, touch_pages
 from tests.runtime.weights.test_weight_source import resident_bytes, skip_where_pages_stay
 from tests.servers import REPOSITORY, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 KIB = 1024
 SIZE = 64 * KIB

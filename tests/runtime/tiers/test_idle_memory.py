@@ -1,22 +1,16 @@
 """Idle memory of a device: the sum, and its report by a pod."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.tiers.device_cache import CachedModel, DeviceCache
+from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, predict, wait_idle
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests import servers
-    from tests.runtime.conftest import Cluster
 
 NAME = "pilotlight_idle_memory_byte_seconds_total"
 

@@ -1,24 +1,18 @@
 """Models in all tiers of a real pod, as its responses and the registry show them."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from registry.domain.model import ModelSpec
+from registry.redis.client import Registry
 from runtime.tiers.host_tier import enter_host_tier
 from tests import servers
 from tests.pilotlight.conftest import run_cli
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post, predict
 from tests.runtime.test_loading_pod import TINY_BYTES
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from registry.redis.client import Registry
-    from tests.runtime.conftest import Cluster
 
 
 def start_of(pod: servers.Pod, model: str) -> str:

@@ -1,8 +1,6 @@
 """A namespace at its quota makes room among its own models, never among those of others."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.disk_cache import DiskCache
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 QUOTAS = {"greedy": 200}
 SIZE = 100

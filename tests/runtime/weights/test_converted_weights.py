@@ -1,10 +1,9 @@
 """Weights that are cast, joined or left out: mapped, staged to a device, and served."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +16,9 @@ from runtime.device.staged_memory import StagedMemory
 from runtime.errors import ModelInvalid
 from runtime.weights.converted_weights import DTYPE_NAMES, Conversion, ConvertedWeights
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
-from runtime.weights.weight_source import DiskWeights, SlabPart
+from runtime.weights.weight_source import DiskWeights, SlabPart, WeightSource
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from runtime.weights.weight_source import WeightSource
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Reading weights, mapped and in the slab's order: types, shards, gaps, unaligned bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import mmap
 import os
 import struct
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +17,6 @@ from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import ALIGNMENT_BYTES, DTYPES, view_of
 from runtime.weights.weight_source import DiskWeights, read_ahead
 from tests.servers import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 def write_file(path: Path, header: Mapping[str, object], content: bytes, pad: int = 0) -> Path:

@@ -1,7 +1,5 @@
 """The headers that a pod reads."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.inference_protocol.errors import InvalidRequest

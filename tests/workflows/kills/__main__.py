@@ -1,7 +1,5 @@
 """`python -m tests.workflows.kills --kills 200`: random kills under runs of a workflow."""
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

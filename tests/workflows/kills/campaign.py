@@ -1,23 +1,17 @@
 """Clients run workflows while parts of the cluster are killed: no accepted run may be lost."""
 
-from __future__ import annotations
-
+import random
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 
 from tests import servers
-from tests.workflows.kills.cluster import TEXTS, VICTIMS
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Mapping, Sequence
-
-    from tests.workflows.kills.cluster import KillCluster
+from tests.workflows.kills.cluster import TEXTS, VICTIMS, KillCluster
 
 CLIENTS: Final = 4
 _RUN_LIMIT_S: Final = 300.0

@@ -1,14 +1,13 @@
 """A cluster whose parts can be killed: Redis, a gateway, two schedulers with runners, two pods."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
 from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from types import TracebackType
+from typing import Any, Final, Self
 
 import httpx
 import redis
@@ -18,12 +17,7 @@ from tests import servers
 from tests.registry.redis.clients import act
 from tests.runtime.http import metric
 from tests.workflows.kills.models import WIDTHS, expected_ends, make_models
-from tests.workflows.service.harness import HEAD, running_scheduler
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from tests.workflows.service.harness import Scheduler
+from tests.workflows.service.harness import HEAD, Scheduler, running_scheduler
 
 POOL: Final = "kills"
 PODS: Final = ("pod-a", "pod-b")

@@ -3,17 +3,13 @@
 The numbers of `wide` and `twice` are whole and below 2**24, so that every pod gives the same ones.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import torch
 
 from pilotlight.sample_models.make_model import make_model
 from tests.runtime import archives
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WIDTHS: Final = {"narrow": 1 << 15, "broad": 1 << 17}
 """128 KiB, which pods fetch as raw bytes, and 512 KiB, which they map."""

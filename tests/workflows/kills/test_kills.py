@@ -1,17 +1,12 @@
 """Each part is killed once while workflows run: no accepted run is lost, nothing is left."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.workflows.kills.campaign import KillCampaign
 from tests.workflows.kills.cluster import VICTIMS, KillCluster
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.slow

@@ -1,20 +1,19 @@
 """Predictors of the next step: the paper's two readings, ours, and how they are scored."""
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
 from research.experiments.workflows.scored_predictions import Accuracy, ObservedRun, score_and_learn
-from research.simulated_workflows.predictors import PREDICTORS, markov_last, markov_prefix
+from research.simulated_workflows.predictors import (
+    PREDICTORS,
+    NextStepPredictor,
+    markov_last,
+    markov_prefix,
+)
 from workflows.prediction.longest_context import LongestContext, request_features
 from workflows.prediction.rollout import MAX_STEPS, InputPositions, predicted_steps
 from workflows.prediction.step_counts import END, BadCountsError, StepCounts, most_likely
-
-if TYPE_CHECKING:
-    from research.simulated_workflows.predictors import NextStepPredictor
 
 
 def learn(predictor: NextStepPredictor, *runs: str, features: frozenset[str] = frozenset()) -> None:

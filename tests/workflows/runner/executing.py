@@ -1,18 +1,14 @@
 """Runs a workflow's function as its runner does; the test answers in place of a scheduler."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import orjson
 
 from common.frames import LENGTHS
 from workflows.runner.definitions import Workflow
 from workflows.runner.run import ExecutingRun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def messages_of(

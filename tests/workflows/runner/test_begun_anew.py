@@ -1,7 +1,5 @@
 """A runner whose scheduler lost a run and took it over again executes the new one alone."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 from typing import Any

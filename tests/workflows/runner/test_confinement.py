@@ -1,7 +1,5 @@
 """A runner's process has all limits that this kernel grants, together."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,15 +1,11 @@
 """A runner says which steps its code has no handle on any more, after the calls that took them."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.workflows.runner.executing import messages_of
 from workflows.runner.calls import Model
-
-if TYPE_CHECKING:
-    from workflows.runner.run import ExecutingRun
+from workflows.runner.run import ExecutingRun
 
 
 def forgotten_of(function: Any) -> list[list[int]]:

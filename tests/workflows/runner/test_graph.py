@@ -3,11 +3,10 @@
 The runner's side alone: each step's response is what the test gives for its model.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import orjson
 import pytest
@@ -15,11 +14,7 @@ import pytest
 from registry.inference_service.graph_reader import read_graph
 from tests.workflows.runner.executing import messages_of
 from workflows.runner.graph import graph_workflow
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from workflows.runner.run import ExecutingRun
+from workflows.runner.run import ExecutingRun
 
 Response = tuple[int, Any]
 

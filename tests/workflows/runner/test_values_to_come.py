@@ -1,18 +1,14 @@
 """Code that takes a step, or an output of it, for a value is told to await it first."""
 
-from __future__ import annotations
-
 import socket
 import urllib.error
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.workflows.runner.executing import messages_of
 from workflows.runner.calls import Model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def failure_of(use: Callable[[], Any]) -> str:

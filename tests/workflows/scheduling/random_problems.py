@@ -1,17 +1,12 @@
 """Random scheduling problems, and every schedule of one by enumeration."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from itertools import permutations, product
 from math import inf
-from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
 from workflows.scheduling.problem import SchedulingProblem, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TIMES = st.integers(0, 6).map(float)
 

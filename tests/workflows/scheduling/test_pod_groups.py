@@ -1,7 +1,5 @@
 """Groups of a pool's pods: disjoint, complete, stable."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,8 +1,7 @@
 """Scheduling policies of other distributions: found by name, and whatever they do is one error."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +9,6 @@ from tests.plug_ins import install, path_of_plug_ins
 from workflows.scheduling import policies
 from workflows.scheduling.policies import SCHEDULING, stateful_policy, step_policy
 from workflows.scheduling.problem import SchedulingProblem, SchedulingProblemError, Step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _MODULE = """
 from workflows.scheduling.call_order import place_in_call_order

@@ -1,22 +1,14 @@
 """Calls of one model that come together are placed as one batch where that ends sooner."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests.workflows.scheduling.test_turns import COSTS, LINKS
 from workflows.scheduling.costs import Device, QueuedBatch, scheduling_problem
-from workflows.scheduling.problem import Placement, Step
-from workflows.scheduling.shared_batches import place_sharing_batches, ways_to_merge
+from workflows.scheduling.problem import Placement, Schedule, Step
+from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches, ways_to_merge
 from workflows.scheduling.speculative import speculative
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from workflows.scheduling.problem import Schedule
-    from workflows.scheduling.shared_batches import MergedSteps
 
 ROUND = [Step("a"), Step("a"), Step("a"), Step("b", (0, 1, 2))]
 

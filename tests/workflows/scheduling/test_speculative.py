@@ -1,9 +1,7 @@
 """The exact placement of a run against enumeration, and the paper's own example."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,16 +12,12 @@ from tests.workflows.scheduling.random_problems import earliest_finish_s, proble
 from workflows.scheduling.call_order import greedy
 from workflows.scheduling.problem import (
     Placement,
+    Schedule,
     SchedulingProblem,
     SchedulingProblemError,
     Step,
 )
 from workflows.scheduling.speculative import speculative
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from workflows.scheduling.problem import Schedule
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,10 +1,8 @@
 """A gateway and a scheduler of workflows for all tests of a module."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
@@ -12,9 +10,6 @@ import pytest
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.workflows.service.harness import WorkflowHarness, running_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _numbers = itertools.count(1)
 

@@ -1,24 +1,19 @@
 """Deploys and runs workflows through a real gateway and scheduler."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from tests.gateway.gateway_harness import GatewayHarness, PodProcess
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
 SHORT_LEASES = ("tests.with_constants", "workflows.service.journal:LEASE_S=1.0", "workflows")
 HEAD = "from pilotlight.workflow import model, now, random, tensor, uuid4, workflow\n"

@@ -1,7 +1,5 @@
 """Planned steps of one model add up to one announcement."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.demand import ArrivalHint

@@ -1,7 +1,5 @@
 """Arguments against parameters, and tensors against values."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,15 +1,9 @@
 """Steps whose pods the gateway chooses."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

@@ -1,13 +1,10 @@
 """Wrong files, arguments and code: a clear answer each, and other runs go on."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """What loads at a pod cost other models, as the scheduling policies read it."""
 
-from __future__ import annotations
-
 import pytest
 
 from registry.domain.cluster import ClusterState

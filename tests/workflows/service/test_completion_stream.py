@@ -1,7 +1,5 @@
 """Events of a completion, however they are cut, become its text."""
 
-from __future__ import annotations
-
 import orjson
 import pytest
 from hypothesis import given

@@ -1,9 +1,8 @@
 """Files are checked in processes, of which there are only so many at once."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING
+
+import pytest
 
 from registry.domain.model import ModelName
 from registry.redis.client import Registry
@@ -13,9 +12,6 @@ from workflows.service import deployments
 from workflows.service.deployments import Deployments
 from workflows.service.errors import BadFile, TooManyFiles, WorkflowError
 from workflows.service.settings import SchedulerSettings
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def test_more_files_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

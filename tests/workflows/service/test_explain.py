@@ -1,18 +1,11 @@
 """`pilotlight explain RUN --plot`: what a run's plans and steps say of it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.pilotlight.conftest import run_cli
-from tests.workflows.service.harness import TWO_STEPS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.workflows.service.harness import TWO_STEPS, WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

@@ -1,7 +1,5 @@
 """Which kept outputs pods may free while the run goes on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from common.inference_protocol.tensors import TensorReference

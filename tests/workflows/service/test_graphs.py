@@ -3,19 +3,13 @@
 The pods of these tests answer each body with itself.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import read_graphs
+from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

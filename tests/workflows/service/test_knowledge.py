@@ -1,7 +1,5 @@
 """Counts of several schedulers add up, whoever stores first."""
 
-from __future__ import annotations
-
 from workflows.service.knowledge import WorkflowCounts, WorkflowKnowledge
 
 

@@ -1,7 +1,5 @@
 """Policies that place single steps, beside models that change or go."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

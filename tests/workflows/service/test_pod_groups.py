@@ -1,15 +1,9 @@
 """Schedulers that divide a pool among them send their steps to their own pods."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.workflows.service.harness import WorkflowHarness
 from workflows.scheduling.candidates import PodGroup
-
-if TYPE_CHECKING:
-    from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

@@ -1,18 +1,12 @@
 """What a run's code prints is kept, bounded, and shown by `explain` and `workflow status`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.pilotlight.conftest import run_cli
+from tests.workflows.service.harness import WorkflowHarness
 from workflows.wire import MAX_PRINTED_BYTES, Printed
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.workflows.service.harness import WorkflowHarness
 
 
 def test_text_is_kept_up_to_the_limit_and_the_cut_is_marked() -> None:

@@ -1,7 +1,5 @@
 """Clients learn of a run's end once it is recorded: another scheduler may have the run."""
 
-from __future__ import annotations
-
 from registry.domain.model import ModelName
 from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service.run import Run, RunStatus

@@ -1,23 +1,17 @@
 """Runs through gateway, scheduler and runner: results, handles, asynchronous runs, faults."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 
 from registry.redis.arrivals import ArrivalHints
 from registry.redis.client import Registry
 from tests import servers
-from tests.workflows.service.harness import TWO_STEPS, runners_of
+from tests.workflows.service.harness import TWO_STEPS, WorkflowHarness, runners_of
 from workflows.scheduling.policies import SCHEDULING
-
-if TYPE_CHECKING:
-    from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

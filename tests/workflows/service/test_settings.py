@@ -1,7 +1,5 @@
 """Settings of a scheduler that contradict each other end it at its start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

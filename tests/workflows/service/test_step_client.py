@@ -1,7 +1,5 @@
 """Responses to a step that a run waits for or fails by."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,18 +1,12 @@
 """Text of generating steps as it comes, by `async for`."""
 
-from __future__ import annotations
-
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import servers
-from tests.workflows.service.harness import runners_of
-
-if TYPE_CHECKING:
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.workflows.service.harness import WorkflowHarness, runners_of
 
 pytestmark = pytest.mark.slow
 

@@ -1,18 +1,13 @@
 """Another scheduler resumes the runs of one that is gone, from the journal."""
 
-from __future__ import annotations
-
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from tests import servers
-
-if TYPE_CHECKING:
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

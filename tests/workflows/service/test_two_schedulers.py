@@ -1,18 +1,11 @@
 """What one scheduler has queued at a pod counts in the plans of another."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from registry.domain.profile import Profile, ProfilePoint
 from tests import servers
-from tests.gateway.gateway_harness import wait_counts
-
-if TYPE_CHECKING:
-    from tests.gateway.gateway_harness import GatewayHarness
-    from tests.workflows.service.harness import WorkflowHarness
+from tests.gateway.gateway_harness import GatewayHarness, wait_counts
+from tests.workflows.service.harness import WorkflowHarness
 
 pytestmark = pytest.mark.slow
 

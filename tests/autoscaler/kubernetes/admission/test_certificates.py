@@ -1,9 +1,7 @@
-from __future__ import annotations
-
 import datetime
 import ssl
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,6 @@ from autoscaler.kubernetes.admission.webhook_setup import (
     needs_renewal,
     read_folder,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ["hook.space.svc", "hook.space.svc.cluster.local"]
 NOW = datetime.datetime.now(datetime.UTC)

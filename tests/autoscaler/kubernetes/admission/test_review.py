@@ -1,17 +1,13 @@
-from __future__ import annotations
-
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from autoscaler.kubernetes.admission.review import review_response, set_defaults, validate
 from registry.inference_service.tenant_rules import parse_rules
 from tests.autoscaler.kubernetes.objects import service
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 MODE = "serving.kserve.io/deploymentMode"
 POOL = {"pilotlight.io/pool": "default"}

@@ -1,15 +1,10 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator
 
 import httpx
 import pytest
 
 from autoscaler.kubernetes.admission.webhook_server import MUTATE_PATH, VALIDATE_PATH, admission_app
 from tests.autoscaler.kubernetes.objects import service
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from typing import Any
 
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent

@@ -1,19 +1,15 @@
 """Transformers and explainers as declared: accepted, lacking something, or refused by name."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from autoscaler.kubernetes.cluster.inference_services import read_service
 from registry.domain.codec import decode_spec, encode_spec
+from registry.domain.model import ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_object
 from tests.autoscaler.kubernetes.objects import service
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
 
 TRANSFORMER = {"containers": [{"name": "kserve-container", "image": "mine"}]}
 EXPLAINER = {"art": {"type": "SquareAttack"}}

@@ -1,7 +1,5 @@
 """InferenceGraphs of the cluster: which are ours, their mistakes, admission."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from autoscaler.kubernetes.admission.review import validate

@@ -1,9 +1,8 @@
 """The Service `NAME-predictor`; the API server is a small one over real HTTP."""
 
-from __future__ import annotations
-
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -13,9 +12,6 @@ from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
 from autoscaler.kubernetes.cluster.inference_services import ServiceObject, read_service
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable
 from tests.autoscaler.kubernetes.objects import service
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 GATEWAY = "gateway.pilotlight.svc.cluster.local"
 MODEL: ServiceObject = read_service(service())

@@ -1,7 +1,5 @@
 """The status of a model with a transformer, of which KServe writes parts as well."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,11 +1,10 @@
 """Draining of pods, with a real Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -17,12 +16,8 @@ from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from tests import servers
 from tests.registry.redis.clients import SPEC, Pod, release, reserve, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests import servers
 
 LIMIT_S = 30.0
 LONG_S = 600.0

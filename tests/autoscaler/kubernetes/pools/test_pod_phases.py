@@ -1,11 +1,9 @@
 """Phases of pods that the cluster ends, replaces or rolls back to, with a real Redis."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,13 +15,9 @@ from autoscaler.kubernetes.pools.pod_phases import PodPhases
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.pod import PodPhase
 from registry.redis.client import Registry
+from tests import servers
 from tests.autoscaler.kubernetes.objects import service
 from tests.registry.redis.clients import Pod, until
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from tests import servers
 
 LIMIT_S = 30.0
 _pools = itertools.count(1)

@@ -1,7 +1,5 @@
 """The rotation of the pods' Secret, and the manifests that mount it."""
 
-from __future__ import annotations
-
 import shutil
 from typing import Any
 

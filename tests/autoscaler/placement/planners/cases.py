@@ -1,11 +1,10 @@
 """Problems of the planners' tests, and plans written in short."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Sequence
 
 from autoscaler.placement.planners.catalogue import planner_of
-from autoscaler.placement.planners.plan import accelerators_of
+from autoscaler.placement.planners.plan import Placement, accelerators_of
 from autoscaler.placement.planners.problem import (
     BatchPoint,
     ModelProfile,
@@ -13,12 +12,6 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Sequence
-
-    from autoscaler.placement.planners.plan import Placement
 
 KIND = "v100"
 VISION = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"

@@ -1,7 +1,5 @@
 """Profiles: a small synthetic set, and Elvinger 2024, table A.1, where the data folder has it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,13 +1,9 @@
 """Plans that Elvinger 2024 states, from its table A.1 (the file is not part of this repository)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from autoscaler.placement.planners.plan import plan_fewest
-from autoscaler.placement.planners.problem import PlanParams, Workload
+from autoscaler.placement.planners.problem import PlanParams, Profiles, Workload
 from research.placement.elvinger import WAO_USHER
 from tests.autoscaler.placement.planners.cases import (
     KIND,
@@ -16,9 +12,6 @@ from tests.autoscaler.placement.planners.cases import (
     planned,
     workloads,
 )
-
-if TYPE_CHECKING:
-    from autoscaler.placement.planners.problem import Profiles
 
 _WITHIN_RPS = 0.01
 _GROUPS = "bert gpt2 resnet50 vgg19"

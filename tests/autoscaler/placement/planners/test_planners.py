@@ -1,10 +1,8 @@
 """What holds for every planner, and plans on a synthetic profile."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +26,6 @@ from tests.autoscaler.placement.planners.cases import (
     random_workloads,
     workloads,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ADDITIVE = [name for name in planner_names() if planner_of(name).metric]
 

@@ -1,10 +1,8 @@
 """Our planner: predictions with interference and queueing, and the search over them."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,9 +26,6 @@ from tests.autoscaler.placement.planners.cases import (
     random_workloads,
     workloads,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def _predicted(

@@ -1,11 +1,9 @@
 """The embedded Markov chain against a simulation of the same queue, and times of batches."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -20,9 +18,6 @@ from autoscaler.placement.planners.service_times import (
     share_factor,
     share_slowdown,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 POINT = BatchPoint(4, 0.01, 400.0, 10.0, 80.0, 40.0, 60.0)
 MEASURED = replace(POINT, share_factors=((20.0, 4.0), (50.0, 1.5)))

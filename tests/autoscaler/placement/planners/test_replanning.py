@@ -1,15 +1,11 @@
 """When a plan is made anew, adopted, and how copies move."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.placement.planners.plan import Placement, accelerators_of
-from autoscaler.placement.planners.problem import Workload
+from autoscaler.placement.planners.problem import Profiles, Workload
 from autoscaler.placement.planners.replanning import (
     Observation,
     latency_scales,
@@ -20,9 +16,6 @@ from autoscaler.placement.planners.replanning import (
 )
 from registry.domain.placement import PlacedReplica
 from tests.autoscaler.placement.planners.cases import KIND
-
-if TYPE_CHECKING:
-    from autoscaler.placement.planners.problem import Profiles
 
 _GPUS = accelerators_of(KIND, 2)
 _LOADS = [Workload("large", 100, 0.2), Workload("small", 300, 0.1)]

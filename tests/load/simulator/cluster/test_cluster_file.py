@@ -1,7 +1,5 @@
 """Cluster files: every mistake is reported with its field, the value and what is allowed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

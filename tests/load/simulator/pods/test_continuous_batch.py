@@ -3,11 +3,10 @@
 All times are whole multiples of 1/16 s, which floats hold exactly.
 """
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,9 +16,6 @@ from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
 from tests.load.simulator.traces import trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MODEL: dict[str, Any] = {
     "name": "m", "size": "1MB", "preprocess": "0s", "postprocess": "0s", "assets": "0s",

@@ -1,7 +1,5 @@
 """Stages, loads and lives of simulated pods, on small traces."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

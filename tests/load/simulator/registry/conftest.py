@@ -1,7 +1,5 @@
 """The registry in memory in the place of the one in Redis."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 
 import pytest

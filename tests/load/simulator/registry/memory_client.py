@@ -1,24 +1,17 @@
 """The registry's client over the registry in memory, for the contract tests."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from registry.domain.pod import LEASE_TTL_S
-from registry.domain.reservation import CLAIM_TTL_S
+from load.simulator.registry.memory_registry import MemoryRegistry
+from registry.domain.cluster import ClusterState
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
+from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
+from registry.domain.profile import Profile
+from registry.domain.reservation import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
+from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from load.simulator.registry.memory_registry import MemoryRegistry
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
-    from registry.domain.pod import PodInfo, PodPhase, PodReport
-    from registry.domain.profile import Profile
-    from registry.domain.reservation import Granted, Refusal, ReservationRequest
-    from registry.errors import RegistryUnavailable
 
 
 class MemoryClient(Registry):

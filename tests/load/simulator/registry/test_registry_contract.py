@@ -4,12 +4,11 @@ All tests of `MODULES` run here under their own names, but for `LEFT_OUT`. `MODU
 the other modules of `tests/registry/redis` that use a registry, so that none is forgotten.
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from types import ModuleType
+from typing import Any, Final
 
 from tests.registry import redis as registry_tests
 from tests.registry.redis import (
@@ -19,9 +18,6 @@ from tests.registry.redis import (
     test_profiles,
     test_reservations,
 )
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 MODULES: Final = (test_loads, test_models, test_pods, test_profiles, test_reservations)
 

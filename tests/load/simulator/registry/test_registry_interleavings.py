@@ -1,23 +1,25 @@
 """The registry's random steps against the registry in memory, on a clock of their own."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.pod import PodPhase
+from registry.redis.client import Registry
 from tests.load.simulator.registry.memory_client import MemoryClient
 from tests.registry.redis.clients import Pod
-from tests.registry.redis.interleavings import KEYS, PODS, SLOTS, STEPS, RandomRun, RegistryContents
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from tests.registry.redis.interleavings import Load
+from tests.registry.redis.interleavings import (
+    KEYS,
+    PODS,
+    SLOTS,
+    STEPS,
+    Load,
+    RandomRun,
+    RegistryContents,
+)
 
 STEP_S = 0.01
 """Longest time between two steps: short leases and claims end within about ten steps."""

@@ -1,13 +1,11 @@
 """Every kind of bad file: one message of one class, with file and row."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import os
 import re
 import zlib
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
@@ -20,9 +18,6 @@ from load.errors import (
 )
 from tests.load.rows import named, write
 from tests.load.traces.formats.test_formats import SAMPLES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LLM = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n"
 OWN = "at_s,model,input_size,deadline_s\n0,m,1,\n"

@@ -1,9 +1,7 @@
 """Azure 2019, a row per function and a column per minute, sorted by time on disk."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from hypothesis import given
@@ -12,9 +10,6 @@ from hypothesis import strategies as st
 from load.traces.expansion import bin_counts
 from load.traces.formats.readers import sort_by_hour
 from tests.load.rows import named, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _COUNT = st.tuples(st.integers(0, 300), st.integers(0, 9), st.integers(1, 9))
 

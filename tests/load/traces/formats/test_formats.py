@@ -1,8 +1,6 @@
-from __future__ import annotations
-
 import gzip
 import io
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
@@ -13,9 +11,6 @@ from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import times_s
 from load.traces.formats.formats import FORMATS
 from tests.load.rows import column, named, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SAMPLES = {
     "arrivals": "at_s,tenant,model,input_size,output_size,deadline_s\n"

@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +13,6 @@ from load.trace_spec.trace_spec import open_trace, row_of
 from load.traces.batches import BATCH_ROWS, summarise
 from load.traces.transforms.filters import declared_only
 from tests.load.rows import column, named, rows, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POISSON = "poisson:rate=20,models=5,zipf=0.9,duration=1m"
 

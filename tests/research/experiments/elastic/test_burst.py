@@ -1,9 +1,7 @@
 """The burst: every model is loaded once and responds."""
 
-from __future__ import annotations
-
 from math import inf
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,6 @@ from registry.domain.model import RoutingPolicy
 from research.experiments.elastic import burst
 from research.experiments.elastic.burst_run import LOAD_S, BurstTask, run_burst
 from research.experiments.harness.experiment import Settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FEW = 6
 

@@ -1,7 +1,5 @@
 """The spike: every rule serves it, and the predictive rule uses earlier ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 

@@ -1,17 +1,12 @@
 """Days of changing rates, planned anew when it pays, at every tick, or never."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from research.experiments.elvinger.drift import DriftTask, day_rates, run_day
 from tests.servers import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _FILE = REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"
 _MODELS = ("large", "wide")

@@ -1,8 +1,7 @@
 """Plans simulated on shared GPUs, on table A.1, which is not part of this repository."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +16,6 @@ from registry.domain.placement import PlacedReplica
 from research.experiments.elvinger.cells import EFFICIENTNET
 from research.experiments.elvinger.gpus import SimulatedTask, simulate_plan
 from research.experiments.elvinger.simulated import PlacedLoad, simulate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_large_batches_keep_the_throughput_and_lose_the_goodput(

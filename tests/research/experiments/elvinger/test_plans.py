@@ -1,17 +1,12 @@
 """The experiment elvinger-plans on table A.1, which is not part of this repository."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from research.experiments.elvinger.plans import EXPERIMENT
 from research.experiments.harness.experiment import ExperimentError, Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_the_stated_plans_and_two_figures(data: Callable[[str], Path], tmp_path: Path) -> None:

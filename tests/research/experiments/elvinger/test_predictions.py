@@ -1,7 +1,5 @@
 """Predicted parts in time against simulated ones of the same queue, up to 90 % of the capacity."""
 
-from __future__ import annotations
-
 import pytest
 
 from autoscaler.placement.planners.prediction import Predictor

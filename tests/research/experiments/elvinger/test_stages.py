@@ -1,9 +1,5 @@
 """The stages of simulated requests, from their records, and in a simulation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from autoscaler.placement.planners.problem import (
@@ -15,10 +11,7 @@ from autoscaler.placement.planners.problem import (
 )
 from registry.domain.placement import PlacedReplica
 from research.experiments.elvinger.simulated import PlacedLoad, simulate
-from research.experiments.elvinger.stages import stages_of
-
-if TYPE_CHECKING:
-    from research.experiments.elvinger.stages import Row
+from research.experiments.elvinger.stages import Row, stages_of
 
 
 def _row(arrived_s: float, ended_s: float) -> Row:

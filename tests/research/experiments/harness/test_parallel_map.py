@@ -1,7 +1,5 @@
 """Parallel tasks: results in order, logged at once, and no worker outlives its parent."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

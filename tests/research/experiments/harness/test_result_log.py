@@ -1,7 +1,5 @@
 """Results of single runs are on disk as soon as they end, as standard JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from math import inf

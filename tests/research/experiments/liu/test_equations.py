@@ -1,20 +1,13 @@
 """Liu 2025, section 6.5: the printed equations and our forecasts on the workloads of 6.4."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 from gateway.routing.latency_model import proxy_to, run_at, wait_for
-from pilotlight.demo.scenarios import FIXED_POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS
+from pilotlight.demo.scenarios import FIXED_POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, WinScenario
 from research.experiments.liu.equations import PRINTED, Factors
 from research.experiments.liu.simulated import scenario_timings, win_run
 from research.experiments.liu.wins import THESIS_PACE
 from tests.gateway.cluster_states import NOW_S, Liu, PodSketch, cluster, request
-
-if TYPE_CHECKING:
-    from pilotlight.demo.scenarios import WinScenario
 
 BUSY, IDLE = "pod-a", "pod-b"
 PRINTED_S = {"6.4.1": (9, 12, 12), "6.4.2": (4, 2, 7), "6.4.3": (9, 12, 7)}

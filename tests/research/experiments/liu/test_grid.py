@@ -1,8 +1,6 @@
 """The grid: winners of a cell, auto's regret, and the maps."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,6 @@ from research.experiments.liu.grid_cells import (
     simulate_cell,
 )
 from research.experiments.liu.simulated import ModelTimings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

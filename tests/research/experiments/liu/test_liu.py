@@ -1,34 +1,28 @@
 """Liu 2025, chapter 6, simulated: the results that the thesis states."""
 
-from __future__ import annotations
-
 import csv
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 
+from pilotlight.demo.runs import SimpleRun
 from pilotlight.demo.scenarios import (
     FIXED_POLICIES,
     THESIS_SLEEP_S,
     WIN_SCENARIOS,
     WinScenario,
 )
-from research.experiments.harness.experiment import ExperimentError, Settings
+from research.experiments.harness.experiment import ExperimentError, Result, Settings
+from research.experiments.harness.live_platform import LivePlatform
 from research.experiments.liu import simple, wins
 from research.experiments.liu.amortisation import amortise, amortised
 from research.experiments.liu.figures import cold_and_warm_s, draw_figures
 from research.experiments.liu.mixture import OWN_WINNER, MixtureTask, simulate_mixture
 from research.experiments.liu.simulated import ModelTimings, scenario_timings, simple_run, win_run
 from research.experiments.liu.sizes import ABSENT, SIZES, THESIS_FILE, SizeTask
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pilotlight.demo.runs import SimpleRun
-    from research.experiments.harness.experiment import Result
-    from research.experiments.harness.live_platform import LivePlatform
 
 QUICK = Settings(is_quick=True)
 

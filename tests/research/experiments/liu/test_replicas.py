@@ -1,8 +1,6 @@
 """Liu 2025, section 3.1: what the thesis observed of Ray Serve, and the rules beside it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,6 @@ from research.experiments.liu.replicas_run import (
     service_s,
     simulate_replicas,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def replicas_over_time(ongoing: float, until_s: int, first: int = 1) -> list[int]:

@@ -1,8 +1,6 @@
 """Prewarming on a small trace, and the comparison at equal memory."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +19,6 @@ from research.experiments.prewarm.runs import (
     simulate,
 )
 from research.experiments.prewarm.scenario import ReplayWindow
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MODELS = ("busy", "hourly", "rare")
 

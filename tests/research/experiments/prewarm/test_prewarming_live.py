@@ -1,10 +1,8 @@
 """The live slice of prewarming: its simulation, and the whole of it as a slow test."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,9 +30,6 @@ from research.experiments.prewarm.prewarming_live import EXPERIMENT, run
 from research.experiments.prewarm.scenario import MODEL_BYTES
 from research.live.live_platform import LocalLivePlatform
 from tests.load.report.runs import write_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FIRST_H = 360
 TIMES = MeasuredTimes(dict.fromkeys((Tier.REMOTE, Tier.DISK, Tier.HOST), 6.0), 0.0, 0.5, 0.0)

@@ -1,9 +1,8 @@
 """Public traces: simulated if their files exist, else named in the notes."""
 
-from __future__ import annotations
-
 import gzip
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +10,6 @@ from registry.domain.model import RoutingPolicy
 from research.experiments.harness.experiment import ExperimentError, Settings
 from research.experiments.real_traces import traces
 from research.experiments.real_traces.clusters import column_quantile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def test_without_data_every_trace_is_named_in_the_notes() -> None:

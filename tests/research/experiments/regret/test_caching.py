@@ -1,7 +1,5 @@
 """LRU, Belady's rule and Ray Serve's multiplexing on cases computed by hand."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

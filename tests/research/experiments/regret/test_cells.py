@@ -1,7 +1,5 @@
 """The cells of the experiment regret: ranges, halves, arrivals."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The live cells of the experiment regret: their requests, measured times and ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from pilotlight.demo.runs import TimedResponse

@@ -1,7 +1,5 @@
 """The offline optimum: cases computed by hand, exhaustive search, and the simulator's times."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from statistics import fmean

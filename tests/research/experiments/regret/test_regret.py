@@ -1,8 +1,6 @@
 """The experiment regret: arithmetic of its tables, its file of cells, and a short run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +22,6 @@ from research.experiments.regret.runs import (
     simulate,
 )
 from research.experiments.regret.wrong_forecasts import scaled
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _result(

@@ -1,8 +1,6 @@
 """Cluster sizes in the simulator, and reservations on a real Redis."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +10,6 @@ from research.experiments.scaling import scale
 from research.experiments.scaling.clusters import ClusterSizeTask, simulate_size
 from research.experiments.scaling.registry_load import RegistryLoadTask, measure_registry_load
 from tests.servers import redis_server
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_size_has_all_figures() -> None:

@@ -1,14 +1,12 @@
 """The INFER actions of Blinowski et al. 2024: which request runs next, and on which machine."""
 
-from __future__ import annotations
-
 from math import inf
-from typing import TYPE_CHECKING
 
 import pytest
 
 from research.experiments.schedulers.inference_rules import (
     Inference,
+    InferenceRule,
     Machine,
     ModelQueue,
     QueuedRequest,
@@ -16,9 +14,6 @@ from research.experiments.schedulers.inference_rules import (
     three_phases,
     three_phases_by_deadline,
 )
-
-if TYPE_CHECKING:
-    from research.experiments.schedulers.inference_rules import InferenceRule
 
 NOW_S = 100.0
 RULES = (three_phases, three_phases_by_deadline, strategies)

@@ -1,18 +1,19 @@
 """Runs in which a scheduler starts every inference, by a rule of `inference_rules`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from load.simulator.gateway import QueueOptions
 from load.simulator.pods.simulated_request import SimulatedRequest
+from load.simulator.simulated_cluster import SimulatedCluster
 from load.simulator.simulation import Simulation
+from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure
 from research.experiments.schedulers.inference_rules import (
+    InferenceRule,
     strategies,
     three_phases,
     three_phases_by_deadline,
@@ -20,11 +21,6 @@ from research.experiments.schedulers.inference_rules import (
 from research.experiments.schedulers.scheduled_placer import ScheduledPlacer
 from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records
 from tests.load.simulator.traces import Row, trace
-
-if TYPE_CHECKING:
-    from load.simulator.simulated_cluster import SimulatedCluster
-    from registry.domain.cluster import ClusterState
-    from research.experiments.schedulers.inference_rules import InferenceRule
 
 POD = {"slots": 1}
 WARM: dict[str, Any] = {

@@ -1,12 +1,10 @@
 """The experiment warsaw: its published figures, its workload, and short runs."""
 
-from __future__ import annotations
-
 import csv
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -34,9 +32,6 @@ from research.experiments.schedulers.setting import (
 from research.experiments.schedulers.thesis_comparison import CLAIMS, by_seed
 from research.experiments.schedulers.warsaw import FILE, run
 from research.experiments.schedulers.workload import MODELS, Workload, deadlines_s
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SHORT = Workload(minutes=2, spikes=1, rate_per_min=600.0, work=(0.6, 0.9), most_busy=0.3)
 

@@ -1,9 +1,7 @@
 """The experiment sneakpeek on small made-up applications in place of the trained ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,6 @@ from research.experiments.sneakpeek.demo_data import REQUEST_MIX, SIZES, read_ap
 from research.experiments.sneakpeek.runs import Task, run_task
 from research.experiments.sneakpeek.sneakpeek import run
 from research.experiments.sneakpeek.workload import Workload, draw_window
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RIGHT = dict(zip(SIZES, (0.6, 0.8, 0.95), strict=True))
 

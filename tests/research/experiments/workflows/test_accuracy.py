@@ -1,7 +1,5 @@
 """Predictors use what a request says, and none knows more than there is to know."""
 
-from __future__ import annotations
-
 import pytest
 
 from research.experiments.workflows.accuracy import AccuracyTask, ceiling, next_step_accuracy

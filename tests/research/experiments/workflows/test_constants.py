@@ -1,20 +1,15 @@
 """What is said to come from the trace is what the trace says."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import pytest
 
 from research.simulated_workflows import constants
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 
 def test_figures_of_base_models_are_the_traces(data: Callable[[str], Path]) -> None:

@@ -1,24 +1,18 @@
 """A library's model and its task, as a pod loads them, without a pod."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import onnx
 from onnx import helper
 
+from common.inference_protocol.tensors import Tensor
+from registry.domain.model import Task
 from runtime.tasks.processors import load_processor
+from runtime.tasks.task import Processor
 from tests.runtime.networks import load_network
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    import onnx
-
-    from common.inference_protocol.tensors import Tensor
-    from registry.domain.model import Task
-    from runtime.tasks.task import Processor
 
 
 @dataclass(frozen=True)

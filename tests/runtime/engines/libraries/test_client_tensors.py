@@ -1,8 +1,8 @@
 """Tensors as clients send them to libraries: missing numbers and columns, bytes, sizes of zero."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,10 +13,6 @@ from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from tests.runtime.engines.libraries.loaded import Loaded, load, onnx_model
 from tests.tabular_models import iris
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 NAMES = ["a", "b", "c", "d"]
 

@@ -4,16 +4,14 @@ The quick test runs this project's own checks on changed files. The slow one loa
 asks those that load, in a process of its own, since a fault of a library would end it.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +22,6 @@ from runtime.engines.libraries.xgboost_file import check_xgboost
 from runtime.errors import InferenceFailed, LoadFailed, ModelInvalid
 from tests import servers
 from tests.tabular_models import MAKERS, make_xgboost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 FILES = 150
 LOADED_FILES = 400

@@ -3,15 +3,15 @@
 Bytes and documents are made by hypothesis, on top of the random changes of `test_fuzzed_files`.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
 import struct
 import zipfile
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import orjson
@@ -26,10 +26,6 @@ from runtime.engines.libraries.xgboost_file import MAX_DEPTH, check_xgboost, rea
 from runtime.errors import LoadFailed, ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 from tests.tabular_models import MAKERS, make_xgboost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 EXAMPLES = settings(max_examples=100, deadline=None)
 FILES = {

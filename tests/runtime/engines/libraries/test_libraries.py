@@ -1,9 +1,9 @@
 """Models of ONNX, XGBoost, LightGBM and scikit-learn answer as their libraries do."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,10 +16,6 @@ from runtime.errors import ModelInvalid
 from runtime.tasks.tabular import instance_tensors
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 from tests.tabular_models import MAKERS, iris
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 ROWS = [[6.8, 2.8, 4.8, 1.4], [5.1, 3.5, 1.4, 0.2]]
 TABULAR = ("sklearn", "xgboost", "lightgbm")

@@ -1,12 +1,10 @@
 """Files of versions that the installed library cannot read, and the memory of many loads."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import onnx
 import pytest
@@ -14,9 +12,6 @@ import pytest
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import MAKERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LOADS = 200
 

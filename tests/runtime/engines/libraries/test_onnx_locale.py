@@ -1,10 +1,9 @@
 """ONNX models that change the case of texts, on machines with few locales."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,9 +15,6 @@ from runtime.engines.libraries.onnx_engine import with_replaced_locale
 from runtime.engines.libraries.protobuf import encoded, fields, message, runs_of
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUMBERS = runs_of(floats=7, integers=8, strings=9)
 ALL_OF_A_LOCALE = 8127

@@ -1,9 +1,9 @@
 """Estimators of scikit-learn with compiled parts: read where sound, refused where changed."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +25,6 @@ from runtime.engines.libraries.sklearn_checks import check_estimator
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 csr_matrix = import_module("scipy.sparse").csr_matrix
 

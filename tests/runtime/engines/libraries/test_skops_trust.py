@@ -1,10 +1,10 @@
 """Types and functions of skops files: scikit-learn's own are used, harmful ones are refused."""
 
-from __future__ import annotations
-
 import json
 import zipfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +33,6 @@ from sklearn.tree import DecisionTreeClassifier
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 def _tree() -> Any:
