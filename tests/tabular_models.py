@@ -85,8 +85,7 @@ def make_onnx(folder: Path) -> Path:
     )
     opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("ai.onnx.ml", ML_OPSET)]
     onnx.save(
-        helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION),
-        folder / "model.onnx",
+        helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION), folder / "model.onnx"
     )
     return folder
 

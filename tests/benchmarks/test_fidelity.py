@@ -26,9 +26,7 @@ def known(load_s: float = 2.0) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("policy", [RoutingPolicy.COLOCATION, RoutingPolicy.AUTO])
-def test_a_cold_request_takes_the_load_and_the_stages_of_a_warm_one(
-    policy: RoutingPolicy,
-) -> None:
+def test_a_cold_request_takes_the_load_and_the_stages_of_a_warm_one(policy: RoutingPolicy) -> None:
     outcomes = simulated(arrivals(1, PLAN, TIMES), policy, TIMES, known())
     assert len(outcomes) == PLAN.requests
     min_s = 2 * AROUND_S + TIMES.infer_s + TIMES.overhead_s

@@ -2,14 +2,7 @@
 
 import pytest
 
-from benchmarks.guard.comparison import (
-    Known,
-    Measured,
-    known_of,
-    problem,
-    problems_of,
-    table,
-)
+from benchmarks.guard.comparison import Known, Measured, known_of, problem, problems_of, table
 
 KNOWN = {"decision": Known(2.0, 0.05)}
 

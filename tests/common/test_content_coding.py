@@ -66,8 +66,7 @@ def test_any_bytes_are_unpacked_or_refused(content: bytes, coding: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "coding"),
-    [(None, ""), ("", ""), ("identity", ""), ("GZIP", "gzip"), (" br ", "br")],
+    ("header", "coding"), [(None, ""), ("", ""), ("identity", ""), ("GZIP", "gzip"), (" br ", "br")]
 )
 def test_reads_the_header(header: str | None, coding: str) -> None:
     assert coding_of(header) == coding

@@ -63,9 +63,7 @@ def spec(shared: GatewayHarness) -> ModelSpec:
 
 @pytest.fixture
 def harness(
-    redis: servers.RedisServer,
-    shared_gateway: tuple[servers.Gateway, str],
-    client: httpx.Client,
+    redis: servers.RedisServer, shared_gateway: tuple[servers.Gateway, str], client: httpx.Client
 ) -> Iterator[GatewayHarness]:
     """The module's gateway, in a pool that has only this test's pods."""
     gateway, pool = shared_gateway

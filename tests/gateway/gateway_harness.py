@@ -67,12 +67,7 @@ class GatewayHarness:
         return act(self.redis_url, self.pool, action)
 
     def declare(
-        self,
-        name: str = "",
-        *,
-        namespace: str = "default",
-        served_name: str = "",
-        **policy: Any,
+        self, name: str = "", *, namespace: str = "default", served_name: str = "", **policy: Any
     ) -> ModelSpec:
         """Declare a model, by default with a new name; return when the gateway knows it."""
         name = name or f"m{next(_model_numbers)}"

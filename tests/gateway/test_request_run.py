@@ -67,8 +67,7 @@ async def begin(work: Work) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait", "is_in_task"),
-    [(for_callback, False), (for_task, True), (for_timeout, True)],
+    ("wait", "is_in_task"), [(for_callback, False), (for_task, True), (for_timeout, True)]
 )
 @run_async
 async def test_work_has_a_task_only_where_it_asks_for_one(

@@ -14,19 +14,11 @@ CALL_TIMEOUT_S = 300.0
 
 
 def model_object(
-    namespace: str,
-    name: str,
-    annotations: Mapping[str, str] | None = None,
-    *,
-    uri: str = MODEL_URI,
+    namespace: str, name: str, annotations: Mapping[str, str] | None = None, *, uri: str = MODEL_URI
 ) -> dict[str, Any]:
     """The InferenceService of a model, without the mode, which the webhook adds."""
     ours = {"pilotlight.io/pool": "default"}
-    model = {
-        "modelFormat": {"name": "huggingface"},
-        "protocolVersion": "v2",
-        "storageUri": uri,
-    }
+    model = {"modelFormat": {"name": "huggingface"}, "protocolVersion": "v2", "storageUri": uri}
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",

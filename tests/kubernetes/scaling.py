@@ -64,10 +64,7 @@ class Pool:
 
     def wait_ready(self, pods: int) -> None:
         """Return when exactly this number of pods exists and all are ready."""
-        wait_until(
-            lambda: self._readiness() == [True] * pods,
-            what=f"{pods} pods are ready",
-        )
+        wait_until(lambda: self._readiness() == [True] * pods, what=f"{pods} pods are ready")
 
     def _readiness(self) -> list[bool]:
         pods = self.kubectl.get(*IN_NAMESPACE, "pods", "-l", OF_POOL)["items"]

@@ -98,10 +98,7 @@ class Serverless:
 
     def wait_for_pods(self, count: int) -> None:
         """Wait until this number of pods is ready."""
-        wait_until(
-            lambda: len(self.pods()) == count,
-            what=f"{count} pods of pool {POOL} are ready",
-        )
+        wait_until(lambda: len(self.pods()) == count, what=f"{count} pods of pool {POOL} are ready")
 
     def entered(self) -> dict[str, dict[str, Any]]:
         """The registered pods by name, from `pilotlight get pods`."""
@@ -120,11 +117,7 @@ def start_serverless(kubectl: Kubectl, folder: Path) -> Serverless:
     """Apply the pool and its gateway; returns when both are ready."""
     objects = serverless_objects(folder)
     kubectl.apply(objects)
-    kubectl.wait(
-        "condition=Ready",
-        *IN_NAMESPACE,
-        f"configuration.serving.knative.dev/{PREDICTOR}",
-    )
+    kubectl.wait("condition=Ready", *IN_NAMESPACE, f"configuration.serving.knative.dev/{PREDICTOR}")
     kubectl.wait("condition=Available", *IN_NAMESPACE, f"deployment/{GATEWAY}")
     service = kubectl.get(*IN_NAMESPACE, "service", GATEWAY)
     pool = Serverless(kubectl, Gateway(f"http://{service['spec']['clusterIP']}"), objects)

@@ -46,8 +46,7 @@ def test_an_application_shows_its_variants_and_is_refused_without_profiles(
     assert "moods-small: has no accuracy profile" in answer.text
     installed("delete", "-n", tenant.namespace, "inferenceapplications", "moods")
     wait_until(
-        lambda: gateway.predict(tenant, "moods").status_code == 404,
-        what="the application is gone",
+        lambda: gateway.predict(tenant, "moods").status_code == 404, what="the application is gone"
     )
 
 

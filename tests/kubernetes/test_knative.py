@@ -143,10 +143,7 @@ def test_knative_scales_with_the_load_of_the_gateway_within_the_bounds(
         serverless.wait_for_pods(MOST)
         running.wait_for_more(ENOUGH)
     assert (running.refused, running.broken) == ([], [])
-    wait_until(
-        lambda: serverless.wanted() == LEAST,
-        what=f"Knative wants {LEAST} pods again",
-    )
+    wait_until(lambda: serverless.wanted() == LEAST, what=f"Knative wants {LEAST} pods again")
 
 
 def test_a_new_bound_makes_a_new_revision_without_failed_requests(
@@ -157,14 +154,10 @@ def test_a_new_bound_makes_a_new_revision_without_failed_requests(
     pool["spec"]["predictor"]["minReplicas"] = LEAST + 1
     with load(serverless.gateway, warm, MODEL) as running:
         installed.apply([pool])
-        wait_until(
-            lambda: serverless.revision != before,
-            what="the new bounds have a Revision",
-        )
+        wait_until(lambda: serverless.revision != before, what="the new bounds have a Revision")
         serverless.wait_for_pods(LEAST + 1)
         wait_until(
-            lambda: serverless.wanted(before) == 0,
-            what="Knative wants no pods of the old Revision",
+            lambda: serverless.wanted(before) == 0, what="Knative wants no pods of the old Revision"
         )
         old = [pod for name, pod in serverless.entered().items() if name.startswith(before)]
         assert {pod["phase"] for pod in old} <= {"draining"}

@@ -28,9 +28,7 @@ def test_names_are_the_built_in_ones_then_those_installed(folder: Path) -> None:
     assert names.load("zeta") == 3
 
 
-def test_a_name_that_is_not_installed_is_refused_with_those_that_are(
-    folder: Path,
-) -> None:
+def test_a_name_that_is_not_installed_is_refused_with_those_that_are(folder: Path) -> None:
     install(folder, "mine", _GROUP, {"zeta": "mine:zeta"})
     with pytest.raises(PluginError, match="'nu' is not installed here: known are own, zeta;"):
         PolicyNames(_GROUP, ("own",)).load("nu")
@@ -71,9 +69,7 @@ def test_a_name_that_cannot_be_used_is_left_out_and_said_once(
     assert list(names) == ["auto"]  # a second warning would be an error
 
 
-def test_of_two_distributions_with_one_name_the_first_is_used(
-    folder: Path,
-) -> None:
+def test_of_two_distributions_with_one_name_the_first_is_used(folder: Path) -> None:
     install(folder, "mine", _GROUP, {"zeta": "mine:zeta"}, "zeta = 1")
     install(folder, "other", _GROUP, {"zeta": "other:zeta"}, "zeta = 2")
     with pytest.warns(UserWarning, match=r"of other 1\.2 .*: mine 1\.2 has one of that name"):

@@ -257,9 +257,7 @@ def test_pod_without_its_gpu_ends_and_says_why(
     message = tmp_path / "termination-log"
     message.touch()
     monkeypatch.setattr(
-        lifecycle,
-        "write_termination_message",
-        lambda why: write_termination_message(why, message),
+        lifecycle, "write_termination_message", lambda why: write_termination_message(why, message)
     )
     monkeypatch.setattr(lifecycle, "fork_server", lambda: None)
     monkeypatch.setattr(lifecycle, "_configure_logs", lambda settings: None)

@@ -15,11 +15,7 @@ from registry.domain.residency_index import Residency
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, ModelTooLarge
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_lifecycle import (
-    CLAIM_TIMEOUT_S,
-    MEMORY_TIMEOUT_S,
-    LoadLifecycle,
-)
+from runtime.loading.load_lifecycle import CLAIM_TIMEOUT_S, MEMORY_TIMEOUT_S, LoadLifecycle
 from runtime.loading.load_turns import MAX_CONCURRENT, Load
 from runtime.registration.measurements import Measurements
 from runtime.tiers.device_cache import CachedModel, DeviceCache
@@ -141,12 +137,7 @@ class Loads(LoadLifecycle[Load, CachedModel]):
         self.results += [result] * max(1, load.waiters)
 
     def count(
-        self,
-        load: Load,
-        outcome: str,
-        *,
-        seconds: float = 0.0,
-        failure: LoadFailure | None = None,
+        self, load: Load, outcome: str, *, seconds: float = 0.0, failure: LoadFailure | None = None
     ) -> None:
         self.outcomes.append(outcome)
 

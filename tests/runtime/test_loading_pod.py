@@ -166,11 +166,7 @@ def unknown_architecture(folder: Path) -> None:
     ],
 )
 def test_spoiled_model_fails_with_a_reason_and_harms_nobody(
-    cluster: Cluster,
-    models: Path,
-    tmp_path: Path,
-    spoil: Callable[[Path], object],
-    message: str,
+    cluster: Cluster, models: Path, tmp_path: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     folder = spoiled(spoil)(models / "tiny-bert", tmp_path / "spoiled")
     cluster.declare("spoiled", folder)

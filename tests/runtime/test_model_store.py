@@ -75,9 +75,7 @@ def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel)
     assert store.copy_reports() == {}
 
 
-def test_broken_model_is_not_acquired_and_removed_after_its_last_use(
-    served: ServedModel,
-) -> None:
+def test_broken_model_is_not_acquired_and_removed_after_its_last_use(served: ServedModel) -> None:
     store = ModelStore(1000, lambda *_: None)
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)

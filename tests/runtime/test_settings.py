@@ -24,13 +24,7 @@ def test_switch_needs_no_value() -> None:
 def test_all_mistakes_are_told_together() -> None:
     with pytest.raises(ValueError, match="inference") as caught:
         settings_from_fields(
-            RuntimeSettings,
-            {
-                "slots": -1,
-                "inference_timeout": "-1",
-                "nme": "x",
-                "device": "tpu",
-            },
+            RuntimeSettings, {"slots": -1, "inference_timeout": "-1", "nme": "x", "device": "tpu"}
         )
     message = str(caught.value)
     slots = "--slots must be a whole number of at least 0, was '-1'"
@@ -39,9 +33,7 @@ def test_all_mistakes_are_told_together() -> None:
         assert part in message
 
 
-def test_mistakes_on_the_command_line_end_with_status_2(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_mistakes_on_the_command_line_end_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read(["--name", "a", "--port", "x"], {})
     assert caught.value.code == 2

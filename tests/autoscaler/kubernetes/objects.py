@@ -11,10 +11,7 @@ def service(
     **metadata: Any,
 ) -> dict[str, Any]:
     """By default a model of the pool `default`."""
-    model = {
-        "modelFormat": {"name": "huggingface"},
-        "storageUri": "s3://models/t5-small",
-    }
+    model = {"modelFormat": {"name": "huggingface"}, "storageUri": "s3://models/t5-small"}
     document: dict[str, Any] = {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",

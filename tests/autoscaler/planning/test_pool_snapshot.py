@@ -114,9 +114,7 @@ def test_every_warm_copy_has_the_use_that_its_pod_reports() -> None:
         "q": (21.0, {KEY: CopyReport()}),
         "r": (22.0, {KEY: CopyReport(served=9, idle_s=0.0)}),
     }
-    assert copy_uses(state, reports) == {
-        KEY: {"p": CopyUse(2, 18.5, 5), "q": CopyUse()},
-    }
+    assert copy_uses(state, reports) == {KEY: {"p": CopyUse(2, 18.5, 5), "q": CopyUse()}}
 
 
 def test_a_copy_loaded_after_the_report_is_unused() -> None:

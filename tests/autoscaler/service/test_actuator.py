@@ -82,9 +82,7 @@ async def test_repeats_the_target_after_a_registry_outage(stage: Stage) -> None:
         )
 
 
-async def test_does_not_plan_pods_scaled_elsewhere(
-    stage: Stage,
-) -> None:
+async def test_does_not_plan_pods_scaled_elsewhere(stage: Stage) -> None:
     await stage.registry.put_models([model("a")])
     actuator = RecordingActuator(None)
     policy = LOADING_POLICIES["predictive"]()

@@ -154,9 +154,7 @@ async def test_one_of_two_autoscalers_acts(stage: Stage) -> None:
     assert [sorted(pod.loads) for pod in pods] == [["a", "b"]] * 3
 
 
-async def test_a_successor_does_not_repeat_a_load(
-    stage: Stage,
-) -> None:
+async def test_a_successor_does_not_repeat_a_load(stage: Stage) -> None:
     await stage.registry.put_models([model("a"), model("b")])
     pod = await stage.pod("pod-a", holds=True)
     async with stage.autoscaler(load_everywhere("a")):

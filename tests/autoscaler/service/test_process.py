@@ -21,9 +21,7 @@ async def _count_one_a_minute(stage: Stage, spec: ModelSpec) -> None:
     await ArrivalLog(stage.registry).report(f"gateway-of-{spec.name}", 1, counts, {})
 
 
-async def test_another_process_takes_over_without_repeating_loads(
-    stage: Stage,
-) -> None:
+async def test_another_process_takes_over_without_repeating_loads(stage: Stage) -> None:
     first, second = model("a"), model("b")
     await stage.registry.put_models([first, second])
     await _count_one_a_minute(stage, first)

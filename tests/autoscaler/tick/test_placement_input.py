@@ -29,12 +29,7 @@ from registry.domain.model import (
 )
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
-from registry.domain.profile import (
-    PairFactor,
-    Profile,
-    ProfilePoint,
-    ShareFactor,
-)
+from registry.domain.profile import PairFactor, Profile, ProfilePoint, ShareFactor
 from tests.autoscaler.views import model, pod, pool
 
 CORES = ("cpu-0", "cpu-1")

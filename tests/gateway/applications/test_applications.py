@@ -76,9 +76,7 @@ def _ask(
     )
 
 
-def test_deadlines_choose_the_variant_and_the_response_says_which(
-    harness: GatewayHarness,
-) -> None:
+def test_deadlines_choose_the_variant_and_the_response_says_which(harness: GatewayHarness) -> None:
     _declare(harness)
     loose = _ask(harness, x_request_id="loose")
     assert loose.status_code == 200, loose.text
@@ -138,9 +136,7 @@ def test_an_application_has_the_metadata_and_readiness_of_a_model(harness: Gatew
     assert (ready.status_code, ready.json()) == (200, {"name": "digits", "ready": True})
 
 
-def test_an_application_without_variants_is_not_ready_and_says_why(
-    harness: GatewayHarness,
-) -> None:
+def test_an_application_without_variants_is_not_ready_and_says_why(harness: GatewayHarness) -> None:
     empty = replace(DIGITS, name=ModelName("default", "empty"))
     harness.run(lambda registry: registry.put_applications([empty]))
     harness.wait_synced()

@@ -57,8 +57,7 @@ def test_a_pods_latency_is_that_of_its_accelerator() -> None:
 
 def test_requests_take_the_time_of_batches_on_their_pods_product() -> None:
     state = _state(
-        PodSketch("fast", "warm", product="a100"),
-        PodSketch("slow", "warm", product="l4"),
+        PodSketch("fast", "warm", product="a100"), PodSketch("slow", "warm", product="l4")
     )
     points = (ProfilePoint(1, 0.04), ProfilePoint(4, 0.07))
     state.profiles[VARIANT.name] = {"a100": Profile(VARIANT.key, "a100", points)}

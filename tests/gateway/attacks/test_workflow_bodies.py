@@ -140,9 +140,7 @@ def test_a_short_body_that_nobody_reads_keeps_its_connection(gateway: servers.Ga
             connection.sendall(b"later")
 
 
-def test_a_client_that_leaves_within_its_body_leaves_no_traceback(
-    gateway: servers.Gateway,
-) -> None:
+def test_a_client_that_leaves_within_its_body_leaves_no_traceback(gateway: servers.Gateway) -> None:
     for request_line in PATHS:
         with socket.create_connection(("127.0.0.1", gateway.port), timeout=60) as connection:
             connection.sendall(head_of(request_line, 1000) + b"x")

@@ -215,15 +215,7 @@ def test_it_says_when_the_gateway_is_gone_and_comes_back(
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 @pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "/models/default/wise",
-        "/requests",
-        "/requests/request-1",
-        "/autoscaler",
-        "/api",
-    ],
+    "path", ["", "/models/default/wise", "/requests", "/requests/request-1", "/autoscaler", "/api"]
 )
 def test_axe_finds_no_violation(
     harness: GatewayHarness, model: ModelSpec, window: Browser, axe: str, path: str, width: int,
@@ -234,8 +226,7 @@ def test_axe_finds_no_violation(
         width=width, height=900, deviceScaleFactor=1, mobile=False,
     )  # fmt: skip
     window.development_tools(
-        "Emulation.setEmulatedMedia",
-        features=[{"name": "prefers-color-scheme", "value": scheme}],
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
     )
     window.open(console(harness, path))
     window.run(axe)

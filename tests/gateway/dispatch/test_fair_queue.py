@@ -154,9 +154,7 @@ def test_every_request_is_served_once(keys: list[QueueKey]) -> None:
 
 
 @given(key_lists)
-def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(
-    keys: list[QueueKey],
-) -> None:
+def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(keys: list[QueueKey]) -> None:
     served = [key.tenant for key in serve_all(filled(*keys))]
     for tenant in set(served):
         turns = [n for n, name in enumerate(served) if name == tenant]

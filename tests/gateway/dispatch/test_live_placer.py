@@ -9,12 +9,7 @@ from gateway.errors import Rejected
 from gateway.routing.decision import Reason
 from registry.domain.model import RoutingPolicy
 from tests.gateway.asynchronous import run_async
-from tests.gateway.placer_harness import (
-    PlacerHarness,
-    eventually,
-    running_placer,
-    with_placer,
-)
+from tests.gateway.placer_harness import PlacerHarness, eventually, running_placer, with_placer
 from tests.servers import RedisServer
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
@@ -114,10 +109,7 @@ async def test_a_new_pod_gets_requests_that_wait_for_pods(harness: PlacerHarness
 
 @run_async
 async def test_two_gateways_never_exceed_the_slots(redis: RedisServer, pool: str) -> None:
-    async with (
-        running_placer(redis.url, pool) as one,
-        running_placer(redis.url, pool) as other,
-    ):
+    async with running_placer(redis.url, pool) as one, running_placer(redis.url, pool) as other:
         spec = await one.declare("m", routing=QUEUEING)
         await one.register_pod("pod-a", slots=2, warm=spec)
         await one.register_pod("pod-b", slots=1, warm=spec)

@@ -13,12 +13,7 @@ from registry.domain.model import ModelSpec, RoutingPolicy
 from registry.domain.pod import PodReport, Samples
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-from tests.gateway.placer_harness import (
-    PlacerHarness,
-    eventually,
-    running_placer,
-    with_placer,
-)
+from tests.gateway.placer_harness import PlacerHarness, eventually, running_placer, with_placer
 
 SHORT_S = 0.001
 
@@ -103,9 +98,7 @@ async def test_an_unmeasured_request_reserves_with_the_registry(harness: PlacerH
 
 
 @with_placer
-async def test_an_optimistic_reservation_that_lasts_is_registered(
-    harness: PlacerHarness,
-) -> None:
+async def test_an_optimistic_reservation_that_lasts_is_registered(harness: PlacerHarness) -> None:
     spec = await a_warm_pod(harness)
     placement = await harness.place(spec)
     await eventually(lambda: not placement.reservation.is_local)

@@ -122,8 +122,7 @@ def reason(response: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/v1/models/{}:predict", "/v2/models/{}/infer", "/v1/models/{}%3Apredict"],
+    "path", ["/v1/models/{}:predict", "/v2/models/{}/infer", "/v1/models/{}%3Apredict"]
 )
 def test_requests_go_to_the_transformer(harness: GatewayHarness, path: str) -> None:
     with component(says_so) as transformer:

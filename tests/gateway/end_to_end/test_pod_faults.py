@@ -115,9 +115,7 @@ def test_a_temporary_refusal_is_retried_with_backoff(harness: GatewayHarness) ->
     assert pods.counts("pod-a")["refused"] == 4
 
 
-def test_a_request_that_every_pod_refuses_fails_with_a_message(
-    harness: GatewayHarness,
-) -> None:
+def test_a_request_that_every_pod_refuses_fails_with_a_message(harness: GatewayHarness) -> None:
     spec = harness.declare()
     pods = harness.start_pods("pod-a", "pod-b", warm=spec)
     response = harness.predict(spec, x_test="refuse=slots", x_pilotlight_deadline_ms="4000")

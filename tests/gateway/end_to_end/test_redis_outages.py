@@ -87,9 +87,7 @@ def test_the_age_of_the_cluster_state_grows_without_redis(
     )
 
 
-def test_pods_register_again_in_an_emptied_redis(
-    isolated_harness: GatewayHarness,
-) -> None:
+def test_pods_register_again_in_an_emptied_redis(isolated_harness: GatewayHarness) -> None:
     harness = isolated_harness
     spec, pods = harness.start_warm_pod(routing=QUEUEING)
 

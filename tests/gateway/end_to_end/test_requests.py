@@ -181,9 +181,7 @@ def test_expect_continue_gets_100_continue(shared: GatewayHarness, spec: ModelSp
         assert read_response(connection).startswith(b"HTTP/1.1 200 ")
 
 
-def test_an_error_before_100_continue_closes_the_connection(
-    shared: GatewayHarness,
-) -> None:
+def test_an_error_before_100_continue_closes_the_connection(shared: GatewayHarness) -> None:
     head = (
         "POST /v1/models/nobody:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n"
         "expect: 100-continue\r\n\r\n"

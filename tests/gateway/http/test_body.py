@@ -9,11 +9,7 @@ from typing import IO
 
 import pytest
 
-from gateway.errors import (
-    BadRequest,
-    BodiesFull,
-    UnsupportedCoding,
-)
+from gateway.errors import BadRequest, BodiesFull, UnsupportedCoding
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from tests.gateway.asynchronous import run_async
 

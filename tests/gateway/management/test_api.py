@@ -97,10 +97,7 @@ def test_the_openapi_document_has_the_inference_paths(harness: GatewayHarness) -
 def test_model_lists_and_readiness(shared: GatewayHarness, spec: ModelSpec) -> None:
     url, name = shared.gateway.url, spec.name.name
     assert name in shared.client.get(f"{url}/v1/models").json()["models"]
-    assert shared.client.get(f"{url}/v1/models/{name}").json() == {
-        "name": name,
-        "ready": True,
-    }
+    assert shared.client.get(f"{url}/v1/models/{name}").json() == {"name": name, "ready": True}
     metadata = shared.client.get(f"{url}/v2/models/{name}").json()
     assert metadata == {
         "name": name, "versions": [spec.generation], "platform": "fake",
@@ -181,10 +178,7 @@ def test_metadata_needs_a_pod(harness: GatewayHarness) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "status", "error"),
-    [
-        ("pickle", 501, "pickled models are not served"),
-        ("too-large", 507, "needs 8 GB on disk"),
-    ],
+    [("pickle", 501, "pickled models are not served"), ("too-large", 507, "needs 8 GB on disk")],
 )
 def test_metadata_of_files_that_are_not_served_keep_the_pods_status(
     harness: GatewayHarness, kind: str, status: int, error: str

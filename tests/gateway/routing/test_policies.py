@@ -24,9 +24,7 @@ def test_every_routing_policy_has_a_function() -> None:
 
 COLOCATION_TABLE = [
     pytest.param(
-        [PodSketch(A), PodSketch(B, "warm")],
-        SendTo(B, B, WARM, Reason.WARM),
-        id="the-warm-pod",
+        [PodSketch(A), PodSketch(B, "warm")], SendTo(B, B, WARM, Reason.WARM), id="the-warm-pod"
     ),
     pytest.param(
         [PodSketch(A, "warm", slots=2, busy=1), PodSketch(B, "warm", slots=2)],
@@ -91,9 +89,7 @@ def test_colocation(pods: list[PodSketch], expected: Decision) -> None:
     ("pods", "expected"),
     [
         pytest.param(
-            [PodSketch(A), PodSketch(B, "warm")],
-            SendTo(B, B, WARM, Reason.WARM),
-            id="the-warm-pod",
+            [PodSketch(A), PodSketch(B, "warm")], SendTo(B, B, WARM, Reason.WARM), id="the-warm-pod"
         ),
         pytest.param(
             [PodSketch(A), PodSketch(B, "warm", busy=1)],

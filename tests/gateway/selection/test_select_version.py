@@ -108,9 +108,7 @@ def test_a_model_without_canaries_sends_no_version_header(harness: GatewayHarnes
     assert version(harness.predict(stable)) == canary.name.name
 
 
-def test_a_deleted_canary_gets_no_requests(
-    harness: GatewayHarness,
-) -> None:
+def test_a_deleted_canary_gets_no_requests(harness: GatewayHarness) -> None:
     stable, canary = declare_pair(harness, 100)
     assert version(harness.predict(stable)) == canary.name.name
     harness.run(lambda registry: registry.delete_models([canary.name]))

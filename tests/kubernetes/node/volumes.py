@@ -51,12 +51,7 @@ def _host_path(source: Mapping[str, Any]) -> Path:
 
 
 def _files(
-    pod: Mapping[str, Any],
-    source: Mapping[str, Any],
-    *,
-    address: str,
-    lookup: Lookup,
-    token: Token,
+    pod: Mapping[str, Any], source: Mapping[str, Any], *, address: str, lookup: Lookup, token: Token
 ) -> Mapping[str, str]:
     if "serviceAccountToken" in source:
         spec = source["serviceAccountToken"]
@@ -67,10 +62,7 @@ def _files(
             item["path"]: field_of(pod, item["fieldRef"]["fieldPath"], address=address)
             for item in items
         }
-    for kind, key, name in (
-        ("ConfigMap", "configMap", "name"),
-        ("Secret", "secret", "secretName"),
-    ):
+    for kind, key, name in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
         if key in source:
             reference = source[key]
             return _entries(lookup, kind, reference.get(name) or reference["name"], reference)

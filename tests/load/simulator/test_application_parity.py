@@ -9,11 +9,7 @@ import httpx
 
 from gateway.selection.window import SelectionPlan, Window
 from load.simulator.simulation import Simulation
-from registry.domain.application import (
-    AccuracyProfile,
-    ApplicationSpec,
-    SelectionPolicy,
-)
+from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
 from registry.domain.pod import PodReport, Samples
 from registry.redis.client import Registry

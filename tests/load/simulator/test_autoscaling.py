@@ -42,8 +42,7 @@ def _preload(tier: Tier) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("tier", "start"),
-    [(Tier.HOST, "host"), (Tier.DISK, "disk"), (Tier.REMOTE, "remote")],
+    ("tier", "start"), [(Tier.HOST, "host"), (Tier.DISK, "disk"), (Tier.REMOTE, "remote")]
 )
 def test_demoted_model_starts_from_its_new_tier(tier: Tier, start: str) -> None:
     plan = cluster({"host_memory": "1GB"})

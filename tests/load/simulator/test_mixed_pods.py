@@ -53,11 +53,8 @@ def test_faster_pods_serve_more_requests(policy: RoutingPolicy) -> None:
 
 
 @pytest.mark.parametrize(
-    "policy",
-    [RoutingPolicy.RANDOM, RoutingPolicy.ROUND_ROBIN, RoutingPolicy.COLOCATION_QUEUEING],
+    "policy", [RoutingPolicy.RANDOM, RoutingPolicy.ROUND_ROBIN, RoutingPolicy.COLOCATION_QUEUEING]
 )
-def test_policies_that_ignore_load_ignore_speed(
-    policy: RoutingPolicy,
-) -> None:
+def test_policies_that_ignore_load_ignore_speed(policy: RoutingPolicy) -> None:
     as_slow, fast = fast_shares(policy)
     assert fast == pytest.approx(as_slow, abs=0.03)

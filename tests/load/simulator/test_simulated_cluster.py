@@ -8,13 +8,7 @@ import pytest
 from load.simulator.simulated_cluster import SimulatedCluster
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, Tier
-from tests.load.simulator.small_cluster import (
-    COLOCATION,
-    M,
-    ScriptedAutoscaler,
-    cluster,
-    records,
-)
+from tests.load.simulator.small_cluster import COLOCATION, M, ScriptedAutoscaler, cluster, records
 from tests.load.simulator.traces import Row, trace
 
 BYTES = 100 * 10**6

@@ -9,13 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from registry.domain.accelerator import Accelerator, GpuReading
-from registry.domain.action_log import (
-    POOL,
-    ActionOutcome,
-    ActionRecord,
-    PodShape,
-    WantedPods,
-)
+from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.domain.model import LoadFailure, Tier
 from registry.domain.pod import PodInfo, PodReport
 from registry.redis.autoscaler_log import AutoscalerLog

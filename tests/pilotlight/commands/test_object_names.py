@@ -2,12 +2,7 @@
 
 import pytest
 
-from pilotlight.commands.object_names import (
-    Kind,
-    ObjectName,
-    parse_model_names,
-    parse_object_names,
-)
+from pilotlight.commands.object_names import Kind, ObjectName, parse_model_names, parse_object_names
 from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelName
 

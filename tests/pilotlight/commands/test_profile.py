@@ -17,13 +17,7 @@ from pilotlight.profile_file import (
 )
 from registry.domain.codec import decode_profile, encode_profile
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.profile import (
-    IMPORTED,
-    PairFactor,
-    Profile,
-    ProfilePoint,
-    ShareFactor,
-)
+from registry.domain.profile import IMPORTED, PairFactor, Profile, ProfilePoint, ShareFactor
 from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SERVICE, Cli, write_yaml

@@ -13,13 +13,7 @@ from pilotlight.demo.runs import (
     observed_times,
     percentile_s,
 )
-from pilotlight.demo.scenarios import (
-    FULL,
-    LIU_REDUCTION_RATIO,
-    SHORT,
-    WIN_SCENARIOS,
-    MachineTimes,
-)
+from pilotlight.demo.scenarios import FULL, LIU_REDUCTION_RATIO, SHORT, WIN_SCENARIOS, MachineTimes
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedResponse:

@@ -113,9 +113,7 @@ def _variant(answer: dict[str, Any]) -> str:
     return str(answer["headers"]["x-pilotlight-variant"])
 
 
-def test_a_user_profiles_trains_asks_and_measures_an_application(
-    platform: RunningPlatform,
-) -> None:
+def test_a_user_profiles_trains_asks_and_measures_an_application(platform: RunningPlatform) -> None:
     folder = platform.home.parent
     examples = str(folder / "examples.npz")
     _apply(platform)

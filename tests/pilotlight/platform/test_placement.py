@@ -156,9 +156,7 @@ def _placed_pids(platform: RunningPlatform) -> dict[str, dict[str, int]]:
     return found
 
 
-def test_neighbours_that_a_fault_ends_together_restart_and_serve(
-    platform: RunningPlatform,
-) -> None:
+def test_neighbours_that_a_fault_ends_together_restart_and_serve(platform: RunningPlatform) -> None:
     """As a fault under MPS does (Elvinger 2024, section 2.3.2): all processes of a device end."""
     with Load(platform.url) as load:
         load.rates_rps = {"a": 12.0, "b": 1.0}

@@ -15,12 +15,7 @@ from load.report.summary import summarise
 from registry.domain.pod import default_slots
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES
-from tests.pilotlight.platform.running import (
-    RunningPlatform,
-    command_of,
-    pids_of,
-    start_platform,
-)
+from tests.pilotlight.platform.running import RunningPlatform, command_of, pids_of, start_platform
 
 pytestmark = pytest.mark.slow
 
@@ -165,9 +160,7 @@ def test_runs_of_several_policies_begin_with_all_models_unloaded(
         assert summarise(found)["cold_starts"] >= 1
 
 
-def test_the_requests_of_the_gateway_are_a_trace_for_simulations(
-    platform: RunningPlatform,
-) -> None:
+def test_the_requests_of_the_gateway_are_a_trace_for_simulations(platform: RunningPlatform) -> None:
     platform.cli("predict", "embed", "a request")
     ran = platform.cli(
         "simulate", "--cluster", "live", "--trace", "live|rate=2", "--policy", "auto", "--json"

@@ -18,9 +18,7 @@ from pilotlight.errors import StartFailed
 from pilotlight.platform import processes
 from pilotlight.platform.process_specs import pod_settings
 from pilotlight.platform.settings import PlatformSettings
-from pilotlight.platform.supervised_process import (
-    SupervisedProcess,
-)
+from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import StateDir
 from tests import servers
 

@@ -60,9 +60,7 @@ async def test_a_model_for_another_loading_policy_than_the_leaders_is_refused(
     assert found.spec.policy.loading == LoadingPolicyName.CLOCKWORK
 
 
-async def test_a_leader_of_an_older_version_allows_every_loading_policy(
-    registry: Registry,
-) -> None:
+async def test_a_leader_of_an_older_version_allows_every_loading_policy(registry: Registry) -> None:
     await registry.transactions.submit("lead", "old", 30_000)
     wanted = replace(SPEC, policy=ModelPolicy(loading=LoadingPolicyName.CLOCKWORK))
     assert await registry.put_models([wanted]) == ["created"]

@@ -173,9 +173,7 @@ async def test_set_tier_ends_a_started_load(registry: Registry) -> None:
         await pod.finish(token)
 
 
-async def test_a_failure_is_recorded_until_the_next_successful_load(
-    registry: Registry,
-) -> None:
+async def test_a_failure_is_recorded_until_the_next_successful_load(registry: Registry) -> None:
     await registry.put_models([SPEC])
     pod = await Pod.join(registry, "a")
     token = await pod.claim_token()

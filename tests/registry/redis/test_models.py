@@ -122,9 +122,7 @@ async def test_a_previous_generation_without_a_warm_pod_ends(registry: Registry,
     assert await record(registry) == ModelRecord(NEXT)
 
 
-async def test_a_pod_that_registers_again_keeps_the_previous_generation(
-    registry: Registry,
-) -> None:
+async def test_a_pod_that_registers_again_keeps_the_previous_generation(registry: Registry) -> None:
     await registry.put_models([SPEC])
     await (await Pod.join(registry, "a")).load(SPEC.key)
     await registry.put_models([NEXT])
@@ -133,9 +131,7 @@ async def test_a_pod_that_registers_again_keeps_the_previous_generation(
     assert await record(registry) == ModelRecord(NEXT, previous=SPEC)
 
 
-async def test_a_generation_held_by_an_expired_pod_leaves_no_previous(
-    registry: Registry,
-) -> None:
+async def test_a_generation_held_by_an_expired_pod_leaves_no_previous(registry: Registry) -> None:
     await registry.put_models([SPEC])
     pod = await Pod.join(registry, "a")
     await pod.load(SPEC.key)
@@ -167,9 +163,7 @@ async def test_declaring_again_clears_a_failure(registry: Registry, spec: ModelS
     assert (await record(registry)).failure is None
 
 
-async def test_finishing_a_load_does_not_restore_a_deleted_model(
-    registry: Registry,
-) -> None:
+async def test_finishing_a_load_does_not_restore_a_deleted_model(registry: Registry) -> None:
     await registry.put_models([SPEC])
     pod = await Pod.join(registry, "a")
     token = await pod.claim_token()

@@ -153,9 +153,7 @@ async def test_connecting_to_a_closed_port_fails_soon() -> None:
     assert time.monotonic() - began_s < SOON_S
 
 
-async def test_connecting_to_a_silent_server_fails_soon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_connecting_to_a_silent_server_fails_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began_s = time.monotonic()

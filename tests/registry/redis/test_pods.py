@@ -85,9 +85,7 @@ async def test_idle_memory_is_summed_over_all_pods_ever(registry: Registry) -> N
     assert await registry.idle_byte_s() == 5e12
 
 
-async def test_idle_memory_of_a_pod_that_registers_again_counts_once(
-    registry: Registry,
-) -> None:
+async def test_idle_memory_of_a_pod_that_registers_again_counts_once(registry: Registry) -> None:
     pod = await Pod.join(registry, "a")
     await pod.heartbeat(PodReport(idle_byte_s=7e9))
     again = await Pod.join(registry, "a")
@@ -95,9 +93,7 @@ async def test_idle_memory_of_a_pod_that_registers_again_counts_once(
     assert await registry.idle_byte_s() == 9e9
 
 
-async def test_a_new_process_of_a_pod_counts_idle_memory_from_zero(
-    registry: Registry,
-) -> None:
+async def test_a_new_process_of_a_pod_counts_idle_memory_from_zero(registry: Registry) -> None:
     await (await Pod.join(registry, "a")).heartbeat(PodReport(idle_byte_s=7e9))
     new = await Pod.join(registry, "a")
     await new.heartbeat(PodReport(idle_byte_s=0.0))
@@ -153,9 +149,7 @@ async def test_all_state_of_a_pod_is_removed_with_its_lease(registry: Registry) 
     assert await again.claim("default/other@1") is not None
 
 
-async def test_copies_of_an_expired_pod_do_not_count_without_a_sync(
-    registry: Registry,
-) -> None:
+async def test_copies_of_an_expired_pod_do_not_count_without_a_sync(registry: Registry) -> None:
     gone = await Pod.join_warm(registry, "a")
     other = await Pod.join(registry, "b")
     await gone.lapse()

@@ -214,9 +214,7 @@ async def test_concurrent_reservations_never_exceed_the_slots(connect: Connect) 
     assert await counts(gateways[0], "a") == (5, 5)
 
 
-async def test_a_failed_operation_does_not_affect_its_batch(
-    registry: Registry,
-) -> None:
+async def test_a_failed_operation_does_not_affect_its_batch(registry: Registry) -> None:
     from registry.errors import RegistryRefused
 
     await Pod.join_warm(registry, "a")

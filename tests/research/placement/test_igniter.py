@@ -120,9 +120,7 @@ def test_shares_are_within_a_gpu_and_models_in_time(synthetic_gpu: Profiles) -> 
     assert turned == found
 
 
-def test_a_model_too_large_for_a_gpu_gets_whole_ones_numbered_last(
-    synthetic_gpu: Profiles,
-) -> None:
+def test_a_model_too_large_for_a_gpu_gets_whole_ones_numbered_last(synthetic_gpu: Profiles) -> None:
     loads = [Workload("large", 3000, 0.08), Workload("small", 300, 0.03)]
     found = plan_fewest(plan_igniter, loads, KIND, synthetic_gpu, PlanParams())
     whole = [each for each in found.of("large") if each.share_pct == 100]

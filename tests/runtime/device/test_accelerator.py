@@ -6,12 +6,7 @@ import torch
 
 from registry.domain.accelerator import Accelerator
 from runtime.device import accelerator
-from runtime.device.accelerator import (
-    find_accelerator,
-    memory_budget,
-    mig_share,
-    mps_share,
-)
+from runtime.device.accelerator import find_accelerator, memory_budget, mig_share, mps_share
 from runtime.pod_process import MPS_PERCENTAGE
 
 CPU = torch.device("cpu")

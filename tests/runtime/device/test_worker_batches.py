@@ -140,11 +140,7 @@ async def test_failed_batch_fails_only_the_faulty_request(device: DeviceWorker) 
         except TypeError as error:
             return type(error)
 
-    results = await behind_another(
-        device,
-        model,
-        [expect(model, each) for each in (2, "bad", 3)],
-    )
+    results = await behind_another(device, model, [expect(model, each) for each in (2, "bad", 3)])
     assert results == [4, TypeError, 9]
     assert model.batches[1:] == [[2, "bad", 3], [2], ["bad"], [3]]
 
@@ -317,9 +313,7 @@ async def test_out_of_memory_reduces_later_batches(device: DeviceWorker) -> None
         model.entered.clear()
         model.open.clear()
         results = await behind_another(
-            device,
-            model,
-            [device.infer(device_model, Payload(n, batch_key="n")) for n in range(6)],
+            device, model, [device.infer(device_model, Payload(n, batch_key="n")) for n in range(6)]
         )
         assert [each.value for each in results] == list(range(6))
     assert sizes == [6, 1, 1, 1, 1, 1, 1, 3, 3]

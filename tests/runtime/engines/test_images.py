@@ -214,11 +214,7 @@ def other_scheduler(config: dict[str, Any]) -> None:
     ],
 )
 def test_refuses_other_pipelines(
-    folder: Path,
-    tmp_path: Path,
-    file: str,
-    change: Callable[[dict[str, Any]], None],
-    message: str,
+    folder: Path, tmp_path: Path, file: str, change: Callable[[dict[str, Any]], None], message: str
 ) -> None:
     changed = copy_model(folder, tmp_path / "changed")
     fields = json.loads((changed / file).read_text())

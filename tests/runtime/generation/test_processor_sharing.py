@@ -36,9 +36,7 @@ def test_idle_time_belongs_to_no_share() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(0, 5)), max_size=40))
-def test_shares_add_up_to_the_busy_time(
-    steps: list[tuple[float, int]],
-) -> None:
+def test_shares_add_up_to_the_busy_time(steps: list[tuple[float, int]]) -> None:
     clock = Clock()
     shared = ProcessorSharing(clock)
     marks: list[float] = []

@@ -58,17 +58,13 @@ def test_the_first_of_several_stop_strings_ends_it(tokenizer: PreTrainedTokenize
     assert "".join(pieces) == "one "
 
 
-def test_returns_held_text_that_is_no_stop_string(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_returns_held_text_that_is_no_stop_string(tokenizer: PreTrainedTokenizerBase) -> None:
     pieces, stream = pieces_of(tokenizer, "a STO b ST", "STOP")
     assert "".join(pieces) == "a STO b ST"
     assert not stream.is_stopped
 
 
-def test_invalid_bytes_do_not_hold_back_the_text(
-    tokenizer: PreTrainedTokenizerBase,
-) -> None:
+def test_invalid_bytes_do_not_hold_back_the_text(tokenizer: PreTrainedTokenizerBase) -> None:
     half = tokenizer("\U0001f600")["input_ids"][0]
     stream = TextStream(tokenizer, ())
     out = "".join(stream.push([half]) for _ in range(100))

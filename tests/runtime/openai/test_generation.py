@@ -122,9 +122,7 @@ def test_streamed_and_whole_responses_agree(generating: servers.Pod) -> None:
     assert len(chunks) > 5
 
 
-def test_streamed_chat_begins_with_its_role_and_ends_with_usage(
-    generating: servers.Pod,
-) -> None:
+def test_streamed_chat_begins_with_its_role_and_ends_with_usage(generating: servers.Pod) -> None:
     body = {
         "model": "chat",
         "messages": [{"role": "user", "content": "babe"}],
@@ -294,8 +292,7 @@ def test_small_cache_serves_requests_in_turn(cluster: Cluster, models: Path) -> 
         )
     assert together == alone
     too_long = post(
-        f"{pod.url}/openai/v1/completions",
-        {"model": "chat", "prompt": "babe", "max_tokens": 300},
+        f"{pod.url}/openai/v1/completions", {"model": "chat", "prompt": "babe", "max_tokens": 300}
     )
     assert too_long.status_code == 400
     assert too_long.json()["error"]["code"] == "context_length_exceeded"

@@ -220,10 +220,7 @@ def test_clients_deadline_applies(served: Served) -> None:
 
 def test_deadline_passed_in_the_pod_is_reported(served: Served) -> None:
     error = rpc.refused(
-        served.port,
-        "ModelInfer",
-        rpc.infer_texts("embedder", "x"),
-        x_pilotlight_deadline_ms="-1",
+        served.port, "ModelInfer", rpc.infer_texts("embedder", "x"), x_pilotlight_deadline_ms="-1"
     )
     assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert "deadline had passed" in error.details()

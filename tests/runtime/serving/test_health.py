@@ -135,10 +135,7 @@ def test_busy_device_does_not_delay_shutdown(
             servers.wait_until(lambda: metric(pod.url, "pilotlight_pod_slots_used") == 8)
             os.kill(pod.pid, signal.SIGTERM)
             event = forkserver.wait_event(exited="pod-a")
-            assert event["status"] in {
-                0,
-                os.EX_TEMPFAIL,
-            }  # by itself, or by the final timer
+            assert event["status"] in {0, os.EX_TEMPFAIL}  # by itself, or by the final timer
             forkserver.events.append(event)
             assert 503 in {status_of(each) for each in running} <= {200, 503, None}
         assert pods_of(cluster) == []
@@ -184,8 +181,7 @@ def test_is_not_ready_before_its_model_can_be_loaded(
 
         wait_until(has_failed, what="the failed load is recorded")
         wait_until(
-            lambda: get(f"{url}/v2/health/live").json() == {"live": True},
-            what="the pod is live",
+            lambda: get(f"{url}/v2/health/live").json() == {"live": True}, what="the pod is live"
         )
         assert get(f"{url}/v2/health/ready").status_code == 503
         servers.copy_model(models / "tiny-bert", place)

@@ -61,8 +61,7 @@ def test_a_pod_without_the_option_refuses_and_says_the_way_out(
 
 
 @pytest.mark.parametrize(
-    ("code", "status"),
-    [("os._exit(3)", 500), ("return rows[:1]", 500), ("time.sleep(1e6)", 504)],
+    ("code", "status"), [("os._exit(3)", 500), ("return rows[:1]", 500), ("time.sleep(1e6)", 504)]
 )
 def test_a_model_that_does_harm_gets_a_clear_error_and_others_answer(
     code: str, status: int, cluster: Cluster, tmp_path: Path

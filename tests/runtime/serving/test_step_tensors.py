@@ -203,9 +203,7 @@ def test_a_reference_to_texts_is_refused(pods: tuple[servers.Pod, servers.Pod]) 
         assert "inputs[0]: only numbers are kept, not BYTES" in response.text
 
 
-def test_a_reference_with_another_shape_is_refused(
-    pods: tuple[servers.Pod, servers.Pod],
-) -> None:
+def test_a_reference_with_another_shape_is_refused(pods: tuple[servers.Pod, servers.Pod]) -> None:
     entry = kept_output(pods[0]) | {"shape": [4096, 8]}
     response = infer(pods[0], entry)
     assert response.status_code == 400

@@ -192,11 +192,7 @@ def test_fails_after_the_last_attempt(
 
 
 def test_next_download_requests_only_missing_ranges(
-    cache: DiskCache,
-    make_cache: MakeCache,
-    proxy: FaultyProxy,
-    spec: ModelSpec,
-    weights: bytes,
+    cache: DiskCache, make_cache: MakeCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
     folder = cache.folder_of(spec.key).parent
 
@@ -218,11 +214,7 @@ def test_next_download_requests_only_missing_ranges(
 
 
 def test_range_stopped_by_another_error_continues_where_it_was(
-    cache: DiskCache,
-    make_cache: MakeCache,
-    proxy: FaultyProxy,
-    spec: ModelSpec,
-    weights: bytes,
+    cache: DiskCache, make_cache: MakeCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes
 ) -> None:
     folder, refused = cache.folder_of(spec.key).parent, threading.Event()
     cut = 1_000_000
@@ -252,11 +244,7 @@ def test_range_stopped_by_another_error_continues_where_it_was(
 
 
 def test_refuses_an_object_replaced_during_the_download(
-    cache: DiskCache,
-    proxy: FaultyProxy,
-    spec: ModelSpec,
-    weights: bytes,
-    client: S3Client,
+    cache: DiskCache, proxy: FaultyProxy, spec: ModelSpec, weights: bytes, client: S3Client
 ) -> None:
     prefix = spec.storage_uri.removeprefix(f"s3://{BUCKET}/")
     other = weights[::-1]
@@ -407,11 +395,7 @@ def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
 
 
 def test_processes_share_one_download(
-    proxy: FaultyProxy,
-    spec: ModelSpec,
-    weights: bytes,
-    tmp_path: Path,
-    make_cache: MakeCache,
+    proxy: FaultyProxy, spec: ModelSpec, weights: bytes, tmp_path: Path, make_cache: MakeCache
 ) -> None:
     proxy.fault = lambda request: Fault(bytes_per_s=2 * SPAN_BYTES) if request.range else None
     fetches = [start_fetch(proxy.environment, spec, tmp_path / "cache") for _ in range(3)]

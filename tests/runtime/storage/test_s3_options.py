@@ -41,9 +41,7 @@ OF_SECRET = S3Options(
             id="plain-http",
         ),
         pytest.param(
-            {"S3_ENDPOINT": "minio:9000"},
-            S3Options(endpoint_url="https://minio:9000"),
-            id="https",
+            {"S3_ENDPOINT": "minio:9000"}, S3Options(endpoint_url="https://minio:9000"), id="https"
         ),
         pytest.param({"S3_VERIFY_SSL": "0"}, S3Options(verify=False), id="any-certificate"),
         pytest.param({"S3_VERIFY_SSL": "false"}, S3Options(verify=False), id="verify-false"),
@@ -60,9 +58,7 @@ OF_SECRET = S3Options(
         pytest.param(
             {"AWS_ENDPOINT_URL": "https://s3.amazonaws.com", "AWS_DEFAULT_REGION": "eu-west-1"},
             S3Options(
-                endpoint_url="https://s3.amazonaws.com",
-                region="eu-west-1",
-                is_virtual_hosted=True,
+                endpoint_url="https://s3.amazonaws.com", region="eu-west-1", is_virtual_hosted=True
             ),
             id="global-endpoint-of-another-region",
         ),

@@ -153,9 +153,7 @@ def numbers(answer: Any) -> list[float]:
     return [float(answer)] if isinstance(answer, int | float) else []
 
 
-def test_texts_that_end_early_are_not_longer_in_a_batch(
-    serve: Callable[..., ServedModel],
-) -> None:
+def test_texts_that_end_early_are_not_longer_in_a_batch(serve: Callable[..., ServedModel]) -> None:
     together, alone = serve("tiny-t5", TOGETHER), serve("tiny-t5", ModelPolicy(max_batch_size=1))
     requests = [together.processor.preprocess([text]) for text in TEXTS]
     ended = set()

@@ -136,11 +136,7 @@ def test_equally_named_files_of_a_librarys_model_are_all_read(tmp_path: Path) ->
     source = DiskWeights(paths)
     assert sum(tensor.size_bytes for tensor in source.layout.tensors) == 300
     found = {name: tensor.tolist() for name, tensor in source.map_tensors().items()}
-    assert found == {
-        "model.onnx": [0] * 100,
-        "a/w.bin": [1] * 100,
-        "b/w.bin": [2] * 100,
-    }
+    assert found == {"model.onnx": [0] * 100, "a/w.bin": [1] * 100, "b/w.bin": [2] * 100}
     source.close()
 
 

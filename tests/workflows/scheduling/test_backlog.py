@@ -60,10 +60,7 @@ def test_an_idle_device_is_free_now() -> None:
 
 
 _steps = st.builds(
-    AssignedStep,
-    st.sampled_from("abc"),
-    st.floats(0, 10),
-    st.one_of(st.none(), st.floats(-5, 0)),
+    AssignedStep, st.sampled_from("abc"), st.floats(0, 10), st.one_of(st.none(), st.floats(-5, 0))
 )
 
 

@@ -159,11 +159,7 @@ def test_long_answers_are_few_events() -> None:
 def test_jitter_depends_on_the_seed() -> None:
     rows = [(0.25 * number, "m", 1 + number % 7) for number in range(40)]
     plan = cluster_of(
-        {
-            "nodes": [{"name": "n", "pods": [{"slots": 99}]}],
-            "models": [MODEL],
-            "jitter": 0.3,
-        },
+        {"nodes": [{"name": "n", "pods": [{"slots": 99}]}], "models": [MODEL], "jitter": 0.3},
         source="test",
     )
     assert ends(plan, rows) == ends(plan, rows) != ends(cluster(), rows)

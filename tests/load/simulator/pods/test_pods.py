@@ -6,14 +6,7 @@ import pytest
 
 from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
-from tests.load.simulator.small_cluster import (
-    COLOCATION,
-    QUEUEING,
-    cluster,
-    records,
-    run,
-    took_s,
-)
+from tests.load.simulator.small_cluster import COLOCATION, QUEUEING, cluster, records, run, took_s
 from tests.load.simulator.traces import trace
 
 

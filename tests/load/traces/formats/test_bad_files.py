@@ -11,11 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from load.errors import (
-    InvalidTrace,
-    TraceError,
-    UnreadableTrace,
-)
+from load.errors import InvalidTrace, TraceError, UnreadableTrace
 from tests.load.rows import named, write
 from tests.load.traces.formats.test_formats import SAMPLES
 

@@ -4,11 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from load.errors import (
-    InvalidTrace,
-    TraceError,
-    UndeclaredModels,
-)
+from load.errors import InvalidTrace, TraceError, UndeclaredModels
 from load.trace_spec.trace_spec import open_trace, row_of
 from load.traces.batches import BATCH_ROWS, summarise
 from load.traces.transforms.filters import declared_only

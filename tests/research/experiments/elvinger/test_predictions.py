@@ -28,10 +28,7 @@ _SEEDS = range(4)
 @pytest.mark.parametrize("slo_s", [0.1, 0.2])
 @pytest.mark.parametrize(
     ("router", "policy"),
-    [
-        (Router.BATCH_ROUND_ROBIN, "batch-round-robin"),
-        (Router.AUTO, RoutingPolicy.AUTO),
-    ],
+    [(Router.BATCH_ROUND_ROBIN, "batch-round-robin"), (Router.AUTO, RoutingPolicy.AUTO)],
 )
 def test_predicted_parts_in_time_are_within_five_points(
     router: Router, policy: str, slo_s: float, load: float

@@ -44,8 +44,7 @@ def _figures(rows: Sequence[dict[str, str]]) -> constants.BaseFigures:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seconds"),
-    [("base_model", constants.BASE_LOADS_S), ("lora", constants.LORA_LOADS_S)],
+    ("kind", "seconds"), [("base_model", constants.BASE_LOADS_S), ("lora", constants.LORA_LOADS_S)]
 )
 def test_load_times_are_measured_quantiles(
     data: Callable[[str], Path], kind: str, seconds: Sequence[float]

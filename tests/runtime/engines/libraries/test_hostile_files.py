@@ -309,8 +309,7 @@ def _onnx(folder: Path, nodes: list[Any], weights: Any) -> Path:
 
 
 @pytest.mark.parametrize(
-    "location",
-    ["", "/etc/passwd", "../x", "a/../../x", "..", "a\\..\\x", "//host/x", "./../x"],
+    "location", ["", "/etc/passwd", "../x", "a/../../x", "..", "a\\..\\x", "//host/x", "./../x"]
 )
 def test_paths_of_onnx_that_leave_the_folder_are_refused(location: str) -> None:
     with pytest.raises(ModelInvalid, match="own folder"):
