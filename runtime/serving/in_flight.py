@@ -177,7 +177,9 @@ class Admission:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._requests.end(self)
-        if self.interruption.end(error):
+        self.interruption.end(error)
+        if self.interruption.is_requested and isinstance(error, asyncio.CancelledError):
+            # also where uvicorn, which ends later, has cancelled it again
             raise self._requests.ended_error() from error
 
 

@@ -469,7 +469,7 @@ def test_a_thread_without_a_loop_asks_once(run: Any) -> None:
         async with server.running() as address:
             url, headers = f"http://{address}", {"x-own": "1"}
             found = await asyncio.to_thread(
-                request_blocking, "POST", url, b"body", timeout_s=5, headers=headers
+                request_blocking, "POST", url, b"body", timeout_s=60, headers=headers
             )
             await server.left.wait()
         assert found.body == b"hi"

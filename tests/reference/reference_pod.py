@@ -87,7 +87,7 @@ class ReferencePod:
     def move_to_host(self, spec: ModelSpec) -> None:
         """Take a warm model from the device, and return once tier host has it."""
         self.v1(BALLAST, ["some words"]).results()
-        wait_until(lambda: self._tier(spec) == "host", timeout_s=30, what=f"{spec.key} in host")
+        wait_until(lambda: self._tier(spec) == "host", what=f"{spec.key} in host")
 
     def v1(self, name: str, instances: Sequence[Any]) -> Answer:
         url = f"/v1/models/default~{name}:predict"

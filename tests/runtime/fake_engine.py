@@ -28,7 +28,7 @@ class FakeCopy:
     done: threading.Event = field(default_factory=threading.Event)
 
     def synchronize(self) -> None:
-        assert self.done.wait(30)
+        assert self.done.wait(60)
 
 
 @dataclass

@@ -30,7 +30,7 @@ async def test_a_pod_that_the_copy_has_not_heard_of_is_asked_for(
     registry = await Registry.connect(redis.url, "of-declared")
     try:
         declared = ModelCatalog(ClusterWatch(registry), registry)
-        await registry.register_pod(PodInfo("new", "127.0.0.1:9", "node", slots=1))
+        await registry.register_pod(PodInfo("new", "127.0.0.1:9", "node", slots=1), lease_ttl_s=600)
         assert await declared.is_pod("127.0.0.1:9")
         assert not await declared.is_pod("127.0.0.1:10")
         assert not await declared.is_pod(None)
@@ -63,7 +63,7 @@ async def test_unknown_addresses_do_not_read_the_whole_registry(tmp_path: Path) 
             declared = ModelCatalog(ClusterWatch(registry), registry)
             for index in range(PODS):
                 info = PodInfo(f"pod-{index}", f"127.0.0.1:{index + 1}", "node", slots=1)
-                await registry.register_pod(info)
+                await registry.register_pod(info, lease_ttl_s=600)
             before = await _traffic(server)
             asked = [declared.is_pod(f"10.0.0.1:{port}") for port in range(ASKED)]
             assert not any(await asyncio.gather(*asked))

@@ -52,9 +52,10 @@ async def test_plans_refuses_bad_input_and_survives_a_kill() -> None:
         assert kept.gain_rps == pytest.approx(0.0)
         with pytest.raises(InvalidPlacementInput, match="rps must be"):
             await process.plan(_job("ao-milp", float("nan")))
-        planning = asyncio.create_task(process.plan(_job("predicted-goodput", *[150.0] * 6)))
-        await asyncio.sleep(0)  # the task starts the process
         [pid] = process.process_ids
+        os.kill(pid, signal.SIGSTOP)  # else it might have answered before it is killed
+        planning = asyncio.create_task(process.plan(_job("predicted-goodput", *[150.0] * 6)))
+        await asyncio.sleep(0)  # the task asks the process
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(BrokenProcessPool):
             await planning

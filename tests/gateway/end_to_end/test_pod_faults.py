@@ -59,9 +59,7 @@ def test_a_request_whose_load_of_a_second_copy_fails_is_served_by_the_warm_pod(
     held = harness.hold_pod(pods, spec, x_test="delay=hold,at=pod-a")
     loading = harness.start_pods("pod-b")
     failing = harness.predict_in_background(spec, x_test=f"refuse={refusal},at=pod-b")
-    wait_until(
-        lambda: loading.counts("pod-b")["refused"] == 1, what="the load failed", timeout_s=30
-    )
+    wait_until(lambda: loading.counts("pod-b")["refused"] == 1, what="the load failed")
     pods.control("pod-a", "release")
     assert held.result().status_code == 200
     response = failing.result()

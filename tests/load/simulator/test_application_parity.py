@@ -16,6 +16,7 @@ from registry.redis.client import Registry
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.load.simulator.parity import live_gateway
 from tests.load.simulator.small_cluster import cluster, records
+from tests.load.simulator.test_parity import PACES
 from tests.load.simulator.traces import trace
 
 CONFUSIONS = {"app-fast": ((6, 4), (4, 6)), "app-slow": ((9, 1), (1, 9))}
@@ -25,28 +26,31 @@ ARRIVALS = (
     (0.0, 3.0), (0.05, 0.45), (0.1, 1.2), (0.15, 3.0),
     (1.5, 0.5), (1.55, 3.0), (1.6, 0.42),
 )  # fmt: skip
-"""Time and deadline in seconds: two windows, each with requests that have time and others."""
+"""Time and deadline in seconds: two windows, each with requests that have time and others.
+
+These times, and the others here, are multiplied by a pace of `PACES`.
+"""
 
 
-def _live(folder: Path) -> list[tuple[str, int]]:
+def _live(folder: Path, pace: float) -> list[tuple[str, int]]:
     """Variant, and requests in the window, of each request."""
     with live_gateway(folder) as harness:
-        _declare(harness)
+        _declare(harness, pace)
         started_s, sent = time.monotonic(), []
         for at, (at_s, deadline_s) in enumerate(ARRIVALS):
-            time.sleep(max(0.0, started_s + at_s - time.monotonic()))  # the trace's own pace
-            sent.append(harness.threads.submit(_ask, harness, at, deadline_s))
+            time.sleep(max(0.0, started_s + pace * at_s - time.monotonic()))
+            sent.append(harness.threads.submit(_ask, harness, at, pace * deadline_s))
         return [_planned(harness, each) for each in sent]
 
 
-def _declare(harness: GatewayHarness) -> None:
+def _declare(harness: GatewayHarness, pace: float) -> None:
     specs = [harness.declare(name, application="app") for name in CONFUSIONS]
     harness.start_pods("n", slots=4, warm=tuple(specs))
 
     async def profile(registry: Registry) -> None:
         await registry.put_applications([
             ApplicationSpec(
-                ModelName("default", "app"), ("no", "yes"), window_s=WINDOW_S,
+                ModelName("default", "app"), ("no", "yes"), window_s=pace * WINDOW_S,
                 is_window_fixed=True, policy=SelectionPolicy.LO_EDF,
             )
         ])  # fmt: skip
@@ -57,7 +61,8 @@ def _declare(harness: GatewayHarness) -> None:
             Samples(spec.key, measure, (seconds,) * 4)
             for spec in specs
             for measure, seconds in (
-                ("infer", INFER_S[spec.name.name]), ("preprocess", 0.001), ("postprocess", 0.001),
+                ("infer", pace * INFER_S[spec.name.name]),
+                ("preprocess", pace * 0.001), ("postprocess", pace * 0.001),
             )
         )  # fmt: skip
         epoch = (await registry.cluster()).pods["n"].epoch
@@ -79,18 +84,20 @@ def _ask(harness: GatewayHarness, at: int, deadline_s: float) -> httpx.Response:
 
 def _planned(harness: GatewayHarness, sent: Future[httpx.Response]) -> tuple[str, int]:
     response = sent.result()
-    assert response.status_code == 200, response.text
+    if response.status_code != 200:
+        return response.text, 0
     explained: dict[str, Any] = harness.explain(response.headers["x-request-id"])["selection"]
     return response.headers["x-pilotlight-variant"], explained["requests_in_window"]
 
 
-def _simulated() -> list[tuple[str, int]]:
+def _simulated(pace: float) -> list[tuple[str, int]]:
     plan = cluster(
         {"pods": [{"slots": 4}]},
         *(
             {
-                "name": name, "infer": {1: f"{INFER_S[name]}s"}, "preprocess": "1ms",
-                "postprocess": "1ms", "assets": "0s", "size": "1MB", "batching": False,
+                "name": name, "infer": {1: f"{pace * INFER_S[name]}s"},
+                "preprocess": f"{pace}ms", "postprocess": f"{pace}ms", "assets": "0s",
+                "size": "1MB", "batching": False,
                 "annotations": {"application": "app"}, "at": {"n": "device"},
             }
             for name in CONFUSIONS
@@ -100,14 +107,16 @@ def _simulated() -> list[tuple[str, int]]:
                 "name": "app",
                 "spec": {
                     "classes": ["no", "yes"], "policy": "lo-edf",
-                    "window": {"length": f"{WINDOW_S}s", "fixed": True},
+                    "window": {"length": f"{pace * WINDOW_S}s", "fixed": True},
                 },
                 "profile": {name: list(map(list, rows)) for name, rows in CONFUSIONS.items()},
             }
         ],
     )  # fmt: skip
-    rows = [(at_s, "app") for at_s, _ in ARRIVALS]
-    run = Simulation(plan, trace(rows, deadline_s=[deadline_s for _, deadline_s in ARRIVALS]))
+    rows = [(pace * at_s, "app") for at_s, _ in ARRIVALS]
+    run = Simulation(
+        plan, trace(rows, deadline_s=[pace * deadline_s for _, deadline_s in ARRIVALS])
+    )
     assert run.applications is not None
     windows: list[tuple[Window, SelectionPlan | None]] = []
     run.applications.windows = windows
@@ -117,6 +126,10 @@ def _simulated() -> list[tuple[str, int]]:
 
 
 def test_live_and_simulated_windows_and_plans_are_the_same(tmp_path: Path) -> None:
-    simulated = _simulated()
-    assert len({variant for variant, _ in simulated}) == 2
-    assert _live(tmp_path) == simulated
+    for pace in PACES:  # delays of a busy machine matter less in a slower trace
+        simulated = _simulated(pace)
+        assert len({variant for variant, _ in simulated}) == 2
+        live = _live(tmp_path / f"{pace}", pace)
+        if live == simulated:
+            return
+    assert live == simulated

@@ -200,7 +200,7 @@ def test_watching_prints_the_rows_that_change(verb: Cli, tmp_path: Path) -> None
         assert verb("apply", "-f", path).status == 0
         assert program.stdout.readline().split()[:2] == ["default/new", "False"]
         program.send_signal(signal.SIGINT)
-        out, errors = program.communicate(timeout=30)
+        out, errors = program.communicate(timeout=120)
     finally:
         program.kill()
     assert out == ""

@@ -70,7 +70,7 @@ def test_the_autoscaler_counts_pods_by_use(redis: servers.RedisServer) -> None:
 
     def is_counted() -> bool:
         asyncio.run(_record_arrival(redis.url))
-        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=30).text
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False, timeout=60).text
         counted = [metric(text, "pilotlight_autoscaler_pods", use=use) for use in USES.values()]
         return counted == [1] * len(USES)
 

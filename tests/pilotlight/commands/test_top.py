@@ -58,7 +58,7 @@ def test_shows_models_and_obeys_keys(redis: servers.RedisServer, tmp_path: Path)
         terminal.wait_for("filter 'oth'")
         terminal.wait_for("object storage")
         terminal.press("q")
-        assert terminal.process.wait(timeout=30) == 0
+        assert terminal.process.wait(timeout=120) == 0
 
 
 def test_needs_a_terminal(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ async def declare_and_save(redis: servers.RedisServer, pool: str, file: Path) ->
         await first.registry.put_models(MODELS)
         graph = {"kind": "workflow", "text": "x"}
         await WorkflowLog(first.registry).put_workflow(ModelName("red", "chain"), graph)
-        await first.wait_until(lambda: len(first.state.models) == 2, timeout_s=30, what="declared")
+        await first.wait_until(lambda: len(first.state.models) == 2, timeout_s=120, what="declared")
         await KeptDeclarations(file, first).save()
 
 
@@ -77,7 +77,7 @@ def test_what_is_known_of_a_model_outlives_the_run(
             await first.wait_until(
                 lambda: all(each.failure for each in first.state.models.values())
                 and len(first.state.models) == 2,
-                timeout_s=30, what="failures",
+                timeout_s=120, what="failures",
             )  # fmt: skip
             declared = await read_declared_times(first.registry)
             await KeptDeclarations(file, first).save()
@@ -96,7 +96,7 @@ def test_deleted_models_are_not_declared_again(redis: servers.RedisServer, tmp_p
         await declare_and_save(redis, "kept-3", file)
         async with cluster(redis, "kept-3") as first:
             await first.registry.delete_models([MODELS[0].name])
-            await first.wait_until(lambda: len(first.state.models) == 1, timeout_s=30, what="gone")
+            await first.wait_until(lambda: len(first.state.models) == 1, timeout_s=120, what="gone")
             await KeptDeclarations(file, first).save()
         async with cluster(redis, "kept-4") as second:
             assert await KeptDeclarations(file, second).restore() == 1
@@ -128,7 +128,7 @@ def test_profiles_of_declared_models_are_kept(redis: servers.RedisServer, tmp_pa
         async with cluster(redis, "kept-7") as second:
             assert await KeptDeclarations(file, second).restore() == 1
             await second.wait_until(
-                lambda: bool(second.state.accuracies), timeout_s=30, what="profiles"
+                lambda: bool(second.state.accuracies), timeout_s=120, what="profiles"
             )
             assert second.state.accuracies == {MODELS[1].name: accuracy}
             assert second.state.profiles == {MODELS[1].name: {"cpu": profiles[1]}}

@@ -46,7 +46,7 @@ OWNER, OTHER = "one", "two"
 async def append(log: WorkflowLog, token: int, index: int) -> Any:
     result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     log.append("r", token, index, {"delivered": index}, result.set_result)
-    return await asyncio.wait_for(result, 30)
+    return await asyncio.wait_for(result, 60)
 
 
 async def taken(log: WorkflowLog) -> list[dict[str, Any]]:

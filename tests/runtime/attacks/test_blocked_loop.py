@@ -67,5 +67,5 @@ async def test_a_blocked_event_loop_does_not_lose_the_lease(redis: servers.Redis
     assert after.epoch == before.epoch
     await agent.leave()
     await running
-    await asyncio.to_thread(wait_until, lambda: read_pod(redis.url) is None, timeout_s=30)
+    await asyncio.to_thread(wait_until, lambda: read_pod(redis.url) is None)
     await registry.close()

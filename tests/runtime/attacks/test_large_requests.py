@@ -14,6 +14,7 @@ from registry.domain.model import ModelPolicy
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, post_bytes, predict
+from tests.servers import cpu_s
 
 WORDS = "quick brown fox over the lazy dog"
 
@@ -50,8 +51,7 @@ def test_a_large_valid_request_does_not_shut_its_model_for_others(
 ) -> None:
     cluster.declare("m", models / "tiny-bert", task="text-embedding")
     pod = cluster.pod(slots=4)
-    small_s = _time(pod, 8)
-    limit_s = max(0.3, 4 * small_s)
+    limit_s = 16 * min(_time(pod, 8) for _ in range(3))  # of 128 such parts
     cluster.declare(
         "m", models / "tiny-bert", task="text-embedding", policy=ModelPolicy(max_infer_s=limit_s)
     )
@@ -105,14 +105,14 @@ def test_requests_of_one_id_are_told_apart_by_their_attempt(cluster: Cluster, mo
 MIB = 1 << 20
 EMPTY = b'"",' * (2 * MIB // 3) + b'""'
 LONGEST_STOP_S = 1.0
-"""Longest time without a response of the pod's liveness, on a busy machine."""
+"""Longest work of the pod without a response of its liveness."""
 
 
 @pytest.fixture(scope="module")
 def attacked(shared_cluster: Cluster, models: Path) -> servers.Pod:
     shared_cluster.declare("chat", models / "tiny-gpt2")
     shared_cluster.declare("embedder", models / "tiny-bert", task="text-embedding")
-    return shared_cluster.pod("pod-a", slots=8, lease_ttl=1.5)
+    return shared_cluster.pod("pod-a", slots=8, lease_ttl=6.0)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_an_invalid_body_does_not_stop_the_pod(
         attacks = [attackers.submit(post_bytes, url, body) for _ in range(4)]
         longest_s = 0.0
         while not all(attack.done() for attack in attacks):
-            began_s = time.monotonic()
+            began_s = cpu_s(attacked.pid)
             assert get(f"{attacked.url}/v2/health/live").status_code == 200
-            longest_s = max(longest_s, time.monotonic() - began_s)
+            longest_s = max(longest_s, cpu_s(attacked.pid) - began_s)
         for attack in attacks:
             response = attack.result()
             assert response.status_code == 400, response.text

@@ -27,7 +27,7 @@ BYTES = 4_000_000_000
 """What most of these ask for: twice the budget of a pod."""
 ITEMS = BYTES // 4
 MAX_GROWTH_BYTES = 150 * MIB
-MAX_S = 30.0
+MAX_CPU_S = 30.0
 ADDED = [
     helper.make_node("ReduceSum", ["big"], ["sum"], keepdims=0),
     helper.make_node("Cast", ["sum"], ["number"], to=TensorProto.FLOAT),
@@ -126,12 +126,12 @@ def load_measured(tmp_path: Path) -> Callable[[Any], None]:
     def attempt(model: Any) -> None:
         (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
         Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
-        before, began = _peak_bytes(), time.monotonic()
+        before, began_s = _peak_bytes(), time.process_time()
         try:
             load(tmp_path)
         finally:
             assert _peak_bytes() - before < MAX_GROWTH_BYTES
-            assert time.monotonic() - began < MAX_S
+            assert time.process_time() - began_s < MAX_CPU_S
 
     return attempt
 

@@ -48,7 +48,7 @@ class Faulty:
         del contents
         self.calls += 1
         self.entered.set()
-        assert self.open.wait(30)
+        assert self.open.wait(60)
         raise device_error(self.code)
 
 
@@ -91,7 +91,7 @@ async def test_batch_that_lost_the_device_is_not_retried(device: DeviceWorker) -
 
     def wait(contents: Sequence[Any]) -> list[Any]:
         entered.set()
-        assert leave.wait(30)
+        assert leave.wait(60)
         return list(contents)
 
     first = asyncio.create_task(_outcome(device, DeviceModel("default/w@1", "w", wait), 0, None))

@@ -46,12 +46,12 @@ class Loads:
 
         def copy(part: SlabPart) -> None:
             self.entered.append(name)
-            assert self.gate.wait(10)
-            wait_until(self.has_queued, timeout_s=5, what="queued parts, as in a real copy")
+            assert self.gate.wait(60)
+            wait_until(self.has_queued, timeout_s=60, what="queued parts, as in a real copy")
             self.order.append(name)
 
         loading = self.callers.submit(self.pool.run, offer(), copy, ticket)
-        assert queued.wait(10)
+        assert queued.wait(60)
         return loading
 
 
@@ -76,9 +76,9 @@ def test_small_urgent_load_overtakes_a_large_preload(one_reader: Loads) -> None:
     wait_until(lambda: one_reader.entered == ["preload"], what="the preload runs")
     small = one_reader.start("urgent", 2, LoadTicket())
     one_reader.gate.set()
-    small.result(10)
+    small.result(60)
     assert one_reader.order.count("preload") < 10
-    large.result(10)
+    large.result(60)
     assert one_reader.order.count("preload") == 60
 
 
@@ -89,9 +89,9 @@ def test_preload_that_becomes_urgent_goes_first(one_reader: Loads) -> None:
     second = one_reader.start("second", 40, tickets[1])
     tickets[1].prioritise()
     one_reader.gate.set()
-    second.result(10)
+    second.result(60)
     assert one_reader.order.count("first") < 10
-    first.result(10)
+    first.result(60)
 
 
 def test_small_load_does_not_end_after_an_equally_urgent_large_one(one_reader: Loads) -> None:
@@ -99,9 +99,9 @@ def test_small_load_does_not_end_after_an_equally_urgent_large_one(one_reader: L
     wait_until(lambda: one_reader.entered == ["large"], what="the large one runs")
     small = one_reader.start("small", 5, LoadTicket())
     one_reader.gate.set()
-    small.result(10)
+    small.result(60)
     assert one_reader.order.count("large") < 20
-    large.result(10)
+    large.result(60)
 
 
 def test_preloads_leave_one_reader_for_urgent_loads(two_readers: Loads) -> None:
@@ -111,8 +111,8 @@ def test_preloads_leave_one_reader_for_urgent_loads(two_readers: Loads) -> None:
     wait_until(lambda: "urgent" in two_readers.entered, what="beside the preload")
     assert two_readers.entered == ["preload", "urgent"]
     two_readers.gate.set()
-    urgent.result(10)
-    preload.result(10)
+    urgent.result(60)
+    preload.result(60)
 
 
 def test_cancelled_load_copies_no_further_part(one_reader: Loads) -> None:
@@ -123,7 +123,7 @@ def test_cancelled_load_copies_no_further_part(one_reader: Loads) -> None:
     assert not loading.done()  # a part is under way, and its slab in use
     one_reader.gate.set()
     with pytest.raises(LoadCancelled, match="nobody waits"):
-        loading.result(10)
+        loading.result(60)
     assert one_reader.order == ["cancelled"]
 
 
@@ -135,7 +135,7 @@ def test_failed_part_ends_its_load_alone(one_reader: Loads) -> None:
 
     with pytest.raises(OSError, match="byte 0"):
         one_reader.pool.run(slab_parts(60, 1), fail)
-    one_reader.start("other", 3, LoadTicket()).result(10)
+    one_reader.start("other", 3, LoadTicket()).result(60)
     assert one_reader.order == ["other"] * 3
 
 
@@ -158,12 +158,12 @@ def test_a_load_queues_few_parts(one_reader: Loads) -> None:
             yield part
 
     def copy(part: SlabPart) -> None:
-        assert one_reader.gate.wait(10)
+        assert one_reader.gate.wait(60)
 
     loading = one_reader.callers.submit(one_reader.pool.run, parts(), copy)
     wait_until(lambda: len(offered) == 4, what="one under way, two queued, one waits")
     one_reader.gate.set()
-    loading.result(10)
+    loading.result(60)
     assert len(offered) == 60
 
 
@@ -174,7 +174,7 @@ def test_closed_pool_ends_its_loads() -> None:
     closing = loads.callers.submit(loads.pool.close)
     wait_until(lambda: loads.pool._is_closed, what="the pool closes")
     loads.gate.set()
-    closing.result(10)
+    closing.result(60)
     with pytest.raises(CancelledError):
-        loading.result(10)
+        loading.result(60)
     assert loads.order == ["load"]

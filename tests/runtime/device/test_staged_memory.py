@@ -129,7 +129,7 @@ class HeldWeights(DiskWeights):
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         self.asked += 1
-        self.open.wait(20)
+        self.open.wait(60)
         super().read_into(offset, buffer)
 
 
@@ -147,7 +147,7 @@ def test_close_during_a_load_ends_the_load(engine: CopyEngine, tmp_path: Path) -
     opening = threading.Timer(0.3, source.open.set)  # most likely after the rest was cancelled
     opening.start()
     staged.close()
-    load.join(10)
+    load.join(60)
     assert not load.is_alive()
     assert allocated(staged) == before
 

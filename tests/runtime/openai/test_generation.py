@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from tests.runtime.conftest import Cluster
 
-LONG = {"model": "chat", "prompt": "zuzu", "max_tokens": 900, "n": 16, "seed": 1}
-"""A response that takes seconds."""
-LONG_TOKENS = 900 * 16
+LONG = {"model": "chat", "prompt": ["zuzu"] * 8, "max_tokens": 900, "n": 16, "seed": 1}
+"""A response that takes half a minute."""
+LONG_TOKENS = 900 * 8 * 16
 
 
 @pytest.fixture(scope="module")
@@ -308,7 +308,7 @@ def test_changed_annotation_limits_concurrent_requests(cluster: Cluster, models:
     pod = cluster.pod()
     assert not are_in_turn()
     cluster.declare("chat", models / "tiny-gpt2", policy=ModelPolicy(max_batch_size=1))
-    servers.wait_until(are_in_turn, timeout_s=20, what="one choice after the other")
+    servers.wait_until(are_in_turn, what="one choice after the other")
 
 
 def test_cache_counts_towards_the_pods_memory(cluster: Cluster, models: Path) -> None:

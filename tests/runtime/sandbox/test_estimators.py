@@ -44,10 +44,11 @@ class Namespaces:
         return await asyncio.to_thread(load)
 
     async def ask(
-        self, loaded: LoadedEstimator, rows: Any = ROWS, deadline_s: float | None = None
-    ) -> list[Any]:
+        self, loaded: LoadedEstimator, rows: Any = ROWS, *, limit_s: float = 60.0,
+        deadline_s: float | None = None,
+    ) -> list[Any]:  # fmt: skip
         tensors = await self.estimators.infer(
-            loaded, [numeric_tensor("input-0", rows)], limit_s=HANG_S, deadline_s=deadline_s
+            loaded, [numeric_tensor("input-0", rows)], limit_s=limit_s, deadline_s=deadline_s
         )
         found: list[Any] = tensors[0].data.tolist()
         return found
@@ -184,7 +185,7 @@ def test_one_that_ends_or_hangs_in_a_batch_leaves_other_namespaces_alone(
     async def work(namespaces: Namespaces) -> None:
         hostile = await namespaces.load("one/hostile@1", hostile_model(code))
         far = await namespaces.load("two/far@1", logistic())
-        failing = asyncio.create_task(namespaces.ask(hostile))
+        failing = asyncio.create_task(namespaces.ask(hostile, limit_s=HANG_S))
         assert await namespaces.ask(far) == [1, 0]
         with pytest.raises(error):
             await failing

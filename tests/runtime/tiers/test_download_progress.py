@@ -90,5 +90,5 @@ def test_failure_and_cancellation_end_waits(*, is_cancelled: bool) -> None:
             progress.fail(ModelInvalid("damaged"))
         for each in waiting:
             with pytest.raises(LoadCancelled if is_cancelled else ModelInvalid):
-                each.result(10)
+                each.result(60)
     progress.close()

@@ -170,7 +170,7 @@ def test_whole_range_is_read_ahead(tmp_path: Path) -> None:
     skip_where_pages_stay(path)
     with path.open("rb") as file:
         read_ahead(file.fileno(), 0, size)
-        wait_until(lambda: resident_bytes(path) == size, timeout_s=20, what="the file is in memory")
+        wait_until(lambda: resident_bytes(path) == size, timeout_s=60, what="the file is in memory")
 
 
 def test_cached_pages_can_be_dropped(tmp_path: Path) -> None:

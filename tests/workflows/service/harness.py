@@ -113,9 +113,7 @@ class WorkflowHarness:
         return document
 
     def wait_ended(self, location: str) -> dict[str, Any]:
-        servers.wait_until(
-            lambda: self.status(location)["status"] != "running", what="run ended", timeout_s=60
-        )
+        servers.wait_until(lambda: self.status(location)["status"] != "running", what="run ended")
         return self.status(location)
 
     def release(self) -> None:
@@ -129,7 +127,7 @@ class WorkflowHarness:
             self.release()
             return is_over()
 
-        servers.wait_until(has_ended, what="run ended", timeout_s=60)
+        servers.wait_until(has_ended, what="run ended")
 
     def released(self, location: str) -> dict[str, Any]:
         """A run that has ended, with its held models let go."""
