@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks import batching, decision, eviction
 from benchmarks.machine import REPOSITORY, Machine, machine_facts, save
@@ -14,9 +15,6 @@ from benchmarks.marks import mark_lines
 from benchmarks.proxy import compare, report, routers
 from benchmarks.proxy.generator import generator_name
 from benchmarks.storage import compare as storage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 DEFAULT: Final = ("decision", "proxy", "routers")
 

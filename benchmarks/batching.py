@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -31,9 +32,6 @@ from benchmarks.quantiles import spread
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 KSERVE: Final = "KServe ModelServer"
 ALONE: Final = "Pilotlight pod, batches of 1"

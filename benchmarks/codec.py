@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 from kserve import InferOutput, InferRequest, InferResponse
 
@@ -26,11 +28,6 @@ from common.inference_protocol.bodies import (
 )
 from common.inference_protocol.grpc_messages import decode_message, encode_message, messages
 from common.inference_protocol.tensors import numeric_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import numpy.typing as npt
 
 ELEMENTS: Final = 1_000_000
 

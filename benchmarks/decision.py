@@ -11,8 +11,9 @@ import gc
 import random
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -26,11 +27,7 @@ from registry.domain.cluster_changes import ChangeApplier
 from registry.domain.codec import encode, encode_spec
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodInfo
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.pod_work import PlacedRequest
+from registry.domain.pod_work import PlacedRequest
 
 _GIB: Final = 1 << 30
 _SLOTS: Final = 4

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from registry.domain.model import ModelSpec
 from registry.redis.client import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.model import ModelSpec
 
 
 def declare_models(redis_url: str, specs: Sequence[ModelSpec]) -> None:

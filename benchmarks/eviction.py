@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.quantiles import spread
-from runtime.tiers.eviction import POLICIES, Candidate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from runtime.tiers.eviction import EvictionPolicy
+from runtime.tiers.eviction import POLICIES, Candidate, EvictionPolicy
 
 REQUESTS: Final = 400
 SEEDS: Final = 20

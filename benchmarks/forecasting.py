@@ -11,10 +11,12 @@ import os
 import resource
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -24,9 +26,6 @@ from autoscaler.forecasting.forecasts import fit
 from autoscaler.forecasting.history import NEVER, ForecastHorizon, History
 from benchmarks import autoscaler_tick
 from research.forecasting.methods import METHODS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _MINUTES, _TENS, _ACTIVE = 2880, 2016, 128
 

@@ -13,10 +13,11 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow.parquet as pq
 import yaml
@@ -26,9 +27,6 @@ from load.stages import STAGES
 from pilotlight.commands.simulation.live_cluster import live_cluster_file
 from pilotlight.commands.target import PlatformTarget
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MARK: Final = 0.05
 NAMES: Final = ("digits", "tumours", "wine")

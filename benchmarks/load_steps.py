@@ -7,9 +7,11 @@ the thesis downloads is downloaded before: see the benchmarks `storage` and `tie
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
@@ -19,10 +21,6 @@ from runtime.engines.building import engine_of
 from runtime.engines.engine import ModelFolder
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 T = TypeVar("T")
 

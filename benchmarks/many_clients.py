@@ -11,28 +11,24 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from benchmarks.marks import Mark
-from benchmarks.proxy.generator import load
+from benchmarks.proxy.generator import BurstResult, load
 from benchmarks.proxy.processes import machine_busy_s
 from benchmarks.proxy.serving_systems import (
     TINY,
     CoreLayout,
+    ReadySystem,
     RoundSetup,
     running,
     serving_systems,
 )
 from benchmarks.quantiles import quantile, spread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.proxy.generator import BurstResult
-    from benchmarks.proxy.serving_systems import ReadySystem
 
 CLIENTS: Final = 512
 _NEW_CLIENT_INTERVAL_S: Final = 0.1

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
 from autoscaler.placement.planners.input_csv import read_profiles
@@ -25,9 +26,6 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from benchmarks.marks import Mark
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 PROBLEMS: Final = 100
 _SIZE: Final = 8

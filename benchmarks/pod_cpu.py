@@ -13,25 +13,21 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
 from benchmarks.formats.servers import OTHER_CORE, start_pod
 from benchmarks.machine import machine_facts, save
 from benchmarks.proxy.generator import load
-from benchmarks.proxy.processes import post
+from benchmarks.proxy.processes import BenchmarkProcess, post
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from benchmarks.proxy.processes import BenchmarkProcess
 
 LOOP: Final = "MainThread"
 KINDS: Final = (LOOP, "request", "device", "other")

@@ -6,8 +6,9 @@ Planning is timed by the clock, and by its CPU time, which other work on the mac
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,9 +18,6 @@ from gateway.selection.selection_policies import plan_window
 from gateway.selection.sneakpeek_training import NearestExamples
 from registry.domain.application import Penalty, SelectionPolicy
 from tests.gateway.selection.windows import random_window
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 REQUESTS: Final = 24
 WINDOWS: Final = 60

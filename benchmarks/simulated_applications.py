@@ -5,19 +5,16 @@ from __future__ import annotations
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from tests.gateway.sneakpeek.test_client import train_parity
 from tests.load.simulator.small_cluster import cluster
 from tests.load.simulator.traces import trace
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from load.simulator.cluster.plan import ClusterPlan
 
 MARK_PER_S: Final = 2000.0
 _NAMES: Final = ("one", "two", "three")

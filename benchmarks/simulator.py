@@ -10,8 +10,9 @@ import gc
 import itertools
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +20,9 @@ import pyarrow as pa
 from benchmarks.quantiles import spread
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.cluster_file import cluster_of
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from registry.domain.model import RoutingPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from load.simulator.cluster.plan import ClusterPlan
 
 _INFER_S: Final = 0.005
 _USED_SHARE: Final = 0.5

@@ -15,10 +15,13 @@ import multiprocessing
 import random
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import redis
 
@@ -35,11 +38,6 @@ from registry.redis.transactions import Transactions
 from registry.redis.watch import RECONNECT
 from tests import servers
 from tests.registry.redis.timeouts import long_timeouts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.queues import Queue
-    from multiprocessing.synchronize import Barrier
 
 _TIMEOUT_S: Final = 300.0
 _LEASE_S: Final = 7200.0

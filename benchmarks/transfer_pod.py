@@ -13,13 +13,14 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 import torch
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -29,9 +30,6 @@ from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving.block_exchange import BlockServer
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
-
-if TYPE_CHECKING:
-    from starlette.requests import Request
 
 COUNT: Final = 32
 SHAPE: Final = (128, 768)

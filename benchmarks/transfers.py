@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import orjson
@@ -41,17 +42,13 @@ from benchmarks.transfer_pod import (
 from common.inference_protocol.bodies import decode_request
 from common.pod_secret import PodSecret
 from common.tls import PartTls
+from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.block_exchange import BlockClient
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire.request_head import parse_request_head
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from runtime.registration.model_catalog import ModelCatalog
 
 ROUNDS: Final = 40
 WARM_UP: Final = 5

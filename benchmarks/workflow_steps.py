@@ -12,10 +12,11 @@ import os
 import re
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -23,13 +24,8 @@ import numpy as np
 from benchmarks.machine import machine_facts, save
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
-from tests.workflows.service.harness import HEAD, running_scheduler
+from tests.workflows.service.harness import HEAD, Scheduler, running_scheduler
 from workflows.service.tensors import infer_body, text_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.workflows.service.harness import Scheduler
 
 ROUNDS: Final = 60
 STEPS: Final = 10

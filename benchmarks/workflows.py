@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import mean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -23,16 +24,10 @@ from workflows.scheduling.costs import (
     QueuedBatch,
     scheduling_problem,
 )
-from workflows.scheduling.problem import Step
-from workflows.scheduling.shared_batches import place_sharing_batches
+from workflows.scheduling.problem import Placement, Schedule, Step
+from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches
 from workflows.scheduling.speculative import FEW_STATES, speculative
 from workflows.scheduling.transfers import Links, TransferCosts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from workflows.scheduling.problem import Placement, Schedule
-    from workflows.scheduling.shared_batches import MergedSteps
 
 SIZES: Final = (8, 32, 128, 1000)
 PLANS: Final = 200

@@ -7,10 +7,13 @@ gives any rate and keeps the burstiness (Cinlar 1975, section 4.7, for Poisson).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import Annotated, Final, Self
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from load.traces.batches import BATCH_ROWS, DEFAULT_TENANT, NameColumn, arrival_batch
@@ -25,15 +28,7 @@ from load.traces.parameters import (
     PositiveS,
     Rate,
 )
-from load.traces.seeds import Popularity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
-
-    from load.traces.seeds import Seed
+from load.traces.seeds import Popularity, Seed
 
 _MAX_STEPS: Final = 1_000_000
 _STEPS_PER_PERIOD: Final = 288

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pilotlight.errors import InvalidInput
-from registry.domain.application import AccuracyProfile, parse_confusion, read_tensors
-
-if TYPE_CHECKING:
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
+from registry.domain.application import (
+    AccuracyProfile,
+    ApplicationSpec,
+    parse_confusion,
+    read_tensors,
+)
+from registry.domain.cluster import ClusterState
 
 KIND: Final = "pilotlight accuracy profiles"
 

@@ -6,8 +6,9 @@ Models are named as in `predict`: those of the namespace `default` by their name
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from autoscaler.placement.planners.input_csv import read_profiles, read_workloads
 from autoscaler.placement.planners.problem import (
@@ -20,13 +21,7 @@ from autoscaler.placement.planners.problem import (
     model_profile,
 )
 from pilotlight.errors import InvalidInput
-from pilotlight.profile_file import parse_exported, parse_fitted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pilotlight.profile_file import ExportedProfile
+from pilotlight.profile_file import ExportedProfile, parse_exported, parse_fitted
 
 _DEFAULT = "default/"
 

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
@@ -31,6 +32,7 @@ from autoscaler.placement.planners.problem import InvalidPlacementInput
 from autoscaler.placement.planners.profile_fit import profile_fits
 from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
+from registry.domain.model import ModelSpec
 from registry.domain.profile import (
     IMPORTED,
     PLACEMENT_FIELDS,
@@ -39,11 +41,6 @@ from registry.domain.profile import (
     ProfilePoint,
     ShareFactor,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.model import ModelSpec
 
 _VERSION: Final = 1
 _MAX_ROWS: Final = 1_000_000

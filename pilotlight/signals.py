@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import Final
 
 from pilotlight.errors import Interrupted
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from types import FrameType
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 

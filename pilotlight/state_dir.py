@@ -13,17 +13,15 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import quote
 
 from common.pod_secret import make_secret
 from pilotlight.errors import AlreadyRunning, NotRunning, StartFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MIN_ROOM_BYTES = 4 << 20
 """Free space without which no platform is started: for its state, logs and the registry."""

@@ -6,17 +6,15 @@ A call of a model begins a step and returns a handle, which may be passed to oth
 
 from __future__ import annotations
 
+import random as random_module
 import uuid
-from typing import TYPE_CHECKING, Any, overload
+from collections.abc import Callable, Sequence
+from typing import Any, overload
 
 from workflows.runner.calls import Model
 from workflows.runner.definitions import Workflow, define
 from workflows.runner.run import executing_run
 from workflows.wire import Tensor
-
-if TYPE_CHECKING:
-    import random as random_module
-    from collections.abc import Callable, Sequence
 
 
 def model(name: str) -> Model:

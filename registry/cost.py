@@ -8,12 +8,10 @@ clock, which may jump.
 
 from __future__ import annotations
 
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import KeysView, Mapping, Sequence
+from typing import Final
 
 WINDOW_S: Final = 60.0
 """Time constant of the averages: 15 to 600 s lead to equally good decisions."""

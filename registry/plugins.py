@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Final
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
 
 from registry.errors import PluginError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from importlib.metadata import EntryPoint
 
 _NAME: Final = re.compile("[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _RESERVED: Final = frozenset(("none", "off", "own"))

@@ -9,11 +9,9 @@ step, {"step": number, "output": name or null}.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any, Final
 
 STREAM: Final = "stream"
 """Protocol of a step whose text is iterated as it is generated."""

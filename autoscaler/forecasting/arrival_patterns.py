@@ -15,14 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from autoscaler.forecasting.history import Booleans, Floats, History, Integers
+from autoscaler.forecasting.history import Booleans, Floats, History, Integers
 
 _MIN_CORRELATION: Final = 0.5
 _MAX_GAP_VARIATION: Final = 0.25

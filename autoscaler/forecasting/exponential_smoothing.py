@@ -9,16 +9,14 @@ section 3; weights by past loss: Vovk 1990.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.day_profile import decay_weights, span_weights
+from autoscaler.forecasting.history import Floats, History
 from autoscaler.forecasting.seasonal import recurring_means
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Floats, History
 
 HALF_LIVES_MIN: Final = (3.0, 15.0, 90.0, 720.0)
 NOISE_WINDOWS_MIN: Final = (1, 10, 60)

@@ -7,7 +7,7 @@ the counts after a restart.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -20,13 +20,10 @@ from autoscaler.forecasting.exponential_smoothing import (
     smoothed_means,
     smoothed_sizes,
 )
-from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
 from autoscaler.forecasting.intervals import p_arrival_by_interarrival
 from autoscaler.forecasting.recency import pool_log_odds
 from autoscaler.forecasting.seasonal import seasonal
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Floats, History, Integers
 
 _Parameters = TypeVar("_Parameters", PatternAssignment, SmoothingFit)
 _FEW: Final = 4.0

@@ -14,15 +14,12 @@ one covers intervals of up to two and a half minutes, since counts per second ar
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting.day_profile import operational_minutes
-from autoscaler.forecasting.history import NEVER, Floats, History
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Booleans, Floats, Integers
+from autoscaler.forecasting.history import NEVER, Booleans, Floats, History, Integers
 
 _PRIOR_GAPS: Final = 3.0
 """Weight of the Lomax hazard, in gaps of the model's own that are longer than the current one."""

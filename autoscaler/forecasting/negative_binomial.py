@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Floats
+from autoscaler.forecasting.history import Floats
 
 MIN_SIZE: Final = 0.01
 MAX_SIZE: Final = 1e6

@@ -11,14 +11,19 @@ It reacts faster to the end of a burst than the forecasts by pattern, which mode
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from autoscaler.forecasting.history import NEVER, Booleans, Floats, Integers
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History
+from autoscaler.forecasting.history import (
+    NEVER,
+    Booleans,
+    Floats,
+    Forecast,
+    ForecastHorizon,
+    History,
+    Integers,
+)
 
 _HALF_LIVES_MIN: Final = np.array([3.0, 10.0, 30.0, 120.0, 600.0, 2880.0])
 _MIN_SHARE: Final = 1e-4

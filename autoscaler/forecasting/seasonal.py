@@ -7,18 +7,15 @@ of cycles with an arrival.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.history import MINUTES_OF_DAY, Booleans, Floats, History
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 _CHUNK: Final = 512
 """Models per pass; every pass reuses the memory of the running totals."""

@@ -7,15 +7,15 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY
 
 from autoscaler.kubernetes.admission.webhook_server import WebhookServer
 from autoscaler.kubernetes.application_reconciler import ApplicationReconciler
 from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect
-from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
 from autoscaler.kubernetes.cluster.informer import Informer
 from autoscaler.kubernetes.cluster.leadership import Leadership
 from autoscaler.kubernetes.controller import Controller
@@ -30,11 +30,6 @@ from common.logs import configure_logs
 from common.probe_server import exposition, serving_probes
 from common.process import on_stop_signals
 from common.settings_table import read_settings
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
 
 logger = logging.getLogger(__name__)
 

@@ -14,15 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.placement.marginal_value import WorkAllocation
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
+from autoscaler.planning.pool_view import ModelView, PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,18 @@ later. Rows of arrays are the models of the view.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from autoscaler.forecasting.history import Booleans, Floats
 from autoscaler.planning.demand_forecast import arrivals_per_s
+from autoscaler.planning.pool_view import Demand, PoolView
 from registry.cost import characteristic_time_s, eviction_loss_s
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.forecasting.history import Booleans, Floats
-    from autoscaler.planning.pool_view import Demand, PoolView
 
 _RISING: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 _MINUTE_S: Final = 60.0

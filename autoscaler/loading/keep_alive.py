@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import idle_copies
 from autoscaler.planning.policy import Action, ActionReason, Demote, LoadingPolicy
+from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from autoscaler.planning.pool_view import PoolView
 
 
 @dataclass(frozen=True, slots=True)

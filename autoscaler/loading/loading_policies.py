@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from autoscaler.loading.clockwork import clockwork
 from autoscaler.loading.holding_value import Prices
@@ -15,9 +16,6 @@ from autoscaler.planning.policy import LoadingPolicy
 from registry.domain.loading_choice import LOADING
 from registry.domain.model import LoadingPolicyName
 from registry.errors import PluginError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
     LoadingPolicyName.PREDICTIVE: predictive,

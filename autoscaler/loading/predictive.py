@@ -12,28 +12,24 @@ gateways alone load for them, and beside other routing policies a first copy use
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.loading.copy_targets import CopyParams, expected_copies, target_copies
-from autoscaler.loading.holding_value import Prices, holding_value
+from autoscaler.loading.holding_value import HoldingValue, Prices, holding_value
 from autoscaler.placement.idle import idle_copies, pods_short_of_memory
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.demand_forecast import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
+from autoscaler.planning.pool_view import ModelView, PoolView
 from registry.cost import COPY_FACTOR
 from registry.domain.model import Preload, RoutingPolicy, Tier
 from registry.domain.reservation import ANY_COPIES
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from autoscaler.loading.holding_value import HoldingValue
-    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

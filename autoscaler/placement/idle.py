@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
-from autoscaler.planning.pool_view import NEVER_S, CopyUse
+from autoscaler.planning.pool_view import NEVER_S, CopyUse, ModelView, PlannedPod, PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 
 @dataclass(frozen=True, slots=True)

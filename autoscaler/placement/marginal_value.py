@@ -9,14 +9,11 @@ only copy of another.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from autoscaler.planning.demand_forecast import MINUTE_S, mean_per_s
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from autoscaler.planning.pool_view import ModelView, PoolView
+from autoscaler.planning.pool_view import ModelView, PoolView
 
 _DIGITS: Final = 9
 """Of unserved seconds: by the last digits of sums, work that is all served would not be 0, and a

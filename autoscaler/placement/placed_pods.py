@@ -6,22 +6,17 @@ leaves first. A pod that does not become warm in time ends the plan: what runs t
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from autoscaler.placement.planners.replanning import moves, without_rate
+from autoscaler.placement.planners.problem import AcceleratorView, Profiles
+from autoscaler.placement.planners.replanning import Move, moves, without_rate
 from registry.domain.placement import (
     START_TIMEOUT_S,
     PlacedPod,
     PlacedReplica,
     PlacementRecord,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import AcceleratorView, Profiles
-    from autoscaler.placement.planners.replanning import Move
 
 
 def next_step(

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.forecasts import Fit, fit, forecast_by_pattern
-from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
 from autoscaler.forecasting.recency import RecencyModel, fit_recency, p_minute
-from autoscaler.planning.pool_view import Demand
-from registry.domain.demand import Band, ExpectedRates
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.forecasting.history import Floats, History, Integers
-    from autoscaler.planning.pool_view import PoolView
-    from registry.domain.demand import ArrivalHint
+from autoscaler.planning.pool_view import Demand, PoolView
+from registry.domain.demand import ArrivalHint, Band, ExpectedRates
 
 REFIT_INTERVAL_S: Final = 600.0
 HORIZON: Final = ForecastHorizon()

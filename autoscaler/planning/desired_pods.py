@@ -12,24 +12,20 @@ pod serves one model, here it may hold many.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
-from autoscaler.planning.pool_view import NEVER_S
+from autoscaler.planning.pool_view import NEVER_S, Limits, ModelView, PlannedPod, PoolView
 from registry.domain.action_log import PodShape
 from registry.domain.loading_choice import loading_problem
 from registry.domain.model import Preload, Tier
 from registry.domain.pod import default_slots
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView
 
 IN_USE_S = 60.0
 """A model counts as in use for this time after an arrival."""

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.planning.pool_view import (
     NEVER_S,
     CopyUse,
+    Demand,
     Limits,
     ModelView,
     PlannedPod,
     PoolView,
 )
+from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
-from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.planning.pool_view import Demand
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, ModelRecord
-    from registry.domain.pod import CopyReport
-    from registry.domain.pod_state import PodState
+from registry.domain.model import ModelName, ModelRecord, Tier
+from registry.domain.pod import CopyReport
+from registry.domain.pod_state import PodState
 
 _SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 

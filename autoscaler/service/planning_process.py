@@ -10,27 +10,24 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.catalogue import planner_of
+from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from common.parent_death import die_with
 from common.process import set_process_title
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
-    from registry.domain.placement import PlacedReplica
+from registry.domain.placement import PlacedReplica
 
 _NICENESS: Final = 10
 """Plans may take seconds of a core that pods compute on."""

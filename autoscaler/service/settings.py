@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from autoscaler.loading.loading_policies import policy_of
 from autoscaler.placement.planners.catalogue import planner_of
@@ -15,10 +16,6 @@ from registry.domain.model import PlacementName
 from registry.errors import PluginError
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
 from registry.redis.server_address import parse_redis_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 N = TypeVar("N")
 

@@ -7,23 +7,29 @@ model is due after an arrival, then after each growth of that time by a tenth, a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
-from autoscaler.forecasting.history import Forecast, ForecastingError
+from autoscaler.forecasting.history import (
+    Booleans,
+    Floats,
+    Forecast,
+    ForecastingError,
+    History,
+    Integers,
+)
 from autoscaler.forecasting.intervals import p_next_burst
-from autoscaler.planning.demand_forecast import REFIT_INTERVAL_S, fit_model, forecast_demand
-from autoscaler.planning.pool_view import NEVER_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-    from autoscaler.forecasting.history import Booleans, Floats, History, Integers
-    from autoscaler.planning.demand_forecast import FittedModel
-    from autoscaler.planning.pool_view import Demand
-    from autoscaler.tick.observed_demand import ForecastInput, ObservedDemand
+from autoscaler.planning.demand_forecast import (
+    REFIT_INTERVAL_S,
+    FittedModel,
+    fit_model,
+    forecast_demand,
+)
+from autoscaler.planning.pool_view import NEVER_S, Demand
+from autoscaler.tick.observed_demand import ForecastInput, ObservedDemand
 
 MIN_REFIT_INTERVAL_S: Final = 10.0
 """Interval of refits to a history of a few minutes; later after each growth by a tenth."""

@@ -6,17 +6,14 @@ The live autoscaler adds counts that it reads from the registry; the simulator a
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.forecasting.counts import Counts
-    from autoscaler.forecasting.history import History, Integers
-    from registry.domain.model import ModelName
+from autoscaler.forecasting.counts import Counts
+from autoscaler.forecasting.history import History, Integers
+from registry.domain.model import ModelName
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import PlanParams
+from autoscaler.tick.placement_input import PlacementInput
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.domain.placement import PlacementRecord, PlannedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.tick.placement_input import PlacementInput
-    from registry.domain.cluster import ClusterState
 
 _MAX_AGE_S: Final = 15.0
 """Older measurements say nothing about the latency now."""

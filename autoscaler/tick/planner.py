@@ -6,28 +6,25 @@ The driver reads the registry's state and carries out the actions: `service/loop
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from autoscaler.planning.demand_forecast import with_announced
 from autoscaler.planning.desired_pods import ScalingParams, ScalingState, contradictions, scale_pods
 from autoscaler.planning.memory_quotas import within_quotas
+from autoscaler.planning.policy import Action, LoadingPolicy
 from autoscaler.planning.pool_snapshot import Observations, read_pool
+from autoscaler.planning.pool_view import Limits, ModelView, PoolView
+from autoscaler.tick.forecaster import ForecastSchedule
+from autoscaler.tick.observed_demand import ObservedDemand
+from registry.domain.action_log import ActionRecord
+from registry.domain.cluster import ClusterState
+from registry.domain.demand import ArrivalHint
 from registry.domain.model import Tier
 from registry.domain.residency_index import Residency
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from autoscaler.planning.policy import Action, LoadingPolicy
-    from autoscaler.planning.pool_view import Limits, ModelView, PoolView
-    from autoscaler.tick.forecaster import ForecastSchedule
-    from autoscaler.tick.observed_demand import ObservedDemand
-    from registry.domain.action_log import ActionRecord
-    from registry.domain.cluster import ClusterState
-    from registry.domain.demand import ArrivalHint
 
 
 @dataclass(frozen=True, slots=True)

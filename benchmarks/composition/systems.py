@@ -9,9 +9,12 @@ import http.client
 import os
 import sysconfig
 import warnings
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import httpx
 import orjson
@@ -24,11 +27,6 @@ from benchmarks.proxy.serving_systems import ray_haproxy
 from registry.domain.model import ModelName, ModelSpec
 from tests import servers
 from tests.workflows.service.harness import HEAD, running_scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from contextlib import ExitStack
-    from pathlib import Path
 
 FEATURES: Final = 64
 ROW: Final = [0.01 * number for number in range(FEATURES)]

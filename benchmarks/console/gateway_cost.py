@@ -12,24 +12,27 @@ import argparse
 import os
 import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.proxy.generator import load
-from benchmarks.proxy.serving_systems import TINY, CoreLayout, RoundSetup, running, serving_systems
+from benchmarks.proxy.serving_systems import (
+    TINY,
+    CoreLayout,
+    ReadySystem,
+    RoundSetup,
+    running,
+    serving_systems,
+)
 from benchmarks.quantiles import spread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from benchmarks.proxy.serving_systems import ReadySystem
 
 CLIENTS: Final = 64
 BROWSERS: Final = 10

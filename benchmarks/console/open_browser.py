@@ -10,26 +10,22 @@ import argparse
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 
 from benchmarks.machine import machine_facts, save
+from registry.domain.model import ModelSpec
 from tests import servers
 from tests.chaos.processes import Process
 from tests.gateway.console.browser import Browser, browser
-from tests.gateway.gateway_harness import GatewayHarness
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.model import ModelSpec
-    from tests.gateway.gateway_harness import PodProcess
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
 _REQUEST_INTERVAL_S: Final = 0.1
 _CHANGE_REQUESTS: Final = 20

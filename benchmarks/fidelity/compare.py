@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -21,6 +22,7 @@ from benchmarks.fidelity.live import (
     SLOTS,
     FidelityArrival,
     FidelityOutcome,
+    ServiceTimes,
     live_platform,
     spec_of,
 )
@@ -30,11 +32,6 @@ from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulation import Simulation
 from load.stages import STAGES
 from registry.domain.model import RoutingPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from benchmarks.fidelity.live import ServiceTimes
 
 POLICIES: Final = (
     RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,

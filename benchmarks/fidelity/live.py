@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pilotlight.demo.runs import TimedResponse
 from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from pilotlight.demo.runs import TimedResponse
 
 PODS: Final = 3
 SLOTS: Final = 2

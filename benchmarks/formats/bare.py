@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 ROW: Final = (6.8, 2.8, 4.8, 1.4)
 _CPU_S: Final = 1.0

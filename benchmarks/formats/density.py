@@ -10,9 +10,11 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 import numpy as np
@@ -21,13 +23,8 @@ import orjson
 from benchmarks.formats.servers import start_pod
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
+from benchmarks.proxy.processes import BenchmarkProcess
 from registry.domain.model import ModelName, ModelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from contextlib import ExitStack
-
-    from benchmarks.proxy.processes import BenchmarkProcess
 
 WIDTH: Final = 512
 """Of the matrix of a model: 1 MiB in 32 bits."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
@@ -19,9 +19,6 @@ from runtime.engines.building import engine_of
 from runtime.engines.engine import ModelFolder
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 ROWS, FEATURES, CLASSES = 4000, 20, 3
 WANTED_RATIO = 2.0

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -28,14 +30,8 @@ from benchmarks.formats.servers import (
     start_mlserver,
     start_pod,
 )
-from benchmarks.proxy.processes import post
+from benchmarks.proxy.processes import BenchmarkProcess, post
 from registry.domain.model import ModelName, ModelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import ExitStack
-
-    from benchmarks.proxy.processes import BenchmarkProcess
 
 ROUNDS: Final = 3
 """Requests to each warm model, one after another."""

@@ -13,11 +13,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 import numpy as np
@@ -28,9 +29,6 @@ from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from registry.domain.model import ModelName, ModelSpec
 from tests.tabular_models import make_onnx
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 PODS: Final = 8
 POD_BYTES: Final = 700 * 1024**2

@@ -10,10 +10,11 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.formats.servers import (
     GATEWAY,
@@ -29,9 +30,6 @@ from benchmarks.formats.servers import (
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
 from benchmarks.proxy.generator import BurstResult, load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 CLIENTS: Final = 16
 WANTED_RATIO: Final = 3.0

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -23,10 +25,6 @@ from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from contextlib import ExitStack
 
 SERVER_CORE: Final = 0
 OTHER_CORE: Final = 1

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
 
@@ -14,17 +15,12 @@ from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from runtime.device.device_model import ModelInputs
+from runtime.device.memory import DeviceMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from runtime.device.memory import DeviceMemory
 
 TOKENS = 32
 """Of each text."""

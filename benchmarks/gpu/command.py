@@ -6,21 +6,17 @@ Each takes minutes, and a machine may be lent for ten at a time: `--only copies`
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.gpu import measure, rings, serving_marks, sharing, sharing_marks
 from benchmarks.gpu.page import PARTS, with_section
-from benchmarks.gpu.subject import cuda_subject, dry_subject
+from benchmarks.gpu.subject import Subject, cuda_subject, dry_subject
 from benchmarks.machine import REPOSITORY, Machine, save
 from benchmarks.marks import mark_lines
 from benchmarks.tiers.models import MODELS, folder_of
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
-    from benchmarks.gpu.subject import Subject
 
 
 @dataclass(frozen=True, slots=True)

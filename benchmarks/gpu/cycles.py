@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from benchmarks.gpu.serving import infer
+from benchmarks.gpu.subject import Subject
 from benchmarks.tiers.ours import filled_skeleton
+from runtime.device.staged_memory import StagedMemory
 from runtime.engines.skeletons import Skeletons
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from benchmarks.gpu.subject import Subject
-    from runtime.device.staged_memory import StagedMemory
-    from runtime.weights.weight_source import WeightSource
+from runtime.weights.weight_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from benchmarks.gpu.copies import Copies, measure_copies
 from benchmarks.gpu.cycles import Cycles, measure_cycles
 from benchmarks.gpu.rings import RINGS, Ring, RingLoads, measure_rings, ring_table
 from benchmarks.gpu.serving import Serving, measure_serving
 from benchmarks.gpu.starts import DeviceStart, measure_starts, start_table
+from benchmarks.gpu.subject import Subject
 from benchmarks.marks import Mark
 from benchmarks.quantiles import quantile, spread
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton, host_image
 from runtime.device.staged_memory import StagedMemory
 from runtime.engines.skeletons import Skeletons
-from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from benchmarks.gpu.subject import Subject
-    from runtime.weights.weight_source import WeightSource
+from runtime.weights.weight_source import DiskWeights, WeightSource
 
 COPY_SHARE: Final = 0.9
 COPY_RATE: Final = 45e9

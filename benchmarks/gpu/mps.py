@@ -6,17 +6,14 @@ import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pilotlight.errors import StartFailed
 from pilotlight.platform.accelerators import MPS_COMMAND, is_mps_ready, mps_environment, mps_spec
 from pilotlight.platform.supervised_process import SupervisedProcess
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0

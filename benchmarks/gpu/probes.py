@@ -6,17 +6,15 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.gpu.subject import Subject
+from benchmarks.gpu.subject import Subject
 
 _MIB: Final = 1024**2
 COPY_MIB: Final = (1, 2, 8, 32, 256)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from benchmarks.gpu.batches import Batches, measure_batches
 from benchmarks.gpu.probes import Rate, measure_copy_sizes, measure_readers, rate_table
+from benchmarks.gpu.subject import Subject
 from benchmarks.gpu.swaps import LLAMA, TINY, Swaps, make_llama, measure_swaps
 from benchmarks.gpu.tokens import Tokens, measure_tokens
 from benchmarks.marks import Mark
 from benchmarks.quantiles import spread
 from benchmarks.tiers.models import folder_of
 from runtime.device.staged_memory import StagedMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from benchmarks.gpu.subject import Subject
 
 BATCH_GAIN: Final = 5.0
 FIRST_TOKEN_S: Final = 0.6

@@ -11,22 +11,18 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.gpu.mps import mps_clients, mps_daemon
 from benchmarks.gpu.sharing_pod import BurstRequest, PodBurst, PodOptions, WarmPod
 from benchmarks.quantiles import rotated
-from common.child_process import Command, python_environment, python_module, start
+from common.child_process import Child, Command, python_environment, python_module, start
 from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import last_lines
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
-    from common.child_process import Child
 
 ALONE: Final = "one pod alone"
 TURNS: Final = "two pods, time sharing"

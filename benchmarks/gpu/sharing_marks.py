@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 from benchmarks.gpu.sharing import SHARES, TURNS, WAYS, Sharing, WayBurst
 from benchmarks.marks import Mark
 from benchmarks.quantiles import spread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def sharing_summary(measured: Sharing) -> str:

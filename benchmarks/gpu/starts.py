@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -15,15 +17,9 @@ from benchmarks.quantiles import rotated, spread
 from benchmarks.tiers.contestants import from_pretrained, network_of
 from benchmarks.tiers.models import WEIGHTS, read_file
 from benchmarks.tiers.ours import filled_skeleton, host_image
+from runtime.device.staged_memory import StagedMemory
 from runtime.engines.skeletons import Skeletons
-from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from runtime.device.staged_memory import StagedMemory
-    from runtime.weights.weight_source import WeightSource
+from runtime.weights.weight_source import DiskWeights, WeightSource
 
 FILES = "files in memory"
 

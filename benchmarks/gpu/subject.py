@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from runtime.device.accelerator import CPU, available_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from runtime.device.forward_graphs import GraphMaker
-    from runtime.device.staged_memory import CopyEngine
+from runtime.device.forward_graphs import GraphMaker
+from runtime.device.staged_memory import CopyEngine
 
 
 @dataclass(frozen=True, slots=True)

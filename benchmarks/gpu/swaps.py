@@ -12,7 +12,8 @@ import shutil
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from safetensors.torch import save_file
@@ -21,12 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.gpu.serving import infer
 from benchmarks.tiers.models import WEIGHTS, store
 from benchmarks.tiers.ours import filled_skeleton, host_image
+from runtime.device.staged_memory import StagedMemory
 from runtime.engines.skeletons import Skeletons
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from runtime.device.staged_memory import StagedMemory
 
 LLAMA: Final[dict[str, Any]] = {
     "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,

@@ -9,7 +9,8 @@ import asyncio
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import GenerationConfig
@@ -18,6 +19,7 @@ from transformers.generation import ContinuousBatchingConfig
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
 from runtime.device.device_model import DeviceModel
+from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
 from runtime.generation.engine import Sampling
@@ -29,12 +31,6 @@ from runtime.generation.limits import (
 )
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from typing import Any
-
-    from runtime.device.staged_memory import StagedMemory
 
 PROMPT_TOKENS = 32
 CACHE_BYTES = 1 << 30

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -17,9 +18,6 @@ from benchmarks.guard.comparison import Known, Measured, problem, problems_of
 from benchmarks.guard.figures import Figure, figures
 from benchmarks.machine import REPOSITORY
 from benchmarks.proxy.processes import wait_quiet
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FILE: Final = REPOSITORY / "benchmarks" / "guard.json"
 _QUIET_S: Final = 60.0

@@ -6,12 +6,10 @@ A figure is a ratio: its cost divided by that of a yardstick which was measured 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+from typing import Final
 
 MARGIN: Final = 0.10
 """A figure may be worse by this share of the recorded ratio, and by its spread."""

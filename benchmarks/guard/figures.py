@@ -14,10 +14,11 @@ import os
 import random
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import torch
@@ -30,16 +31,11 @@ from benchmarks.guard.comparison import Measured
 from benchmarks.pod_cpu import BODIES, answers
 from benchmarks.proxy import serving_systems as proxies
 from benchmarks.proxy.client import drive
-from benchmarks.tiers.contestants import Start, usual_ways
+from benchmarks.tiers.contestants import Contestant, Start, usual_ways
 from benchmarks.tiers.models import folder_of
 from benchmarks.tiers.ours import our_ways
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from benchmarks.tiers.contestants import Contestant
 
 PAIRS: Final = 12
 CLIENTS: Final = 16

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.marks import Mark
-from benchmarks.overload.measure import DEADLINE_MS, MULTIPLES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from benchmarks.overload.measure import Cell, Measured, Neighbours
+from benchmarks.overload.measure import DEADLINE_MS, MULTIPLES, Cell, Measured, Neighbours
 
 MIN_GOODPUT: Final = 0.9
 MAX_GROWTH: Final = 1.2

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -22,9 +23,6 @@ from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
 from registry.domain.model import ModelName, ModelSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 TENANTS: Final = ("tenant-a", "tenant-b", "tenant-c", "greedy")
 _MODEL: Final = "m"

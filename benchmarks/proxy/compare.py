@@ -8,19 +8,22 @@ import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from benchmarks.proxy.generator import load
+from benchmarks.proxy.generator import BurstResult, load
 from benchmarks.proxy.processes import ProcessStartFailed, machine_busy_s, post, wait_quiet
-from benchmarks.proxy.serving_systems import TINY, CoreLayout, RoundSetup, running, serving_systems
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from benchmarks.proxy.generator import BurstResult
-    from benchmarks.proxy.serving_systems import ReadySystem, ServingSystem
+from benchmarks.proxy.serving_systems import (
+    TINY,
+    CoreLayout,
+    ReadySystem,
+    RoundSetup,
+    ServingSystem,
+    running,
+    serving_systems,
+)
 
 _WARM_UP_S: Final = 1.0
 _QUIET_CORES: Final = 0.1

@@ -7,16 +7,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
 from benchmarks.machine import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _LUA: Final = """
 wrk.method = "POST"

@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -24,9 +25,6 @@ from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
 from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 
 RESPONSE: Final = b'{"predictions":[1]}'
 MODEL: Final = "m"

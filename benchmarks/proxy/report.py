@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from benchmarks.proxy.compare import CELLS, FOREIGN_CORES, ComparisonResult, LoadCell, samples_of
+from benchmarks.proxy.compare import (
+    CELLS,
+    FOREIGN_CORES,
+    ComparisonResult,
+    LoadCell,
+    LoadSample,
+    samples_of,
+)
 from benchmarks.proxy.serving_systems import (
     DIRECT,
     ENVOY,
@@ -17,9 +24,6 @@ from benchmarks.proxy.serving_systems import (
     CoreLayout,
 )
 from benchmarks.quantiles import spread
-
-if TYPE_CHECKING:
-    from benchmarks.proxy.compare import LoadSample
 
 _TITLES: Final = {
     CoreLayout.SHARED: "S: system and pod (uvicorn) on one core; generator and Redis on the other",

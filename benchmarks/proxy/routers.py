@@ -14,11 +14,12 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -36,16 +37,13 @@ from benchmarks.proxy.serving_systems import (
     PILOTLIGHT,
     CoreLayout,
     ReadySystem,
+    RoundSetup,
+    StartSystem,
     serving_systems,
     start_pod,
     start_process,
 )
 from pilotlight.platform.processes import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from benchmarks.proxy.serving_systems import RoundSetup, StartSystem
 
 STREAMS: Final = 64
 _CHAT: Final = "/v1/chat/completions"

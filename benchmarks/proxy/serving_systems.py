@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from benchmarks.peers import ENVIRONMENT, peers_python
 from benchmarks.proxy.pod import MODEL, NAME, RESPONSE, TIMING
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from pilotlight.platform.bundled_servers import redis_command
 from pilotlight.platform.processes import free_port
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PATH: Final = f"/v1/models/{MODEL}:predict"
 TINY: Final = b'{"instances":[1]}'

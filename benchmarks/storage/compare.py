@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchmarks.machine import REPOSITORY
 from benchmarks.marks import Mark
@@ -20,9 +21,6 @@ from benchmarks.peers import has_peer
 from benchmarks.quantiles import rotated, spread
 from benchmarks.storage.serving import Distance, environment_of, serving
 from benchmarks.storage.ways import BUCKET, CRT, CRT_MODULE, KEY, OURS, WAYS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, T5ForConditionalGeneration
 
 from benchmarks.tiers.models import WEIGHTS, read_file
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 DD: Final = "reading the file, as dd does"
 

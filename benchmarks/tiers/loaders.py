@@ -6,14 +6,12 @@ They come from the peers' environment (`benchmarks.peers`); torch is this enviro
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from benchmarks.peers import has_peer
 from benchmarks.tiers.contestants import Contestant, Start, network_of
 from benchmarks.tiers.models import BUCKET, WEIGHTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RUNAI: Final = "Run:ai model streamer"
 FASTSAFETENSORS: Final = "fastsafetensors"

@@ -10,10 +10,11 @@ import gc
 import os
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import transformers
@@ -33,9 +34,6 @@ from benchmarks.tiers.models import (
 )
 from benchmarks.tiers.ours import our_ways
 from benchmarks.tiers.remote import remote_ways
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _ROOM: Final = 4
 """A model is measured where so many times its size of memory are available."""

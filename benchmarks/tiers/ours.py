@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.tiers.contestants import DISK, Contestant, Start
 from benchmarks.tiers.models import WEIGHTS
-from runtime.device.memory import CpuMemory
+from runtime.device.memory import CpuMemory, DeviceMemory
 from runtime.engines.engine import ModelFolder
 from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.engines.skeletons import Skeleton, Skeletons
@@ -19,13 +20,7 @@ from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_image import image_bytes
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
 from runtime.weights.converted_weights import converted
-from runtime.weights.weight_source import DiskWeights
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from runtime.device.memory import DeviceMemory
-    from runtime.weights.weight_source import WeightSource
+from runtime.weights.weight_source import DiskWeights, WeightSource
 
 _KEY = "benchmark/t5@1"
 

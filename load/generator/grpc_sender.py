@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 import grpc
 
 from common.inference_protocol.grpc_messages import INFERENCE, encode_request_message, messages
+from load.generator.content import Content
 from load.generator.request_bodies import RequestBodies
-from load.generator.settings import SERVER_NAME, Layout
-from load.generator.target_url import inference_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.generator.content import Content
-    from load.generator.responses import RequestResult
-    from load.generator.settings import RunSettings
-    from load.generator.target_url import TargetUrl
-    from load.generator.trace_arrivals import TraceArrival
+from load.generator.responses import RequestResult
+from load.generator.settings import SERVER_NAME, Layout, RunSettings
+from load.generator.target_url import TargetUrl, inference_path
+from load.generator.trace_arrivals import TraceArrival
 
 _INFER: Final = f"/{INFERENCE}/ModelInfer"
 _SERVER_METADATA: Final = f"/{INFERENCE}/ServerMetadata"

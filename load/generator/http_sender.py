@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from common.http_client import HttpClient
-from common.http_connection import HttpError, NotConnected
+from common.http_connection import Connection, HttpError, NotConnected
+from load.generator.content import Content
 from load.generator.labelled_bodies import MAX_RESPONSE_BYTES, judge
-from load.generator.request_bodies import RequestBodies
+from load.generator.request_bodies import RequestBodies, RequestBody
 from load.generator.responses import (
     MAX_KEPT_BYTES,
     RequestResult,
@@ -16,17 +18,9 @@ from load.generator.responses import (
     stream_error,
     streamed_tokens,
 )
-from load.generator.target_url import host_headers, inference_path
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from common.http_connection import Connection
-    from load.generator.content import Content
-    from load.generator.request_bodies import RequestBody
-    from load.generator.settings import RunSettings
-    from load.generator.target_url import TargetUrl
-    from load.generator.trace_arrivals import TraceArrival
+from load.generator.settings import RunSettings
+from load.generator.target_url import TargetUrl, host_headers, inference_path
+from load.generator.trace_arrivals import TraceArrival
 
 _MAX_IDLE_S: Final = 4.0
 """uvicorn closes idle connections after 5 s; older ones are not used again."""

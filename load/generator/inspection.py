@@ -8,26 +8,20 @@ so the value of a run is a difference.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from common.http_client import HttpClient
+from common.http_client import HttpClient, Response
 from common.http_connection import HttpError
 from load.errors import CredentialsRefused, RunFailed
-from load.generator.content import content_of_metadata
+from load.generator.content import Content, content_of_metadata
 from load.generator.responses import http_error
-from load.generator.settings import SERVER_NAME, Layout, RequestProtocol
+from load.generator.settings import SERVER_NAME, Layout, RequestProtocol, RunSettings
 from load.generator.target_url import host_headers, metadata_path, parse_url
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from common.http_client import Response
-    from load.generator.content import Content
-    from load.generator.settings import RunSettings
 
 _TIMEOUT_S: Final = 10.0
 _MAX_CONCURRENT: Final = 16

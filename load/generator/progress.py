@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 _MIN_S: Final = 1e-5
 _LOG_WIDTH: Final = math.log(1.05)

@@ -9,22 +9,19 @@ from __future__ import annotations
 import base64
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
 from common.inference_protocol.bodies import encode_request
 from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
-from load.generator.content import Content, ContentKind
+from load.generator.content import Content, ContentKind, ExampleRules
 from load.generator.labelled_bodies import drawn_example, read_rules_examples
 from load.generator.settings import RequestProtocol
 from load.generator.synthetic_content import SyntheticText, synthetic_image
-
-if TYPE_CHECKING:
-    from load.generator.content import ExampleRules
-    from load.generator.trace_arrivals import TraceArrival
-    from load.labelled_examples import LabelledExamples
+from load.generator.trace_arrivals import TraceArrival
+from load.labelled_examples import LabelledExamples
 
 _WORDS_PER_ITEM: Final = 8
 _JSON: Final = (("content-type", "application/json"),)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from common.pod_responses import parse_server_timing
 from load.stages import STAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_KEPT_BYTES: Final = 4096
 """Bytes kept of the end of a response, for the text of an error."""

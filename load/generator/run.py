@@ -11,32 +11,26 @@ import os
 import signal
 import sys
 import time
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from load.errors import GeneratorError, WorkerFailed
+from load.generator.content import Content
 from load.generator.inspection import IdleMemoryProbe, inspect
-from load.generator.progress import total_progress
+from load.generator.progress import RunProgress, total_progress
 from load.generator.record_parts import merge_parts, parts_folder, write_metadata
-from load.generator.settings import RequestProtocol
+from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import host_headers, is_host, parse_url
-from load.generator.trace_arrivals import survey_in_thread
+from load.generator.trace_arrivals import ModelAppearance, TraceSurvey, survey_in_thread
 from load.generator.worker import WorkerConfig
 from load.trace_spec.trace_spec import open_trace
-
-if TYPE_CHECKING:
-    from asyncio.subprocess import Process
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from load.generator.content import Content
-    from load.generator.progress import RunProgress
-    from load.generator.settings import RunSettings
-    from load.generator.trace_arrivals import ModelAppearance, TraceSurvey
 
 _START_DELAY_S: Final = 0.1
 """Delay of the run's start after the command, so that every worker receives the command before."""

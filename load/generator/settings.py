@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from load.generator.content import Content  # noqa: TC001 - pydantic resolves it in workers
+from load.generator.content import Content
 
 LATE_S: Final = 0.01
 """A request that is sent later than this after its scheduled time counts as late."""

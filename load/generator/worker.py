@@ -12,10 +12,11 @@ import gc
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 import pyarrow as pa
@@ -23,18 +24,13 @@ import uvloop
 from pydantic import TypeAdapter
 
 from load.generator.http_sender import HttpSender
-from load.generator.open_loop import OpenLoop
+from load.generator.open_loop import OpenLoop, Sender
+from load.generator.progress import SendCounts
 from load.generator.record_parts import RecordPart
 from load.generator.settings import RequestProtocol, RunSettings
 from load.generator.target_url import parse_url
 from load.generator.trace_arrivals import worker_share
 from load.trace_spec.trace_spec import open_trace
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.generator.open_loop import Sender
-    from load.generator.progress import SendCounts
 
 _REPORT_INTERVAL_S: Final = 0.25
 _GC_THRESHOLD: Final = 50_000

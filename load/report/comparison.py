@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from load.errors import BadOutput, ReportError
 from load.report.page import page
@@ -14,14 +16,9 @@ from load.report.plots.bars import cold_starts, stages, tenants, utility
 from load.report.plots.machines import loading_time, machine_usage
 from load.report.plots.requests import arrivals, completion_times, deadline_misses, workload
 from load.report.plots.tradeoffs import goodput, wasted_memory
+from load.report.run import Run
 from load.report.style import DPI, LeftOut, Plot, styled
 from load.report.summary import summarise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from load.report.run import Run
 
 PLOTS: Final = (
     arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,

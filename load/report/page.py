@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from load.report.aggregates import PERCENTILES
-from load.report.style import COLOURS, LeftOut
+from load.report.style import COLOURS, LeftOut, Plot
 from load.report.times import format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from load.report.style import Plot
 
 _MAX_MODELS: Final = 25
 _STYLE: Final = """

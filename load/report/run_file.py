@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +17,6 @@ from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts, 
 from load.report.run import Answers, GroupedNames, Run, failures_of, floats, request_columns
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
 from load.stages import STAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAX_RUNS: Final = 8
 _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")

@@ -7,8 +7,9 @@ and come from buckets for a run that is summarised while it runs.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -19,17 +20,12 @@ from load.report.aggregates import (
     OK,
     Aggregates,
     ExactLatencies,
+    Latencies,
     kinds_of,
     percentiles,
 )
 from load.report.pod_usage import loading_s
-from load.report.run import rate_rps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from load.report.aggregates import Latencies
-    from load.report.run import Answers, Bools, Requests, Run
+from load.report.run import Answers, Bools, Requests, Run, rate_rps
 
 L = TypeVar("L", bound="Latencies")
 

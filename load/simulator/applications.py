@@ -6,30 +6,25 @@ and looking take no virtual time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from gateway.applications.application_request import ApplicationRequest
+from gateway.applications.application_request import ApplicationRequest, Selection
+from gateway.applications.live_window import PlannedApplication
 from gateway.applications.open_windows import OpenWindows, PendingSelection
 from gateway.applications.window_planner import plan_or_none
+from gateway.dispatch.retries import FailedAttempts
 from gateway.errors import NotReady
 from gateway.selection.utility import class_probabilities, penalty_of_one
-from gateway.selection.window import SHORT_CIRCUIT
+from gateway.selection.window import SHORT_CIRCUIT, Assignment, SelectionPlan, Window
 from gateway.sneakpeek.client import LookOutcome, LookResult
 from gateway.sneakpeek.messages import Seen
 from load.generator.labelled_bodies import drawn_example
+from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
+from load.simulator.event_queue import EventQueue
 from load.simulator.results.records import Answer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from gateway.applications.application_request import Selection
-    from gateway.applications.live_window import PlannedApplication
-    from gateway.dispatch.retries import FailedAttempts
-    from gateway.selection.window import Assignment, SelectionPlan, Window
-    from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
-    from load.simulator.event_queue import EventQueue
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 
 _UNSEEN: Final = LookResult(LookOutcome.UNAVAILABLE)
 

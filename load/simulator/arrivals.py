@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
 
 from load.errors import TraceError
 from load.schema import TRACE_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
 
 MAX_ARRIVAL_S: Final = 366 * 86_400.0
 """A year: later times are probably calendar times, or milliseconds."""

@@ -7,13 +7,11 @@ run. `runtime.loading.load_lifecycle` runs here as it does on an event loop of a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from load.errors import TraceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, Iterable
 
 
 class EventQueue:

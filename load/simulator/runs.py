@@ -8,12 +8,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from concurrent.futures import as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,16 +22,11 @@ import pyarrow.parquet as pq
 from load.errors import CannotWrite, LoadError
 from load.generator.record_parts import METADATA_KEY
 from load.schema import RECORD_SCHEMA
+from load.simulator.autoscaling import LoadingOptions
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from load.worker_processes import is_stopping, worker_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from load.simulator.autoscaling import LoadingOptions
-    from load.simulator.cluster.plan import ClusterPlan
 
 
 @dataclass(frozen=True, slots=True)

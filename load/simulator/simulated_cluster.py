@@ -4,34 +4,28 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from math import inf
-from typing import TYPE_CHECKING
 
 from autoscaler.planning.pool_view import CopyUse
 from load.simulator.applications import SimulatedApplications
-from load.simulator.cluster.plan import IGNITER, INTERFERENCE
-from load.simulator.gateway import SimulatedGateway
+from load.simulator.cluster.plan import IGNITER, INTERFERENCE, ClusterPlan, PodPlan
+from load.simulator.event_queue import EventQueue
+from load.simulator.gateway import QueueOptions, SimulatedGateway
 from load.simulator.pods import shared_gpu
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
 from load.simulator.pods.shared_gpu import Interference, SharedGpu
 from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.results.records import FinishedRequests
+from load.simulator.results.summary import Summary
 from registry.domain.accelerator import AcceleratorKind
 from registry.domain.application import AccuracyProfile
+from registry.domain.demand import ExpectedRates, QueueStats
 from registry.domain.model import ModelName, Tier
 from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.profile import Profile
 from registry.domain.reservation import ANY_COPIES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from load.simulator.cluster.plan import ClusterPlan, PodPlan
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.gateway import QueueOptions
-    from load.simulator.results.records import FinishedRequests
-    from load.simulator.results.summary import Summary
-    from registry.domain.demand import ExpectedRates, QueueStats
 
 
 class SimulatedCluster:

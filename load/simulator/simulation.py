@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
+
+import pyarrow as pa
 
 from load.errors import LoadError
+from load.schema import Trace
 from load.simulator.arrivals import rows
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.event_queue import EventQueue
+from load.simulator.gateway import QueueOptions
 from load.simulator.results.records import RecordBuffer
 from load.simulator.results.summary import Summary
 from load.simulator.simulated_cluster import SimulatedCluster
 from registry.domain.accelerator import AcceleratorKind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    import pyarrow as pa
-
-    from load.schema import Trace
-    from load.simulator.cluster.plan import ClusterPlan
-    from load.simulator.gateway import QueueOptions
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 
 BATCH_ROWS: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""

@@ -6,19 +6,23 @@ A specification is validated as a whole, files included, before anything is read
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from load.errors import InvalidTraceSpec, TraceError
+from load.schema import Trace
 from load.synthetic import GENERATORS, generate
 from load.trace_spec.grammar import Chain, SpecStage, parse_spec
 from load.traces.batches import ReplayableTrace, even_batches, full_names
-from load.traces.formats.formats import FORMATS, detect_format, require_format
-from load.traces.formats.tables import matching_files, read_header
+from load.traces.formats.blocks import Block
+from load.traces.formats.formats import FORMATS, Format, detect_format, require_format
+from load.traces.formats.tables import TraceTable, matching_files, read_header
 from load.traces.order import merged
 from load.traces.parameters import (
     Count,
@@ -36,16 +40,6 @@ from load.traces.parameters import (
 from load.traces.seeds import Seed
 from load.traces.transforms import attributes, filters
 from load.traces.transforms.attributes import DeadlineParameters, MapParameters
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import pyarrow as pa
-
-    from load.schema import Trace
-    from load.traces.formats.blocks import Block
-    from load.traces.formats.formats import Format
-    from load.traces.formats.tables import TraceTable
 
 
 @dataclass(frozen=True, slots=True)

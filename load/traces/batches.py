@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from load.errors import TraceError
-from load.schema import TRACE_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from load.schema import Trace
+from load.schema import TRACE_SCHEMA, Trace
 
 BATCH_ROWS: Final = 16_384
 """Arrivals per batch: a few hundred kilobytes, enough that vectorised work pays off."""

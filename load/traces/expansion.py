@@ -6,15 +6,12 @@ arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, from a 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 BIN_COUNT: Final = np.dtype([("start_s", "f8"), ("model", "i4"), ("count", "i8")])
 BinCounts: TypeAlias = "NDArray[np.void]"

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
+import pyarrow as pa
 
 from load.errors import TraceError
+from load.schema import Trace
 from load.traces.batches import concat, sorted_by_time, times_s
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    import pyarrow as pa
-
-    from load.schema import Trace
-    from load.traces.formats.blocks import Block
+from load.traces.formats.blocks import Block
 
 
 def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[pa.RecordBatch]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -11,17 +12,13 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidatorFunctionWrapHandler,
     WrapValidator,
     model_validator,
 )
 
 from common.sizes import parse_duration_s
 from load.traces.batches import DEFAULT_TENANT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from pydantic import ValidatorFunctionWrapHandler
 
 T = TypeVar("T")
 

@@ -1,12 +1,13 @@
 """`autoscaler`: the log of its actions, or with `--dry-run` the plan it would make now."""
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from autoscaler.loading.loading_policies import policy_of
 from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
+from autoscaler.tick.planner import TickPlan
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
@@ -19,9 +20,6 @@ from registry.domain.model import name_of_key
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-
-if TYPE_CHECKING:
-    from autoscaler.tick.planner import TickPlan
 
 LOADING_NAMES = str(LOADING)
 _READ_TIMEOUT_S = 10.0

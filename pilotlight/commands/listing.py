@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gateway.applications.live_window import variants_of
-from pilotlight.commands.target import require_known
-from pilotlight.output import fit
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
+from pilotlight.commands.target import PlatformTarget, require_known
+from pilotlight.output import Output, fit
+from registry.domain.application import ApplicationSpec
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 
 _POLL_S: Final = 1.0
 

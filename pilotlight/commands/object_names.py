@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Kind(StrEnum):

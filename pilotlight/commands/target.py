@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from pathlib import Path
+from typing import Any, Final, Self
 
 import httpx
 
@@ -14,16 +16,11 @@ from pilotlight.errors import InvalidInput, KeyNeeded, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
 from pilotlight.state_dir import StateDir
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
-    from pathlib import Path
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 _GATEWAY_TIMEOUT_S = 300.0
 KEY_HINT: Final = "give --key or set PILOTLIGHT_KEY"

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from pilotlight.quantities import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from rich.console import RenderableType
 
 MAX_PODS: Final = 6
 _STYLES: Final = {"device": "green", "loading": "magenta", "host": "blue", "disk": "yellow"}

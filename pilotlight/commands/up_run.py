@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from pilotlight.commands.apply import declare_and_check
+from pilotlight.commands.apply import Declared, declare_and_check
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.output import ProgressReporter, progress_bar
+from pilotlight.output import Output, ProgressReporter, progress_bar
+from pilotlight.platform.platform import Platform
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file, start_detached, supervise
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pilotlight.commands.apply import Declared
-    from pilotlight.output import Output
-    from pilotlight.platform.platform import Platform
-    from pilotlight.platform.settings import PlatformSettings
-    from pilotlight.state_dir import PlatformState
+from pilotlight.state_dir import PlatformState
 
 
 def run_detached(settings: PlatformSettings, output: Output, specs: Sequence[Declared]) -> None:

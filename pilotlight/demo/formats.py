@@ -8,9 +8,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import httpx
@@ -24,9 +25,6 @@ from common.inference_protocol.grpc_messages import (
     messages,
 )
 from common.inference_protocol.tensors import numeric_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 ROWS = [[6.8, 2.8, 4.8, 1.4], [5.1, 3.5, 1.4, 0.2]]
 CLASSES = [1, 0]

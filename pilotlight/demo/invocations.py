@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from pilotlight.demo.runs import TimedResponse
 from pilotlight.demo.scenarios import SENTENCE
-from pilotlight.demo.session import gather_requests
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pilotlight.demo.runs import TimedResponse
-    from pilotlight.demo.session import LiveSession
+from pilotlight.demo.session import LiveSession, gather_requests
 
 SENTENCES = (
     "A cat is sleeping on the sofa.",

@@ -8,7 +8,6 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pilotlight.demo.invocations import invoke_samples
 from pilotlight.demo.report import (
@@ -23,25 +22,34 @@ from pilotlight.demo.report import (
     take_pictures,
     write_report_page,
 )
-from pilotlight.demo.runs import check_simple, check_win, keep_faster, observed_times
-from pilotlight.demo.scenarios import FULL, MAX_ATTEMPTS, POLICIES, SHORT, WIN_SCENARIOS
-from pilotlight.demo.session import live_session
+from pilotlight.demo.runs import (
+    SimpleRun,
+    WinRun,
+    check_simple,
+    check_win,
+    keep_faster,
+    observed_times,
+)
+from pilotlight.demo.scenarios import (
+    FULL,
+    MAX_ATTEMPTS,
+    POLICIES,
+    SHORT,
+    WIN_SCENARIOS,
+    DemoScale,
+    WinScenario,
+)
+from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import ExpectationFailed
-from pilotlight.output import ProgressReporter, progress_bar
+from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.quantities import format_bytes
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import StateDir
+from registry.domain.model import ModelSpec
 from registry.inference_service.reader import read_documents
-
-if TYPE_CHECKING:
-    from pilotlight.demo.runs import SimpleRun, WinRun
-    from pilotlight.demo.scenarios import DemoScale, WinScenario
-    from pilotlight.demo.session import LiveSession
-    from pilotlight.output import Output
-    from registry.domain.model import ModelSpec
 
 PAGES = (
     Page("overview", "/console", "The console: which model is where"),

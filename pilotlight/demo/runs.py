@@ -6,8 +6,9 @@ Seconds. Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from load.stages import STAGES
 from pilotlight.demo.scenarios import (
@@ -15,12 +16,8 @@ from pilotlight.demo.scenarios import (
     LIU_REDUCTION_RATIO,
     TWO_LOADS_RATIO,
     MachineTimes,
+    WinScenario,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pilotlight.demo.scenarios import WinScenario
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,8 @@ Source: Liu 2025, sections 6.2 and 6.4, tables 6.1 to 6.3. Values only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SENTENCE = "quick brown fox jumps over"
 """The five words of every request, as in the thesis."""

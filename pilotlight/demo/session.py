@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import httpx
 
@@ -16,13 +17,9 @@ from load.generator.responses import reported_stages_ms
 from pilotlight.demo.runs import TimedResponse
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.platform.platform import Platform
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.signals import cancelled_by_signals
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-
-    from pilotlight.platform.settings import PlatformSettings
-    from registry.domain.model import ModelSpec
+from registry.domain.model import ModelSpec
 
 _REQUEST_TIMEOUT_S = 300.0
 _SETTLE_TIMEOUT_S = 30.0

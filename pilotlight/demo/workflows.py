@@ -11,15 +11,16 @@ import os
 import signal
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from pilotlight.demo.session import gather_requests, live_session
+from pilotlight.demo.session import LiveSession, gather_requests, live_session
 from pilotlight.errors import ExpectationFailed, RequestFailed
-from pilotlight.output import ProgressReporter
+from pilotlight.output import Output, ProgressReporter
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models.samples import (
@@ -29,12 +30,6 @@ from pilotlight.sample_models.samples import (
 )
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelSpec, Task
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from pilotlight.demo.session import LiveSession
-    from pilotlight.output import Output
 
 _FILES: Final = Path(__file__).with_name("workflow_files")
 _WORKFLOWS: Final = ("expert", "debate")

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from pilotlight.demo.runs import SimpleRun, WinRun
-from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS, MachineTimes
-from pilotlight.demo.session import gather_requests
+from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS, MachineTimes, WinScenario
+from pilotlight.demo.session import LiveSession, gather_requests
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
-
-if TYPE_CHECKING:
-    from pilotlight.demo.scenarios import WinScenario
-    from pilotlight.demo.session import LiveSession
 
 _MEASURED_TIMEOUT_S = 10.0
 

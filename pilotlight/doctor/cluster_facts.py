@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kubernetes.aio import client
 
 from autoscaler.kubernetes.cluster.cluster_api import LIST_TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Denied, Gone
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 Document = dict[str, Any]
 

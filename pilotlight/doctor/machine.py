@@ -8,15 +8,13 @@ import resource
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pilotlight.doctor.finding import Finding, ok, problem, warning
 from pilotlight.errors import StartFailed
 from pilotlight.platform.bundled_servers import redis_binary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 MIN_DRIVER: Final = 580
 """Of CUDA 13, with which the locked torch is built."""

@@ -12,14 +12,12 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from common.child_process import Command
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _QUERY = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
 """It comes with the driver; torch is for the runtime alone."""

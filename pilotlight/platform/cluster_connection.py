@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable
+from typing import Self
 
 from pilotlight.errors import StartFailed
+from registry.domain.cluster import ClusterState
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.cluster import ClusterState
 
 _SYNC_TIMEOUT_S = 10.0
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from common.child_process import Command
 from pilotlight.errors import StartFailed
 from pilotlight.platform.accelerators import (
     MPS,
@@ -41,21 +43,16 @@ from pilotlight.platform.process_specs import (
     scheduler_spec,
 )
 from pilotlight.platform.processes import free_port, returns_ok, wait_for_ports
+from pilotlight.platform.settings import (
+    LocalAutoscalerSettings,
+    LocalPodSettings,
+    PlatformSettings,
+)
 from pilotlight.platform.socket_folder import socket_folder
 from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import PlatformState
+from registry.domain.placement import PlacedPod
 from registry.domain.pod import PodPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from common.child_process import Command
-    from pilotlight.platform.settings import (
-        LocalAutoscalerSettings,
-        LocalPodSettings,
-        PlatformSettings,
-    )
-    from registry.domain.placement import PlacedPod
 
 _LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 180.0

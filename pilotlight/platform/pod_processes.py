@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from common.backoff import KeyedBackoff
 from common.child_process import (
@@ -23,10 +25,6 @@ from common.child_process import (
     python_module,
 )
 from pilotlight.platform.supervised_process import SupervisedProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from common.child_process import Command, python_environment, python_module
 from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
 from pilotlight.platform.bundled_servers import object_store_command, redis_command
+from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
+from registry.domain.placement import PlacedPod
 from registry.domain.pod import placed_slots
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
-    from registry.domain.placement import PlacedPod
 
 
 def _spec(

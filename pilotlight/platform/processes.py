@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
 
 from common.http_client import HttpClient, split_url
 from common.http_connection import HttpError
 from pilotlight.errors import StartFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from pathlib import Path
 
 
 def free_port(host: str = "127.0.0.1") -> int:

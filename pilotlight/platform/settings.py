@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - pydantic resolves it in the supervisor process
+from pathlib import Path
 
-from pilotlight.state_dir import StateDir  # noqa: TC001 - as above
+from pilotlight.state_dir import StateDir
 
 
 @dataclass(frozen=True, slots=True)

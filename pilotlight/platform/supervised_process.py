@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
 
-from common.child_process import KeptProcess
+from common.child_process import Command, KeptProcess
 from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import last_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from common.child_process import Command
 
 _READY_POLL_INTERVAL_S: Final = 0.03
 

@@ -15,11 +15,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.child_process import python_environment, python_module
 from common.logs import configure_logs
@@ -34,12 +34,7 @@ from pilotlight.errors import (
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.signals import cancelled_by_signals
-from pilotlight.state_dir import PlatformState
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from pilotlight.state_dir import StateDir
+from pilotlight.state_dir import PlatformState, StateDir
 
 _STOP_TIMEOUT_S = 60.0
 

@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     GPT2TokenizerFast,
+    PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
     T5TokenizerFast,
@@ -47,11 +48,6 @@ from pilotlight.sample_models.architectures import (
 )
 from pilotlight.sample_models.make_pipeline import write_pipeline
 from pilotlight.sample_models.make_program import write_program
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from transformers import PreTrainedModel
 
 SENTINEL_COUNT = 100
 END_OF_TEXT = "<|endoftext|>"

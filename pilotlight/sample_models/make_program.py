@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FEATURES = 4
 CLASSES = 3

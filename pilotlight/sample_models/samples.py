@@ -10,24 +10,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
 from common.child_process import python_environment, python_module
 from common.parent_death import dies_with_this_thread
 from pilotlight.errors import MissingExtra, StartFailed
-from pilotlight.output import progress_bar
+from pilotlight.output import Output, progress_bar
 from pilotlight.quantities import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pilotlight.output import Output
 
 BUCKET = "models"
 _MB = 10**6

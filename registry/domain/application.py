@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 DEFAULT_WINDOW_S: Final = 0.1
 DEFAULT_DEADLINE_S: Final = 1.0

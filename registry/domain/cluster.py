@@ -6,27 +6,23 @@ Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from registry.cost import ArrivalRates
+from registry.domain.action_log import WantedPods
+from registry.domain.application import AccuracyProfile, ApplicationSpec
+from registry.domain.demand import ExpectedRates
 from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.eviction_prices import EvictionPrices
+from registry.domain.free_pods import FreePods
 from registry.domain.model import ModelName, ModelRecord, name_of_key
+from registry.domain.placement import PlacementRecord
 from registry.domain.pod_index import PodIndex
-from registry.domain.residency_index import ResidencyIndex
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.action_log import WantedPods
-    from registry.domain.application import AccuracyProfile, ApplicationSpec
-    from registry.domain.demand import ExpectedRates
-    from registry.domain.free_pods import FreePods
-    from registry.domain.placement import PlacementRecord
-    from registry.domain.pod_state import PodState
-    from registry.domain.profile import Profile
-    from registry.domain.queued_steps import QueuedSteps
-    from registry.domain.residency_index import Residency
+from registry.domain.pod_state import PodState
+from registry.domain.profile import Profile
+from registry.domain.queued_steps import QueuedSteps
+from registry.domain.residency_index import Residency, ResidencyIndex
 
 _NO_HOLDERS: Mapping[str, Residency] = {}
 

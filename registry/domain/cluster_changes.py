@@ -6,13 +6,15 @@ every entity keeps the version that last changed it. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from registry.domain.accelerator import AcceleratorKind
 from registry.domain.application import decode_accuracy, decode_application
+from registry.domain.cluster import ClusterState
 from registry.domain.codec import decode_pod, decode_profile, decode_record, decode_wanted
 from registry.domain.demand import decode_expected
 from registry.domain.model import ModelName, Tier
@@ -21,11 +23,6 @@ from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
 from registry.domain.queued_steps import NO_STEPS
 from registry.domain.residency_index import Residency
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from registry.domain.cluster import ClusterState
 
 _SNAPSHOT_PARTS: Final = 10
 LATE_VERSIONS: Final = 16_384

@@ -5,8 +5,9 @@ Fields that a newer version wrote are ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
@@ -33,9 +34,6 @@ from registry.domain.profile import (
     ShareFactor,
 )
 from registry.domain.task_options import Answers, Scores, TaskOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 MAX_STEP_MODELS: Final = 256
 """Models declared in one step. Redis serves no other client meanwhile: 10,000 at once took 0.3 s of

@@ -7,17 +7,15 @@ ignored.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.model import ModelName
+from registry.domain.model import ModelName
 
 
 class CountWindow(StrEnum):

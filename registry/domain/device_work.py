@@ -7,13 +7,11 @@ seconds on the registry's clock, which may jump.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
 
 ASSUMED_DUE_S: Final = 60.0
 """Devices serve a tenant's earliest deadline first, requests without one as if due so long after

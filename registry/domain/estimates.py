@@ -8,12 +8,14 @@ and is marked: a request is never rejected for its deadline because of such an e
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from registry.domain.accelerator import AcceleratorKind
 from registry.domain.measures import (
     MAX_CLASSES,
     OUTPUT_BYTES,
@@ -22,11 +24,6 @@ from registry.domain.measures import (
     seconds_at_size,
 )
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
-    from registry.domain.accelerator import AcceleratorKind
 
 WINDOW: Final = 32
 """Samples kept per model and measure: few, so that medians follow a change within seconds."""

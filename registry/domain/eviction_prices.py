@@ -8,22 +8,19 @@ asked for after a change at the pod, or of another copy of one of its models.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.cost import ArrivalRates, blended_rates, characteristic_time_s, eviction_loss_s
 from registry.domain.demand import ExpectedRates
+from registry.domain.estimates import ModelEstimates
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from registry.domain.estimates import ModelEstimates
-    from registry.domain.pod_index import PodIndex
-    from registry.domain.pod_state import PodState
-    from registry.domain.residency_index import ResidencyIndex
+from registry.domain.pod_index import PodIndex
+from registry.domain.pod_state import PodState
+from registry.domain.residency_index import ResidencyIndex
 
 REFRESH_S: Final = 1.0
 _REFRESH_S_PER_MODEL: Final = 5e-5

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.pod_state import ChangeLog, PodState
+from registry.domain.pod_state import ChangeLog, PodState
 
 _FEW: Final = 4
 """Pods up to which sorting them is faster than to move those that have changed."""

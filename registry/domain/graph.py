@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.model import ModelName
+from registry.domain.model import ModelName
 
 ROOT: Final = "root"
 KIND: Final = "graph"

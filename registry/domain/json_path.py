@@ -8,13 +8,11 @@ multipaths, literals and `~` in queries are refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import eq, ge, gt, le, lt, ne
-from typing import TYPE_CHECKING, Any, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Any, Final
 
 MAX_CHARACTERS: Final = 1000
 MAX_PARTS: Final = 100

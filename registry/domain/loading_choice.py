@@ -6,16 +6,12 @@ model that names another one cannot be served by it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from registry.domain.application import SelectionPolicy
-from registry.domain.model import LoadingPolicyName, PlacementName, RoutingPolicy
+from registry.domain.model import LoadingPolicyName, ModelSpec, PlacementName, RoutingPolicy
 from registry.plugins import PolicyNames
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from registry.domain.model import ModelSpec
 
 ROUTING: Final = PolicyNames("pilotlight.routing", RoutingPolicy)
 LOADING: Final = PolicyNames("pilotlight.loading", LoadingPolicyName)

@@ -10,11 +10,9 @@ and bytes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 MAX_AGE_S: Final = 60.0
 """Measurements older than this refuse no request: what was slow then may be fast now."""

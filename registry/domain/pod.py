@@ -6,16 +6,13 @@ slot, so one slot means batches of one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from registry.domain.profile import Profile
+from registry.domain.profile import Profile
 
 LEASE_TTL_S: Final = 3.0
 HEARTBEAT_S: Final = 1.0

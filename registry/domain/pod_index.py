@@ -7,16 +7,12 @@ a cold start is cheapest. Pods are kept in groups of equal rank, each group in t
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
 
-from registry.domain.pod_state import ChangeCounter, ChangeLog, divide_free_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
-
-    from registry.domain.accelerator import AcceleratorKind
-    from registry.domain.estimates import Measurements
-    from registry.domain.pod_state import PodState
+from registry.domain.accelerator import AcceleratorKind
+from registry.domain.estimates import Measurements
+from registry.domain.pod_state import ChangeCounter, ChangeLog, PodState, divide_free_bytes
 
 Rank = tuple[float, ...]
 _IDLE: Final[Rank] = (float("-inf"), 0)

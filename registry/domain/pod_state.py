@@ -6,17 +6,14 @@ Mutable for speed. What policies ask about many pods per decision is computed wh
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.estimates import Measurements
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.pod_work import PodWork
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _KEPT: Final = 1024
 

@@ -5,12 +5,10 @@ Their reservations carry their model, so that every scheduler knows what the oth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,14 @@ use and dropped when the model's residency changes or any pod starts or stops ac
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.free_pods import FreePods
 from registry.domain.model import Tier, name_of_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.pod_index import PodIndex
-    from registry.domain.pod_state import PodState
+from registry.domain.pod_index import PodIndex
+from registry.domain.pod_state import PodState
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from common.sizes import parse_duration_s
 from registry.domain.loading_choice import LOADING, PLACEMENT, ROUTING
@@ -23,12 +25,7 @@ from registry.domain.model import (
     Tier,
 )
 from registry.domain.task_options import Answers, Scores
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from enum import StrEnum
-
-    from registry.plugins import PolicyNames
+from registry.plugins import PolicyNames
 
 PREFIX = "pilotlight.io/"
 _MAX_DURATION_S = 30 * 86400.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from common.sizes import parse_duration_s
 from registry.domain.application import (
@@ -27,9 +28,6 @@ from registry.inference_service.document_checks import (
     read_parsed,
 )
 from registry.inference_service.storage_uri import storage_uri_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 API_VERSION: Final = "pilotlight.io/v1alpha1"
 KIND: Final = "InferenceApplication"

@@ -7,16 +7,12 @@ an explainer only beside a transformer (KServe 0.20, `controller.go` and `compon
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from common.shown_value import shown
-from registry.domain.model import LogMode, RequestLog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.model import ModelName, ModelPolicy
+from registry.domain.model import LogMode, ModelName, ModelPolicy, RequestLog
 
 TRANSFORMER: Final = "transformer"
 EXPLAINER: Final = "explainer"

@@ -6,16 +6,14 @@ Of InferenceApplications and InferenceGraphs; InferenceServices have rules of th
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from common.shown_value import shown
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.manifests import objects_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

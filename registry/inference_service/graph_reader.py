@@ -7,9 +7,10 @@ warning. Fields about the router's pod are allowed and mean nothing: graphs have
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from common.shown_value import shown
@@ -22,9 +23,6 @@ from registry.inference_service.document_checks import (
     read_kind,
     read_parsed,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 API_VERSION: Final = "serving.kserve.io/v1alpha1"
 KIND: Final = "InferenceGraph"

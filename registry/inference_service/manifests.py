@@ -6,15 +6,13 @@ as `kubectl get -o yaml` writes them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import yaml
 
 from common.shown_value import shown
 from registry.errors import InvalidYaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DECLARED_KINDS: Final = ("InferenceService", "InferenceApplication", "InferenceGraph")
 _CREDENTIALS: Final = (

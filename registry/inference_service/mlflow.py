@@ -7,16 +7,14 @@ models have too, is code.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.shown_value import shown
 from registry.inference_service.modelmesh import POOL_ANNOTATION
 from registry.inference_service.predictors import UNSERVED_FORMATS
 from registry.inference_service.reader import API_VERSION, KIND
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
 
 _LIBRARIES: Final = ("xgboost", "lightgbm", "onnx")
 _FOLDERS: Final = {"sentence_transformers": "model.sentence_transformer"}

@@ -10,18 +10,16 @@ import base64
 import binascii
 import copy
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.shown_value import shown
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import SERVED_FORMATS, UNSERVED_FORMATS
 from registry.inference_service.reader import API_VERSION, KIND, read_object
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MODE_ANNOTATION: Final = "serving.kserve.io/deploymentMode"
 MODE: Final = "ModelMesh"

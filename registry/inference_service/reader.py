@@ -6,13 +6,15 @@ All mistakes of all objects are reported together: file, object, field, value, w
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.shown_value import shown
-from registry.domain.model import ModelName, ModelSpec, Task
+from registry.domain.model import ModelName, ModelSpec, Precision, Task
+from registry.domain.task_options import TaskOptions
 from registry.errors import InvalidModel, InvalidYaml
-from registry.inference_service.annotations import parse_annotations
+from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.application_reader import is_application
 from registry.inference_service.components import component_problems
 from registry.inference_service.graph_reader import is_graph
@@ -25,13 +27,6 @@ from registry.inference_service.predictors import (
     read_predictor,
 )
 from registry.inference_service.storage_uri import storage_uri_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.model import Precision
-    from registry.domain.task_options import TaskOptions
-    from registry.inference_service.annotations import ParsedAnnotations
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"

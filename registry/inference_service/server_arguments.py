@@ -7,15 +7,13 @@ counterpart here is named in `ignored`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.shown_value import shown
 from registry.domain.model import Precision, Task
 from registry.domain.task_options import OWN, Answers, Scores, TaskOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 HUGGING_FACE: Final = "huggingface"
 _FLAGS: Final = frozenset({

@@ -7,18 +7,15 @@ the pool's InferenceService or settings of its processes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from common.sizes import parse_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from registry.domain.model import ModelSpec
+from registry.domain.model import ModelSpec
 
 EVERY: Final = "*"
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

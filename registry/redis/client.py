@@ -9,11 +9,17 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import orjson
 
-from registry.domain.application import encode_accuracy, encode_application
+from registry.domain.application import (
+    AccuracyProfile,
+    ApplicationSpec,
+    encode_accuracy,
+    encode_application,
+)
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import load_snapshot
 from registry.domain.codec import (
@@ -26,8 +32,9 @@ from registry.domain.codec import (
 )
 from registry.domain.loading_choice import loading_problems, placement_problems
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.domain.placement import START_TIMEOUT_S, decode_place
-from registry.domain.pod import LEASE_TTL_S
+from registry.domain.placement import START_TIMEOUT_S, PlacedPod, decode_place
+from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
+from registry.domain.profile import Profile
 from registry.domain.reservation import (
     CLAIM_TTL_S,
     Granted,
@@ -37,14 +44,6 @@ from registry.domain.reservation import (
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from registry.domain.application import AccuracyProfile, ApplicationSpec
-    from registry.domain.placement import PlacedPod
-    from registry.domain.pod import PodInfo, PodPhase, PodReport
-    from registry.domain.profile import Profile
 
 
 class Registry:

@@ -10,18 +10,14 @@ import asyncio
 import ssl
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
 
 import hiredis
 
 from common.backoff import Backoff
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.redis.server_address import find_server
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from registry.redis.server_address import ServerAddress
+from registry.redis.server_address import ServerAddress, find_server
 
 CONNECT_TIMEOUT_S: Final = 0.8
 """Callers get RegistryUnavailable within a second when Redis is unreachable."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.redis.redis_connection import ReconnectingConnection, reply_timeout, resolver
+from registry.redis.redis_connection import (
+    ReconnectingConnection,
+    RedisConnection,
+    reply_timeout,
+    resolver,
+)
 from registry.redis.script import ChannelVersions, ServerScript, read_snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from registry.redis.redis_connection import RedisConnection
 
 logger = logging.getLogger(__name__)
 

@@ -11,26 +11,22 @@ import asyncio
 import logging
 import random
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import orjson
 
 from common.backoff import Backoff
 from registry.domain.cluster import ClusterState
 from registry.domain.cluster_changes import ChangeApplier, load_snapshot
+from registry.domain.model import ModelName, ModelRecord
 from registry.errors import RegistryUnavailable
+from registry.redis.client import Registry
 from registry.redis.redis_connection import RedisConnection
+from registry.redis.script import ChannelVersions
 from registry.redis.server_address import find_server
 from registry.redis.shared_snapshot import take_shared_snapshot
-from registry.redis.transactions import REPLY_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from registry.domain.model import ModelName, ModelRecord
-    from registry.redis.client import Registry
-    from registry.redis.script import ChannelVersions
-    from registry.redis.transactions import AppliedChanges
+from registry.redis.transactions import REPLY_TIMEOUT_S, AppliedChanges
 
 logger = logging.getLogger(__name__)
 

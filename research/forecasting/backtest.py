@@ -6,8 +6,9 @@ arrival before the origin are scored. Windows are whole minutes, as the counts o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -22,12 +23,8 @@ from autoscaler.forecasting.history import (
     History,
     Integers,
 )
+from research.forecasting.methods import Method
 from research.forecasting.scores import ForecastTally, tally
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from research.forecasting.methods import Method
 
 _KEPT: Final = CountsParams()
 

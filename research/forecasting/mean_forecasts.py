@@ -7,12 +7,13 @@ The back-test therefore compares means, not a forecast with noise and one withou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.day_profile import BINS
+from autoscaler.forecasting.forecasts import Fit
 from autoscaler.forecasting.history import (
     MINUTES_OF_DAY,
     MINUTES_OF_TEN,
@@ -21,9 +22,6 @@ from autoscaler.forecasting.history import (
     ForecastHorizon,
     History,
 )
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.forecasts import Fit
 
 Means: TypeAlias = Callable[[History, tuple[int, ...], Floats], Floats]
 """(history, lags, windows, both in minutes) to (models, lags, windows): means forecast as of `lag`

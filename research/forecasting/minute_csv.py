@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import csv
 import gzip
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from autoscaler.forecasting.history import ForecastingError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from autoscaler.forecasting.history import Integers
+from autoscaler.forecasting.history import ForecastingError, Integers
 
 _MAX_CELLS: Final = 200_000_000
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Booleans, Floats, Forecast
+from autoscaler.forecasting.history import Booleans, Floats, Forecast
 
 
 @dataclass(frozen=True, slots=True)

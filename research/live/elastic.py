@@ -8,25 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from pilotlight.demo.session import gather_requests
+from pilotlight.demo.session import LiveSession, gather_requests
 from pilotlight.errors import RequestFailed
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
 from research.experiments.elastic.burst_run import LiveBurst
-from research.experiments.elastic.spike_run import measure_spike
-from research.experiments.elastic.spike_scenario import spike_arrivals
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pilotlight.demo.session import LiveSession
-    from registry.domain.cluster import ClusterState
-    from research.experiments.elastic.spike_run import SpikeResult
-    from research.experiments.elastic.spike_scenario import SpikeScenario
+from research.experiments.elastic.spike_run import SpikeResult, measure_spike
+from research.experiments.elastic.spike_scenario import SpikeScenario, spike_arrivals
 
 _QUEUE_TIMEOUT_S: Final = 280.0
 """Long enough for all requests of a burst, which wait in the gateway at the same time."""

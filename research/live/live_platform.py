@@ -12,22 +12,25 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from common.child_process import python_environment
-from pilotlight.demo.scenarios import FULL, POLICIES, WIN_SCENARIOS
-from pilotlight.demo.session import live_session
+from load.report.run import Run
+from pilotlight.demo.runs import SimpleRun, WinRun
+from pilotlight.demo.scenarios import FULL, POLICIES, WIN_SCENARIOS, DemoScale
+from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.demo.workloads import (
     measure_machine_times,
     run_simple,
     run_win,
 )
 from pilotlight.errors import StartFailed
-from pilotlight.output import ProgressReporter, progress_bar
+from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.bundled_servers import redis_binary
 from pilotlight.platform.processes import free_port
 from pilotlight.platform.settings import (
@@ -43,7 +46,12 @@ from pilotlight.sample_models.samples import (
     prepare_samples,
 )
 from pilotlight.state_dir import StateDir
-from research.experiments.regret.live_slice import LIVE_POLICIES
+from research.experiments.elastic.burst_run import LiveBurst
+from research.experiments.elastic.spike_run import SpikeResult
+from research.experiments.elastic.spike_scenario import SpikeScenario
+from research.experiments.liu.replicas_run import ReplicasRun
+from research.experiments.prewarm.live_slice import TraceSlice
+from research.experiments.regret.live_slice import LIVE_POLICIES, LiveCell, LiveRun
 from research.live.elastic import burst_models, run_burst, run_spike, spike_model
 from research.live.prewarming import play_slice, prewarming_settings
 from research.live.regret_cells import (
@@ -52,21 +60,6 @@ from research.live.regret_cells import (
     replay_cell,
 )
 from research.live.replicas import run_concurrent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
-
-    from load.report.run import Run
-    from pilotlight.demo.runs import SimpleRun, WinRun
-    from pilotlight.demo.scenarios import DemoScale
-    from pilotlight.demo.session import LiveSession
-    from pilotlight.output import Output
-    from research.experiments.elastic.burst_run import LiveBurst
-    from research.experiments.elastic.spike_run import SpikeResult
-    from research.experiments.elastic.spike_scenario import SpikeScenario
-    from research.experiments.liu.replicas_run import ReplicasRun
-    from research.experiments.prewarm.live_slice import TraceSlice
-    from research.experiments.regret.live_slice import LiveCell, LiveRun
 
 T = TypeVar("T")
 

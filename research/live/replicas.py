@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pilotlight.demo.scenarios import SENTENCE
-from pilotlight.demo.session import gather_requests
+from pilotlight.demo.session import LiveSession, gather_requests
 from pilotlight.demo.workloads import t5
 from registry.domain.model import ModelPolicy
 from research.experiments.liu.replicas_run import ReplicasRun
-
-if TYPE_CHECKING:
-    from pilotlight.demo.session import LiveSession
 
 _SCALING_TIMEOUT_S = 180.0
 

@@ -9,18 +9,14 @@ serves, by priority and deadline; the thesis takes starved requests first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
+from autoscaler.planning.pool_view import ModelView, PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,14 @@ The policy preloads no models.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import idle_copies
 from autoscaler.planning.policy import Action, ActionReason, Demote, LoadingPolicy
+from autoscaler.planning.pool_view import ModelView, PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.planning.pool_view import ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

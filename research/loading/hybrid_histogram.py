@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from autoscaler.forecasting.history import Floats, History, Integers
 from autoscaler.placement.idle import idle_copies
 from autoscaler.placement.load_placer import LoadPlacer
 from autoscaler.placement.marginal_value import MarginalValue
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
+from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Preload, Tier
 from research.loading.idle_time_histogram import IdleTimeHistogram, warm_window
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Floats, History, Integers
-    from autoscaler.planning.pool_view import PoolView
 
 _MAX_RANGE_MIN: Final = 20_160
 """Two weeks: how long arrivals are kept (`CountsParams.ten_minutes`)."""

@@ -14,15 +14,13 @@ is the share of idle times that end in the window among those longer than the cu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
+from autoscaler.forecasting.forecasts import Fit
 from autoscaler.forecasting.history import Booleans, Floats, Forecast, ForecastHorizon, History
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.forecasts import Fit
 
 _MARGIN: Final = 0.10
 _NEXT_MARGIN: Final = 0.15

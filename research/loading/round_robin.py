@@ -10,19 +10,16 @@ The thesis gives neither the quanta nor their adjustment.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.idle import IdlePod, idle_pods
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
+from autoscaler.planning.pool_view import ModelView, PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.planning.pool_view import ModelView, PoolView
 
 PLAIN, RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = range(5)
 """The refinements."""

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from autoscaler.placement.planners.problem import PlanParams, Workload
 from registry.domain.placement import PlacedReplica
+from research.placement.patterns import Item, Pattern
 from research.placement.solver import Program
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import PlanParams, Workload
-    from research.placement.patterns import Item, Pattern
 
 _MAX_BATCH_SUM: Final = 1 << 16
 """Above the batches of all replicas together: a replica less is better than any smaller batch."""

@@ -6,17 +6,27 @@ planned freely; of a larger plan the first GPUs are kept (section 5.1.5).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.catalogue import Planner
-from autoscaler.placement.planners.plan import UNSERVABLE, make_placement
-from autoscaler.placement.planners.problem import FITS_PCT, WHOLE_PCT
+from autoscaler.placement.planners.plan import UNSERVABLE, Placement, make_placement
+from autoscaler.placement.planners.problem import (
+    FITS_PCT,
+    WHOLE_PCT,
+    AcceleratorView,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.validation import validate
 from registry.domain.placement import PlacedReplica
 from research.placement.igniter_model import (
+    HardwareCoefficients,
     LatencyMs,
+    ModelCoefficients,
     Resident,
     batch_size,
     kind_coefficients,
@@ -24,18 +34,6 @@ from research.placement.igniter_model import (
     lower_bound_pct,
     predict,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
-    from research.placement.igniter_model import HardwareCoefficients, ModelCoefficients
 
 _MAX_BATCH: Final = 32
 """The largest batch that was measured."""

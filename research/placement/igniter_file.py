@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from autoscaler.placement.planners.problem import InvalidPlacementInput
 from autoscaler.placement.planners.profile_fit import ProfileFit
+from load.simulator.pods.shared_gpu import GpuBatch, Interference
 from registry.domain.model import ModelName
 from registry.domain.profile import IMPORTED, Profile, ProfilePoint, ShareFactor
 from research.placement.igniter_fit import (
@@ -25,11 +27,6 @@ from research.placement.igniter_fit import (
     fit_profile,
 )
 from research.placement.igniter_model import NAME, IgniterFit, Resident, decode_fit, predict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from load.simulator.pods.shared_gpu import GpuBatch, Interference
 
 _HARDWARE: Final = "hardware"
 _SOURCE: Final = "imported: iGniter's measurements, times of the accelerator alone"

@@ -6,16 +6,12 @@ Times are in ms, shares in % of an accelerator, as published.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from autoscaler.placement.planners.problem import WHOLE_PCT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import Profiles
+from autoscaler.placement.planners.problem import WHOLE_PCT, Profiles
 
 NAME: Final = "igniter"
 """Of the fit in profiles."""

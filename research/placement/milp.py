@@ -9,17 +9,25 @@ then smallest batches. Reads of the params: `max_replicas`, `max_nodes`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.plan import (
+    Placement,
     make_placement,
     profiled_capacity,
     throughput_bound,
     unservable_reasons,
 )
-from autoscaler.placement.planners.problem import Metric, PlanParams
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    Metric,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.usher import plan_usher
 from autoscaler.placement.planners.validation import validate
 from research.placement.goodput_program import GoodputProgram, KindItems, SolvedProgram
@@ -31,16 +39,6 @@ from research.placement.patterns import (
     patterns_of,
     value_bound,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        Profiles,
-        Workload,
-    )
 
 _PROVEN: Final = 1e-6
 """A larger gap: the search was cut short, and Usher's plan may be better."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import ceil, floor
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from autoscaler.placement.planners.problem import FITS_PCT, WHOLE_PCT
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _STEPS_PER_PCT: Final = 2
 _VISITS_PER_PATTERN: Final = 40

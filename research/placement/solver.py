@@ -5,15 +5,13 @@ Equal programs have equal solutions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import highspy
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _SLACK: Final = 1e-6
 """How much of a kept sum may be lost: the solver's tolerance."""

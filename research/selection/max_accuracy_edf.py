@@ -5,12 +5,8 @@ A baseline of Wolfrath et al. 2025, section 6.1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gateway.selection.greedy_placement import by_deadline, place_most_accurate
-
-if TYPE_CHECKING:
-    from gateway.selection.planning_problem import PlanningProblem, Step
+from gateway.selection.planning_problem import PlanningProblem, Step
 
 
 def max_accuracy_edf(problem: PlanningProblem) -> list[Step]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from research.simulated_workflows import constants
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Mapping
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import csv
 import gzip
+import random
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
-from research.simulated_workflows.applications import APPLICATIONS, GENERATORS, gentd26
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
-
-    from research.simulated_workflows.applications import Generators, WorkflowRequest
+from research.simulated_workflows.applications import (
+    APPLICATIONS,
+    GENERATORS,
+    Generators,
+    WorkflowRequest,
+    gentd26,
+)
 
 FILE: Final = "gentd26_per_minute.csv.gz"
 _FIRST_MINUTE: Final = 227 * 120

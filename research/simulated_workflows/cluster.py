@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeAlias
 
+from load.simulator.event_queue import EventQueue
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
@@ -17,15 +19,16 @@ from research.simulated_workflows.constants import (
     load_seconds,
 )
 from research.simulated_workflows.devices import SimulatedDevice
+from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, members
-from workflows.scheduling.costs import AssignedStep, Device, ModelCosts, device_queue, foreign_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from load.simulator.event_queue import EventQueue
-    from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-    from workflows.scheduling.costs import DeviceQueue
+from workflows.scheduling.costs import (
+    AssignedStep,
+    Device,
+    DeviceQueue,
+    ModelCosts,
+    device_queue,
+    foreign_steps,
+)
 
 PlacedModels: TypeAlias = "tuple[frozenset[str], ...]"
 """The models on each device, in the order of the devices."""

@@ -7,13 +7,11 @@ in bytes.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from workflows.scheduling.transfers import Links, TransferCosts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 GB: Final = 1e9
 

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from research.simulated_workflows.applications import GENERATORS
-from research.simulated_workflows.cluster import COSTS
+from research.simulated_workflows.cluster import COSTS, PlacedModels, SimulatedCluster
 from research.simulated_workflows.constants import LINKS
-from research.simulated_workflows.predictors import PREDICTORS
-from workflows.prediction.rollout import InputPositions, predicted_steps
+from research.simulated_workflows.predictors import PREDICTORS, NextStepPredictor
+from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+from workflows.prediction.rollout import InputPositions, PredictedStep, predicted_steps
 from workflows.prediction.step_counts import END
 from workflows.scheduling.candidates import candidate_devices
 from workflows.scheduling.costs import scheduling_problem
 from workflows.scheduling.policies import step_policy
-from workflows.scheduling.problem import Placement, Step
-from workflows.scheduling.shared_batches import place_sharing_batches
+from workflows.scheduling.problem import Placement, Schedule, Step
+from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches
 from workflows.scheduling.speculative import FEW_STATES, MAX_STATES, is_outdated, speculative
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from research.simulated_workflows.cluster import PlacedModels, SimulatedCluster
-    from research.simulated_workflows.predictors import NextStepPredictor
-    from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-    from workflows.prediction.rollout import PredictedStep
-    from workflows.scheduling.problem import Schedule
-    from workflows.scheduling.shared_batches import MergedSteps
 
 
 class Placer(Protocol):

@@ -8,16 +8,12 @@ of observed tasks") as all steps so far: both are here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from workflows.prediction.longest_context import LongestContext
-from workflows.prediction.step_counts import StepCounts, shares
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from workflows.prediction.step_counts import Context
+from workflows.prediction.step_counts import Context, StepCounts, shares
 
 
 class NextStepPredictor(Protocol):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from research.simulated_workflows.applications import WorkflowRequest
+from research.simulated_workflows.applications import WorkflowRequest
 
 
 @dataclass(eq=False, slots=True)

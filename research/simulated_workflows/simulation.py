@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from load.simulator.event_queue import EventQueue
 from research.simulated_workflows.applications import (
     APPLICATIONS,
     GENERATORS,
+    Generators,
+    WorkflowRequest,
     knowledge_card,
     mean_work_s,
     models_of,
 )
 from research.simulated_workflows.arrivals import arrivals
-from research.simulated_workflows.cluster import SimulatedCluster, transfer_s
+from research.simulated_workflows.cluster import PlacedModels, SimulatedCluster, transfer_s
 from research.simulated_workflows.constants import (
     DEVICES,
     HOST_BYTES_PER_S,
@@ -25,18 +28,10 @@ from research.simulated_workflows.constants import (
     MODELS,
     WORD_IS_TRUE,
 )
-from research.simulated_workflows.placers import LonePlacer, Schedulers, SpeculativePlacer
+from research.simulated_workflows.devices import CountedDevice
+from research.simulated_workflows.placers import LonePlacer, Placer, Schedulers, SpeculativePlacer
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy, stateful_policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
-
-    from research.simulated_workflows.applications import Generators, WorkflowRequest
-    from research.simulated_workflows.cluster import PlacedModels
-    from research.simulated_workflows.devices import CountedDevice
-    from research.simulated_workflows.placers import Placer
 
 
 def policies_of_runs() -> tuple[str, ...]:

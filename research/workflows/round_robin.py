@@ -5,14 +5,10 @@ Zhang et al. 2025, section 8.3, "RoundRobin".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from workflows.scheduling.call_order import devices_by_name, place_in_call_order
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from workflows.scheduling.problem import Placement, Schedule, SchedulingProblem
+from workflows.scheduling.problem import Placement, Schedule, SchedulingProblem
 
 
 def round_robin(problem: SchedulingProblem, turn: int = 0) -> Schedule:

@@ -6,18 +6,14 @@ model on one device; each batches what waits for it. Memory is counted per copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
+from load.simulator.event_queue import EventQueue
 from research.simulated_workflows.constants import MODELS, load_seconds
 from research.simulated_workflows.devices import DeviceCounts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.simulator.event_queue import EventQueue
-    from research.simulated_workflows.simulated_run import SimulatedStep
+from research.simulated_workflows.simulated_run import SimulatedStep
 
 
 @dataclass(eq=False, slots=True)

@@ -24,7 +24,7 @@ from common.inference_protocol.bodies import parse_object
 from common.inference_protocol.errors import InvalidRequest
 from common.shown_value import shown
 from runtime.openai.field_errors import describe_errors, first_field
-from runtime.openai.messages import Message  # noqa: TC001 - pydantic resolves it
+from runtime.openai.messages import Message
 
 MAX_CHOICES = 16
 MAX_PROMPTS = 32

@@ -9,16 +9,12 @@ often it came with them (naive Bayes).
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import exp, log
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from zlib import crc32
 
-from workflows.prediction.step_counts import StepCounts, shares
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from workflows.prediction.step_counts import Context
+from workflows.prediction.step_counts import Context, StepCounts, shares
 
 HALF_LIFE_S: Final = 6 * 3600.0
 """A workflow's habits of yesterday evening count a sixteenth of today's."""

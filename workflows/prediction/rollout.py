@@ -7,16 +7,12 @@ models only; a placement needs to know what moves where as well.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from workflows.prediction.step_counts import END, StepCounts, most_likely
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from workflows.prediction.step_counts import Context
+from workflows.prediction.step_counts import END, Context, StepCounts, most_likely
 
 _BEGIN: Final = ""
 """Marks the context of all steps so far. No model has an empty name."""

@@ -5,12 +5,10 @@ Zhang et al. 2025, section 5.2: the table (application, T_k) -> {(S_i, f_i)}, S_
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 END: Final = ""
 """Follows the last step of a run. No model has an empty name."""

@@ -14,9 +14,13 @@ import io
 import os
 import selectors
 import signal
+import socket
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from selectors import SelectorKey
+from types import FrameType
+from typing import Any, Final
 
 from common.confinement import keep_only
 from common.frames import frame, parent_socket, read_frame
@@ -26,12 +30,6 @@ from workflows.runner.confinement import confine
 from workflows.runner.definitions import BadDefinitionError, Workflow
 from workflows.runner.graph import graph_workflow
 from workflows.runner.run import FILENAME, ExecutingRun, current_execution
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-    from selectors import SelectorKey
-    from types import FrameType
 
 MAX_BUSY_ROUNDS: Final = 256
 """Rounds of the loop without a pause after which replies are delivered all the same: a run that

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncIterator, Generator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from workflows.wire import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Generator, Mapping
 
 
 class StepFailed(Exception):

@@ -9,22 +9,18 @@ be resumed; its Splitter fails one request in 101, this one none.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from registry.domain.graph import ROOT, GraphNode, GraphStep, RouterType
-from registry.domain.json_path import parse_path
+from registry.domain.json_path import JsonPath, parse_path
 from workflows.runner.calls import Output, Step, StepFailed, running, written_argument
 from workflows.runner.definitions import Workflow
 from workflows.runner.run import executing_run
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.json_path import JsonPath
 
 BODY: Final = "body"
 STATUS: Final = "status"

@@ -11,7 +11,8 @@ import inspect
 import random
 import socket
 import traceback
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
 
 import orjson
 
@@ -26,12 +27,8 @@ from workflows.runner.calls import (
     current_run,
     running,
 )
+from workflows.runner.definitions import Workflow
 from workflows.wire import STREAM, Printed
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-
-    from workflows.runner.definitions import Workflow
 
 MAX_MESSAGE_CHARACTERS: Final = 1000
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from workflows.scheduling.problem import (
     Placement,
     Schedule,
+    SchedulingProblem,
     SchedulingProblemError,
     dependents,
     end_of_step,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from workflows.scheduling.problem import SchedulingProblem
 
 
 def place_in_call_order(

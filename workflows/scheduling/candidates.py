@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from workflows.scheduling.problem import Step
+from workflows.scheduling.problem import Step
 
 MAX_PER_REASON: Final = 4
 """Steps of one model that may run beside each other need a device each."""

@@ -8,20 +8,17 @@ seconds from now.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
 from workflows.scheduling.problem import (
+    Placement,
     SchedulingProblem,
+    Step,
     kinds_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from workflows.scheduling.problem import Placement, Step
-    from workflows.scheduling.transfers import Links
+from workflows.scheduling.transfers import Links
 
 
 @dataclass(frozen=True, slots=True)

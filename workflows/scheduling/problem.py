@@ -5,12 +5,9 @@ Zhang et al. 2025 (DyOrc), section 5.3: a step is their task, a device their wor
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 
 class SchedulingProblemError(ValueError):

@@ -8,15 +8,10 @@ of several calls, and the better schedule counts. Times in seconds.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from workflows.scheduling.problem import Schedule, Step, kinds_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
-
-    from workflows.scheduling.problem import Placement
+from workflows.scheduling.problem import Placement, Schedule, Step, kinds_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,20 @@ has no device free later and lacks no model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from workflows.scheduling.call_order import devices_by_name, greedy
 from workflows.scheduling.problem import (
     Placement,
     Schedule,
+    SchedulingProblem,
+    Step,
     dependents,
     end_of_step,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from workflows.scheduling.problem import SchedulingProblem, Step
 
 MAX_STATES: Final = 16
 """Partial schedules kept per layer; beyond it those that can end earliest, and the result may not

@@ -6,10 +6,12 @@ Times in seconds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
+from registry.domain.estimates import ModelEstimates
 from registry.domain.measures import (
     MAX_CLASSES,
     TransferTier,
@@ -17,11 +19,6 @@ from registry.domain.measures import (
     transfer_measure,
     transfer_tier,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.estimates import ModelEstimates
 
 
 @dataclass(frozen=True, slots=True)

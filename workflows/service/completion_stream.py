@@ -7,7 +7,8 @@ another attempt gives the same text.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import orjson
 
@@ -16,9 +17,6 @@ from common.inference_protocol.tensors import BYTES
 from common.shown_value import shown
 from workflows.service.errors import StepError, StepLost
 from workflows.service.tensors import StoredTensor, plain_value, text_tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 _DONE: Final = b"[DONE]"
 _WHOLE: Final = ("max_tokens", "seed")

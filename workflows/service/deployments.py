@@ -7,10 +7,13 @@ import hashlib
 import logging
 import math
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from registry.domain.model import ModelName
 from registry.errors import InvalidModel
+from registry.redis.workflow_log import WorkflowLog
 from workflows.service.errors import (
     BadFile,
     NameTaken,
@@ -18,17 +21,10 @@ from workflows.service.errors import (
     UnknownWorkflow,
     WorkflowStopped,
 )
-from workflows.service.run import RunStatus
+from workflows.service.run import Run, RunStatus
 from workflows.service.runner_process import RunnerProcess
+from workflows.service.settings import SchedulerSettings
 from workflows.wire import Printed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from registry.domain.model import ModelName
-    from registry.redis.workflow_log import WorkflowLog
-    from workflows.service.run import Run
-    from workflows.service.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 

@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.redis.workflow_log import GAP
-from workflows.service.run import Delivery, RecordedStep, Run, RunStatus
+from registry.redis.workflow_log import GAP, RunRecord, TakenRun, WorkflowLog
+from workflows.service.run import Delivery, RecordedStep, Run, RunStatus, RunStep
 from workflows.service.tensors import StoredTensor, outputs_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from registry.redis.workflow_log import RunRecord, TakenRun, WorkflowLog
-    from workflows.service.run import RunStep
 
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Outputs of a step up to this size are in the journal; others are computed again."""

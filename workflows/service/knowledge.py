@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from workflows.prediction.longest_context import HALF_LIFE_S, LongestContext
-from workflows.prediction.rollout import InputPositions, predicted_steps
+from workflows.prediction.rollout import InputPositions, PredictedStep, predicted_steps
 from workflows.prediction.step_counts import END, BadCountsError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from workflows.prediction.rollout import PredictedStep
 
 
 class WorkflowCounts:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.demand import ArrivalHint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from registry.domain.model import ModelName
-    from workflows.scheduling.problem import SchedulingProblem
+from registry.domain.model import ModelName
+from workflows.scheduling.problem import SchedulingProblem
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,19 +6,15 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from common.child_process import Command, start
+from common.child_process import Child, Command, start
 from common.frames import BadFrame
 from registry.domain.graph import KIND as GRAPH
 from workflows.service.errors import BadFile, RunnerFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from common.child_process import Child
-    from workflows.service.settings import SchedulerSettings
+from workflows.service.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import orjson
@@ -14,6 +15,9 @@ from common.inference_protocol.bodies import LENGTH_HEADER
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import BYTES
 from common.pod_responses import parse_server_timing
+from common.pod_secret import PodSecret
+from common.tls import PartTls
+from registry.domain.model import ModelName
 from workflows.service.completion_stream import CompletionStream, completion_body
 from workflows.service.errors import InputsLost, StepError, StepLost
 from workflows.service.tensors import (
@@ -26,13 +30,6 @@ from workflows.service.tensors import (
     tensor_of,
 )
 from workflows.wire import STREAM, source_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from registry.domain.model import ModelName
 
 POD_HEADER: Final = "x-pilotlight-place-at"
 """Names the pod that a step is placed at; gateways honour it from schedulers only."""

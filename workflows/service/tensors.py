@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
 
-from common.inference_protocol.bodies import BINARY_SIZE, request_body
+from common.inference_protocol.bodies import BINARY_SIZE, EncodedBody, TensorEntry, request_body
 from common.inference_protocol.bodies import read_outputs as read_entries
 from common.inference_protocol.encodings import from_json, from_raw, to_raw
 from common.inference_protocol.errors import InvalidRequest, PodError
@@ -28,11 +29,6 @@ from common.inference_protocol.tensors import (
     parse_tensor_spec,
 )
 from common.shown_value import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from common.inference_protocol.bodies import EncodedBody, TensorEntry
 
 _DATATYPES: Final = {"b": "BOOL", "i": "INT64", "u": "INT64", "f": "FP32"}
 """Of values, by the kind of their array."""

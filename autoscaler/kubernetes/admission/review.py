@@ -7,7 +7,8 @@ being deleted are allowed: their finalizers must be removable whatever their ann
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import orjson
 
@@ -26,12 +27,7 @@ from registry.inference_service.application_reader import is_application, read_a
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import KIND
-from registry.inference_service.tenant_rules import access_problem
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from registry.inference_service.tenant_rules import TenantRules
+from registry.inference_service.tenant_rules import TenantRules, access_problem
 
 
 def review_response(

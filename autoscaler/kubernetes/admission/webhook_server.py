@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
+from kubernetes.aio.client import ApiClient
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from autoscaler.kubernetes.admission.review import review_response, set_defaults, validate
 from autoscaler.kubernetes.admission.webhook_setup import (
+    Certificates,
     WebhookSetup,
     load_certificates,
     make_context,
     read_folder,
 )
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
 from autoscaler.kubernetes.errors import KubernetesError
 from autoscaler.kubernetes.metrics import FAILURES
+from autoscaler.kubernetes.settings import ControllerSettings
 from common.http_server import HttpServer
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Awaitable, Callable, Mapping
-
-    from kubernetes.aio.client import ApiClient
-    from starlette.requests import Request
-
-    from autoscaler.kubernetes.admission.webhook_setup import Certificates
-    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.settings import ControllerSettings
-    from registry.inference_service.tenant_rules import TenantRules
+from registry.inference_service.tenant_rules import TenantRules
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ import ssl
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -23,9 +22,7 @@ from kubernetes.aio import client
 
 from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Changed, Gone
-
-if TYPE_CHECKING:
-    from autoscaler.kubernetes.settings import ControllerSettings
+from autoscaler.kubernetes.settings import ControllerSettings
 
 logger = logging.getLogger(__name__)
 

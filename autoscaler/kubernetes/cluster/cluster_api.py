@@ -9,10 +9,11 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -30,11 +31,7 @@ from autoscaler.kubernetes.cluster.object_readers import (
     read_pod,
 )
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-
-    from registry.domain.model import ModelName
+from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from autoscaler.kubernetes.cluster.inference_services import Role, ServiceObject
 from autoscaler.kubernetes.cluster.object_readers import ApplicationObject, GraphObject, PodObject
-from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
-
-    from registry.domain.model import ModelSpec
+from registry.domain.model import ModelName, ModelSpec
 
 _Object = TypeVar("_Object", ApplicationObject, GraphObject)
 

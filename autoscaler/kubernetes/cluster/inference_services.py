@@ -6,9 +6,10 @@ in the annotation of the same name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
@@ -23,9 +24,6 @@ from registry.inference_service.components import (
 from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 POOL = PREFIX + "pool"
 MODE = "serving.kserve.io/deploymentMode"

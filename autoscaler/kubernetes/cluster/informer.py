@@ -10,29 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import kopf
 
 from autoscaler.kubernetes.cluster.cluster_objects import ObjectEvent
-from autoscaler.kubernetes.cluster.inference_services import POOL, read_service
+from autoscaler.kubernetes.cluster.inference_services import POOL, ServiceObject, read_service
 from autoscaler.kubernetes.cluster.object_readers import (
     APPLICATIONS,
     GRAPHS,
+    ApplicationObject,
+    GraphObject,
+    PodObject,
     read_application_object,
     read_graph_object,
     read_pod,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from autoscaler.kubernetes.cluster.inference_services import ServiceObject
-    from autoscaler.kubernetes.cluster.object_readers import (
-        ApplicationObject,
-        GraphObject,
-        PodObject,
-    )
 
 logger = logging.getLogger(__name__)
 

@@ -12,15 +12,12 @@ import asyncio
 import datetime
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from kubernetes.aio import client
 
 from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 

@@ -7,21 +7,18 @@ KServe's alone, and so is the status of all of them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from autoscaler.kubernetes.cluster.inference_services import POOL
+from registry.domain.application import ApplicationSpec
+from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service import application_reader, graph_reader
 from registry.inference_service.application_reader import read_application
 from registry.inference_service.graph_reader import read_graph
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.graph import GraphSpec
 
 SERVICE = "serving.kserve.io/inferenceservice"
 REVISION = "serving.knative.dev/revision"

@@ -9,15 +9,12 @@ components' readiness is part of our PredictorReady.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import urlsplit
 
+from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.components import component_address
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.model import ModelName, ModelSpec
 
 PREDICTOR: Final = "predictor"
 _READY_OF: Final = {"transformer": "TransformerReady", "explainer": "ExplainerReady"}

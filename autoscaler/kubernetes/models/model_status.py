@@ -7,10 +7,11 @@ readiness are batched: at most one write in `WRITE_INTERVAL_S`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autoscaler.kubernetes.cluster.inference_services import MODEL_MODE
+from autoscaler.kubernetes.cluster.inference_services import MODEL_MODE, ServiceObject
 from autoscaler.kubernetes.models.component_status import (
     has_components,
     predictor_url,
@@ -18,15 +19,9 @@ from autoscaler.kubernetes.models.component_status import (
     unready_component,
 )
 from registry.domain.canaries import TOTAL_PERCENT
-from registry.domain.model import Tier
+from registry.domain.model import LoadFailure, ModelSpec, Tier
+from registry.domain.residency_index import Residency
 from registry.inference_service.predictors import needs_in_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from autoscaler.kubernetes.cluster.inference_services import ServiceObject
-    from registry.domain.model import LoadFailure, ModelSpec
-    from registry.domain.residency_index import Residency
 
 WRITE_INTERVAL_S = 5.0
 FIRST_WRITE_DELAY_S = 1.0

@@ -10,17 +10,15 @@ import asyncio
 import base64
 import datetime
 import logging
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kubernetes.aio import client
 
 from autoscaler.kubernetes.cluster.cluster_api import TIMEOUT_S, api_errors
 from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError
 from autoscaler.kubernetes.metrics import FAILURES
+from autoscaler.kubernetes.settings import ControllerSettings
 from common.pod_secret import make_secret, parse_secrets
-
-if TYPE_CHECKING:
-    from autoscaler.kubernetes.settings import ControllerSettings
 
 logger = logging.getLogger(__name__)
 

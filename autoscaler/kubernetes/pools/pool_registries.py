@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from registry.domain.canaries import Canaries
+from registry.domain.cluster import ClusterState
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-
-    from registry.domain.cluster import ClusterState
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,15 @@ names that scaler.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kubernetes.aio import client
 
 from autoscaler.kubernetes.cluster.cluster_api import GROUP, PLURAL, TIMEOUT_S, VERSION, api_errors
 from autoscaler.kubernetes.cluster.inference_services import POOL
-from autoscaler.kubernetes.cluster.object_readers import DELETION_COST, read_pod
+from autoscaler.kubernetes.cluster.object_readers import DELETION_COST, PodObject, read_pod
 from autoscaler.kubernetes.errors import Gone, PoolNotFound
 from autoscaler.kubernetes.pools.pool_size import (
     CompetingScaler,
@@ -26,12 +27,7 @@ from autoscaler.kubernetes.pools.pool_size import (
     read_pool,
     within_bounds,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.kubernetes.cluster.object_readers import PodObject
-    from registry.domain.pod_state import PodState
+from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autoscaler.kubernetes.cluster.inference_services import RULES, mode_of
 from common.backoff import KeyedBackoff
+from registry.domain.pod_state import PodState
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.pod_state import PodState
 
 AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
 EXTERNAL = "external"

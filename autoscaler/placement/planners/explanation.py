@@ -6,24 +6,20 @@ the requests that are answered within the SLO, with waiting, batch building and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autoscaler.placement.planners.catalogue import planner_of
+from autoscaler.placement.planners.plan import ModelGoodput, Placement
 from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.service_times import batch_times
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.placement.planners.plan import ModelGoodput, Placement
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
-    from registry.domain.placement import PlacedReplica
+from registry.domain.placement import PlacedReplica
 
 
 def explain(

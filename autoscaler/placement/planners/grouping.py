@@ -5,12 +5,10 @@ Two rounds of a matching of minimum weight merge groups in pairs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 _ROUNDS: Final = 2
 """Groups of at most 2 ** rounds models."""

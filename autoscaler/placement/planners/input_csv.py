@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 from autoscaler.placement.planners.problem import (
     WHOLE_PCT,
@@ -13,9 +14,6 @@ from autoscaler.placement.planners.problem import (
     ModelProfile,
     Workload,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PROFILE_COLUMNS: Final = ("model", "batch_size", "latency_s", "memory_pct")
 _COMPUTE: Final = (

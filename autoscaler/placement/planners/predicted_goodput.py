@@ -8,8 +8,9 @@ the programs. A share is set where it protects a neighbour more than it slows it
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.plan import (
     ModelGoodput,
@@ -18,21 +19,18 @@ from autoscaler.placement.planners.plan import (
     unservable_reasons,
 )
 from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import FITS_PCT, Metric
+from autoscaler.placement.planners.problem import (
+    FITS_PCT,
+    AcceleratorView,
+    BatchPoint,
+    Metric,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.usher import plan_usher
 from autoscaler.placement.planners.validation import validate
 from registry.domain.placement import PlacedReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        BatchPoint,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
 
 _SERVED: Final = 0.99
 """A model with at least this part in time does not count as short."""

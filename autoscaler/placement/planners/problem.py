@@ -6,14 +6,12 @@ are of one whole accelerator. Source: Elvinger 2024, sections 4.3.2 and 5.2-5.4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.profile import Profile, ProfilePoint
 
 WHOLE_PCT: Final = 100.0
 FITS_PCT: Final = WHOLE_PCT + 1e-9

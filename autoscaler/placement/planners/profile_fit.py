@@ -6,15 +6,12 @@ reads: `research/placement/igniter_file.py` has iGniter's coefficients.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from registry.domain.profile import Profile
 from registry.plugins import PolicyNames
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from registry.domain.profile import Profile
 
 PROFILE_FITS: Final = PolicyNames("pilotlight.profile_fits")
 

@@ -11,17 +11,14 @@ Intervals between the batches of a replica are taken as gamma distributed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, lgamma, log
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+from numpy.typing import NDArray
 
 _MAX_WAITING: Final = 300
 _FULL: Final = 0.97

@@ -9,12 +9,9 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import log
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from autoscaler.placement.planners.problem import WHOLE_PCT
-
-if TYPE_CHECKING:
-    from autoscaler.placement.planners.problem import BatchPoint, ModelProfile, Profiles
+from autoscaler.placement.planners.problem import WHOLE_PCT, BatchPoint, ModelProfile, Profiles
 
 _SHARE_EXPONENT: Final = 1.62
 """Slowdown by a share: (SM utilisation / share) to this power. Least squares over two values:

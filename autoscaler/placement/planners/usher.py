@@ -6,35 +6,34 @@ silent, `docs/placement.md` says which reading is used. Reads of the params: `ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.placement.planners.grouping import ModelNeed, group_models
 from autoscaler.placement.planners.plan import (
+    Placement,
     make_placement,
     profiled_capacity,
     throughput_bound,
     unservable_reasons,
 )
-from autoscaler.placement.planners.problem import FITS_PCT, InvalidPlacementInput, Metric
+from autoscaler.placement.planners.problem import (
+    FITS_PCT,
+    AcceleratorView,
+    BatchPoint,
+    InvalidPlacementInput,
+    Metric,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.validation import validate
 from registry.domain.placement import PlacedReplica
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        BatchPoint,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
 
 _NAMES: Final = {
     Metric.ACHIEVED_OCCUPANCY: "usher",

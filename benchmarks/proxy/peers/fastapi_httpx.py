@@ -6,15 +6,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request, Response
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 
 def create_app(upstream: str) -> FastAPI:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import ray  # type: ignore[import-not-found]  # lives in the peers' environment
 from ray import serve
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @contextlib.contextmanager

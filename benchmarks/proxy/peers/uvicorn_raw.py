@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
 import uvicorn
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
 
 
 class Upstream(asyncio.Protocol):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
 
+from load.report.run import Run
 from load.report.style import (
     COLOURS,
     HATCHES,
@@ -25,11 +27,6 @@ from load.report.style import (
 )
 from load.report.summary import good_shares, jain, summarise_answers
 from load.stages import STAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from load.report.run import Run
 
 _MAX_DOTS: Final = 200
 _FROM: Final = {

@@ -5,12 +5,14 @@ After Blinowski et al. 2024, figures 5.6 and 5.7.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import numpy as np
+from matplotlib.axes import Axes
 
-from load.report.pod_usage import loading_s, pod_usages, union
-from load.report.run import LOADING_KEY
+from load.report.pod_usage import PodUsage, TimeSpans, loading_s, pod_usages, union
+from load.report.run import LOADING_KEY, Run
 from load.report.style import (
     COLOURS,
     LeftOut,
@@ -26,14 +28,6 @@ from load.report.style import (
     shortened,
 )
 from load.report.times import axis_unit, format_duration
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from matplotlib.axes import Axes
-
-    from load.report.pod_usage import PodUsage, TimeSpans
-    from load.report.run import Run
 
 _MAX_PODS: Final = 4
 _MAX_MODELS: Final = 10

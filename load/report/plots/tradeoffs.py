@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from load.report.run import WASTED_KEY
+from load.report.run import WASTED_KEY, Run
 from load.report.style import (
     COLOURS,
     MARKERS,
@@ -18,13 +20,6 @@ from load.report.style import (
     not_shown_note,
     one_axes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from matplotlib.axes import Axes
-
-    from load.report.run import Run
 
 _GB: Final = 1e9
 _AXIS_MARGIN: Final = 1.15

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from load.report.style import COLOURS, one_axes, styled
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 _STAGES: Final = ("queue", "network", "load", "preprocess", "infer", "postprocess")
 """In the order in which a request passes them (`server-timing`)."""

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.selection.utility import profiled_accuracy
-from gateway.sneakpeek.trained_file import InvalidSneakPeek, read_sneakpeek
+from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, read_sneakpeek
 from load.errors import InvalidExamples
 from load.labelled_examples import read_examples, read_predictions
-from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
-from registry.domain.application import parse_confusion
+from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan, ModelPlan
+from registry.domain.application import ApplicationSpec, parse_confusion
 from registry.errors import InvalidModel
 from registry.inference_service.application_reader import API_VERSION, KIND, read_application
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gateway.sneakpeek.trained_file import SneakPeekModel
-    from load.simulator.cluster.plan import ModelPlan
-    from registry.domain.application import ApplicationSpec
 
 _FILE: Final = "file://"
 

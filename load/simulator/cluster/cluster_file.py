@@ -5,8 +5,10 @@ Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simu
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -34,10 +36,6 @@ from registry.domain.profile import ProfilePoint
 from registry.errors import InvalidYaml, PluginError
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.manifests import read_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 def read_document(path: Path) -> Any:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from common.sizes import parse_duration_s, parse_rate, parse_size
 from load.simulator.cluster.application_file import (
-    ApplicationSection,  # noqa: TC001 - pydantic resolves it
+    ApplicationSection,
 )
 from registry.domain.pod import default_slots
 

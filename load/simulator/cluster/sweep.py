@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 from urllib.parse import quote
 
 from load.errors import InvalidCluster
 from load.simulator.cluster.cluster_file import read_document
 from registry.errors import InvalidYaml
 from registry.inference_service.manifests import read_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 _MAX_NAME_LENGTH: Final = 120
 

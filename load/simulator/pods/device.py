@@ -6,28 +6,23 @@ those of the model's profile divided by the device's speed.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from itertools import count
 from math import exp, inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.service_times import share_factor
+from load.simulator.cluster.plan import ModelPlan, PodPlan
+from load.simulator.event_queue import EventQueue
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration
-from load.simulator.pods.shared_gpu import GpuBatch
+from load.simulator.pods.shared_gpu import GpuBatch, SharedGpu
+from load.simulator.pods.simulated_request import SimulatedRequest
 from registry.domain.profile import Profile
 from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_model import DeviceModel
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from load.simulator.cluster.plan import ModelPlan, PodPlan
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.pods.shared_gpu import SharedGpu
-    from load.simulator.pods.simulated_request import SimulatedRequest
-
 
 _WHOLE_PCT: Final = 100.0
 

@@ -7,24 +7,19 @@ nothing changes are one event, which is shortened if a request arrives.
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, nextafter
-from typing import TYPE_CHECKING
 
+from load.simulator.event_queue import EventQueue
 from load.simulator.pods.continuous_batch import ContinuousBatch
+from load.simulator.pods.simulated_request import SimulatedRequest
 from runtime.device.batch import QueuedRows
-from runtime.device.queue import ASSUMED_DEADLINE_S, Queued
+from runtime.device.device_model import DeviceModel
+from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, Queued
 from runtime.generation.processor_sharing import ProcessorSharing
-
-if TYPE_CHECKING:
-    import itertools
-    import random
-    from collections.abc import Callable, Sequence
-
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.pods.simulated_request import SimulatedRequest
-    from runtime.device.device_model import DeviceModel
-    from runtime.device.queue import DeviceQueue
 
 
 @dataclass(eq=False, slots=True)

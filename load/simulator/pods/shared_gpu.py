@@ -9,13 +9,10 @@ and of models' names, such as `igniter` in `research/placement/igniter_file.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from load.simulator.event_queue import EventQueue
+from load.simulator.event_queue import EventQueue
 
 
 class GpuBatch:

@@ -7,22 +7,18 @@ scripts' own contract tests run against it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from load.simulator.registry.tables import ModelTable, PodTable
 from registry.domain.cluster import ClusterState
-from registry.domain.model import Tier
+from registry.domain.model import LoadFailure, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodPhase, PodReport
 from registry.domain.pod_state import PodState
 from registry.domain.reservation import CLAIM_TTL_S, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.model import LoadFailure, ModelSpec
-    from registry.domain.pod import PodInfo, PodPhase, PodReport
 
 _WARM: Final = Granted("warm", 0)
 

@@ -6,20 +6,16 @@ Latencies are in buckets of fixed relative width: memory depends on the names, n
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from load.report.aggregates import PERCENTILE_NAMES, PERCENTILES, Percentiles, groups, percentiles
-from load.report.run import MOMENT_S, Requests, request_columns
+from load.report.run import MOMENT_S, Floats, Ints, Requests, request_columns
 from load.report.summary import RunTotals
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from load.report.run import Floats, Ints
-    from registry.domain.model import Tier
+from registry.domain.model import Tier
 
 _STEP: Final = 0.01
 """Each bucket is 1 % wider than the one before: the error of a percentile is at most 0.5 %."""

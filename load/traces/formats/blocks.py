@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from load.errors import InvalidTrace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 _MAX_EXACT: Final = 2**53  # float64 represents no larger whole numbers exactly
 _BAD_CAST: Final = (pa.ArrowInvalid, pa.ArrowNotImplementedError)

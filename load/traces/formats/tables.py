@@ -13,10 +13,12 @@ import itertools
 import os.path
 import re
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 import pyarrow as pa
@@ -26,10 +28,6 @@ import pyarrow.parquet as parquet
 from load.errors import InvalidTrace, TraceError, UnreadableTrace
 from load.traces.batches import BATCH_ROWS
 from load.traces.formats.blocks import Block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from io import BufferedReader
 
 _GZIP: Final = b"\x1f\x8b"
 _STEP_BYTES: Final = 512

@@ -9,13 +9,15 @@ trace. Sources of maps: Zhang et al. 2025, section 8 (round robin); Blinowski et
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 from pydantic import BeforeValidator, Field, model_validator
 
 from load.errors import TraceError
+from load.schema import Trace
 from load.traces.batches import DEFAULT_TENANT, NameColumn, constant_column, full_names, with_column
 from load.traces.formats.tables import matching_files, read_header
 from load.traces.parameters import (
@@ -26,15 +28,9 @@ from load.traces.parameters import (
     NotNegative,
     Parameters,
     PositiveS,
+    Value,
 )
-from load.traces.seeds import zipf_shares
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from load.schema import Trace
-    from load.traces.parameters import Value
-    from load.traces.seeds import Seed
+from load.traces.seeds import Seed, zipf_shares
 
 
 def set_name(column: str, trace: Trace, given: Value[str], _: Seed) -> Iterator[pa.RecordBatch]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from load.errors import TraceError, UndeclaredModels
+from load.schema import Trace
 from load.traces.batches import (
     BATCH_ROWS,
     even_batches,
@@ -20,13 +22,8 @@ from load.traces.batches import (
     times_s,
     with_column,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
-
-    from load.schema import Trace
-    from load.traces.parameters import Value
-    from load.traces.seeds import Seed
+from load.traces.parameters import Value
+from load.traces.seeds import Seed
 
 
 def slice_time(

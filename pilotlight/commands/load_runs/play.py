@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.sizes import parse_duration_s
 from load.errors import (
@@ -28,19 +29,14 @@ from load.report.summary import summarise
 from load.trace_spec.trace_spec import files_of
 from pilotlight.commands.load_runs.summary import load_progress, print_summary
 from pilotlight.commands.object_names import parse_model_names
-from pilotlight.commands.target import KEY_HINT, require_known
+from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known
 from pilotlight.errors import Interrupted, InvalidInput, KeyNeeded, RequestFailed
+from pilotlight.output import Output
+from registry.domain.application import ApplicationSpec
+from registry.domain.cluster import ClusterState
 from registry.domain.loading_choice import ROUTING, SELECTION
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
-    from registry.domain.pod_state import PodState
+from registry.domain.model import ModelName
+from registry.domain.pod_state import PodState
 
 _MAX_MODELS_NAMED = 5
 _HINT: Final = f"-n, or tenant=NAMESPACE in the trace, names the models' namespace; {KEY_HINT}"

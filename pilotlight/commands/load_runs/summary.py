@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from load.generator.progress import RunProgress
-    from pilotlight.output import Output
+from load.generator.progress import RunProgress
+from pilotlight.output import Output
 
 _MAX_ROWS = 20
 

@@ -7,18 +7,15 @@ registry: measured times of loads take their place.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
-from registry.domain.model import Tier
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec, Tier
+from registry.domain.pod_state import PodState
 from registry.inference_service.annotations import PREFIX
 from registry.inference_service.predictors import needs_in_pool
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_state import PodState
 
 LIVE: Final = "live"
 """Value of `--cluster` for the running platform."""

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
 from load.simulator.arrivals import check_times
-from load.simulator.runs import RunTask, StopSignal, simulate_all
+from load.simulator.runs import RunOutcome, RunProblem, RunTask, StopSignal, simulate_all
 from load.trace_spec.trace_spec import files_of, open_trace, row_of
 from load.traces.transforms.filters import declared_only
 from pilotlight.commands.output_files import clear_outputs, require_free
-from pilotlight.commands.simulation.tasks import NO_LOADING, run_tasks
-from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
-from pilotlight.output import progress_bar
+from pilotlight.commands.simulation.tasks import NO_LOADING, SimulationPlan, run_tasks
+from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, RequestFailed
+from pilotlight.output import Output, progress_bar
 from pilotlight.signals import on_first_signal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from load.simulator.runs import RunOutcome, RunProblem, RunTask
-    from pilotlight.commands.simulation.tasks import SimulationPlan
-    from pilotlight.errors import PilotlightError
-    from pilotlight.output import Output
 
 
 def run_simulations(plan: SimulationPlan, output: Output) -> None:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import isfinite
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from autoscaler.loading.loading_policies import policy_of, tuned_names, value_problem
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from load.errors import InvalidCluster, InvalidTraceSpec, TraceError
 from load.simulator.autoscaling import TICK_S, LoadingOptions
 from load.simulator.cluster.cluster_file import cluster_of
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.cluster.sweep import parse_sweep, run_names, variants
 from load.simulator.runs import RunTask
 from load.trace_spec.trace_spec import open_trace
 from pilotlight.errors import InvalidInput
 from registry.domain.loading_choice import LOADING, ROUTING, SELECTION
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from load.simulator.cluster.plan import ClusterPlan
 
 NO_LOADING: Final = "none"
 """Value of `--loading` for no loading policy: only requests load models."""

@@ -5,9 +5,11 @@ Simulated on a large cluster, and live on one machine.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,19 +22,14 @@ from research.experiments.elastic.burst_run import (
     MAX_PODS,
     MODEL_BYTES,
     STORAGE_BYTES_PER_S,
+    BurstResult,
     BurstTask,
+    LiveBurst,
     run_burst,
 )
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed, spread
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from research.experiments.elastic.burst_run import BurstResult, LiveBurst
-    from research.experiments.harness.experiment import Cell
 
 SEEDS: Final = (1, 2, 3, 4, 5)
 COUNTS: Final = (25, 100)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts, CountsParams
 from autoscaler.planning.pool_view import Limits
+from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
@@ -18,9 +19,6 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPoli
 from registry.domain.profile import ProfilePoint
 from research.experiments.elastic.pod_scaler import PodScaler, arrivals_and_latencies_s
 from research.experiments.elastic.rules import PredictiveRule
-
-if TYPE_CHECKING:
-    from load.schema import Trace
 
 MAX_PODS: Final = 60
 INFER_S: Final = 0.05

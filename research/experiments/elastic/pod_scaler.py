@@ -5,23 +5,20 @@ Every pod starts `start_s` after its request. A pod finishes its requests before
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from load.simulator.simulated_cluster import SimulatedCluster
+from load.simulator.simulation import Simulation
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 
-    from numpy.typing import NDArray
-
-    from load.simulator.simulated_cluster import SimulatedCluster
-    from load.simulator.simulation import Simulation
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
-
-    Arrivals = list[tuple[ModelName, float]]
-    """Models and times."""
+Arrivals = list[tuple[ModelName, float]]
+"""Models and times."""
 
 
 class Rule(Protocol):

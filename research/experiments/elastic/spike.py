@@ -6,24 +6,26 @@ which the rules were tuned, and six others. The predictive rule also runs live.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from load.report.style import COLOURS, DPI, LINES, legend_below, rows_of_axes, styled
-from research.experiments.elastic.spike_run import KNATIVE, PREDICTIVE, RULES, SpikeTask, run_spike
+from research.experiments.elastic.spike_run import (
+    KNATIVE,
+    PREDICTIVE,
+    RULES,
+    SpikeResult,
+    SpikeTask,
+    run_spike,
+)
 from research.experiments.elastic.spike_scenario import TUNED_WITH, SpikeScenario
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed, spread
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from research.experiments.elastic.spike_run import SpikeResult
-    from research.experiments.harness.experiment import Cell
 
 SEEDS: Final = (1, 2, 3, 4, 5)
 HELD_OUT_SEEDS: Final = (101, 102, 103)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoscaler.planning.pool_view import Limits
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from research.experiments.elastic.kpa import KpaParams
-from research.experiments.elastic.pod_scaler import PodScaler, arrivals_and_latencies_s
+from research.experiments.elastic.pod_scaler import PodScaler, Rule, arrivals_and_latencies_s
 from research.experiments.elastic.rules import KnativeRule, PredictiveRule, ScrapedKnativeRule
 from research.experiments.elastic.spike_scenario import (
     EPOCH_S,
@@ -22,14 +25,6 @@ from research.experiments.elastic.spike_scenario import (
     spike_cluster,
     spike_trace,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from load.simulator.cluster.plan import ClusterPlan
-    from research.experiments.elastic.pod_scaler import Rule
 
 PREDICTIVE: Final = "predictive"
 KNATIVE: Final = "knative"

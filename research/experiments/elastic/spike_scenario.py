@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoscaler.forecasting.counts import Counts
+from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.traces.batches import arrival_batch
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from load.schema import Trace
 
 _PERIOD_S: Final = 600.0
 """Time between earlier spikes, if there are any."""

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from autoscaler.placement.planners.input_csv import read_profiles
 from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.problem import (
+    AcceleratorView,
     PlanParams,
     Profiles,
     Router,
     Workload,
 )
 from research.experiments.harness.experiment import ExperimentError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from autoscaler.placement.planners.problem import AcceleratorView
 
 FILE: Final = "v100_profiles.csv"
 KIND: Final = "v100"

@@ -9,9 +9,11 @@ simulated or measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.problem import PlanParams, Workload
@@ -24,17 +26,10 @@ from autoscaler.placement.planners.replanning import (
 )
 from autoscaler.service.planning_process import PlanningJob, plan_and_compare, predicted_rps
 from load.trace_spec.trace_spec import open_trace
+from registry.domain.placement import PlacedReplica
 from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles
-from research.experiments.harness.experiment import Experiment, Result, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from registry.domain.placement import PlacedReplica
-    from research.experiments.harness.experiment import Cell, Settings
 
 _TRACE_FILE: Final = "huawei_cold_starts_per_minute.csv.gz"
 _GPUS: Final = 4

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
+from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor
+from registry.domain.placement import PlacedReplica
 from research.experiments.elvinger.cells import (
     EFFICIENTNET,
     FILE,
@@ -25,17 +28,9 @@ from research.experiments.elvinger.cells import (
 )
 from research.experiments.elvinger.latencies import ShownModel, draw_stages, stages_table
 from research.experiments.elvinger.plots import GoodputPoint, draw_goodput
-from research.experiments.elvinger.simulated import PlacedLoad, simulate
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.elvinger.simulated import PlacedLoad, ServedLoad, simulate
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from autoscaler.placement.planners.plan import Placement
-    from registry.domain.placement import PlacedReplica
-    from research.experiments.elvinger.simulated import ServedLoad
-    from research.experiments.harness.experiment import Cell
 
 _COMPARED: Final = tuple(name for name in planner_names() if name != "igniter")
 _OURS: Final = "predicted-goodput"

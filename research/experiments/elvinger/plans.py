@@ -7,10 +7,13 @@ queueing and batch building for all plans. Nothing is measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
+from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.problem import Profiles
 from research.experiments.elvinger.cells import (
     FILE,
     STATED,
@@ -20,15 +23,8 @@ from research.experiments.elvinger.cells import (
     v100_profiles,
 )
 from research.experiments.elvinger.plots import GoodputPoint, draw_goodput, draw_plans
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import Profiles
-    from research.experiments.harness.experiment import Cell
 
 _COMPARED: Final = tuple(name for name in planner_names() if name != "igniter")
 _WITHIN_RPS: Final = 0.01

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from autoscaler.placement.planners.plan import Placement
+from autoscaler.placement.planners.problem import Profiles
 from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, styled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import Profiles
-    from research.experiments.elvinger.cells import ElvingerCell, StatedPlan
+from research.experiments.elvinger.cells import ElvingerCell, StatedPlan
 
 _COLUMNS: Final = 2
 _NARROW: Final = 25

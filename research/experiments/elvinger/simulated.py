@@ -7,27 +7,23 @@ no planner uses.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
+from autoscaler.placement.planners.problem import BatchPoint, PlanParams, Profiles, Workload
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.placement import PlacedReplica
 from registry.domain.profile import ProfilePoint
-from research.experiments.elvinger.stages import stages_of
+from research.experiments.elvinger.stages import Row, Stages, stages_of
 from research.routing.batch_round_robin import MAX_BUILD_S
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import BatchPoint, PlanParams, Profiles, Workload
-    from registry.domain.placement import PlacedReplica
-    from research.experiments.elvinger.stages import Row, Stages
 
 WARM_UP_S: Final = 2.0
 LOAD_S: Final = 8.0

@@ -7,15 +7,13 @@ built, and after the batch before has ended, is its inference.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from research.routing.batch_round_robin import MAX_BUILD_S
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 Row: TypeAlias = "dict[str, Any]"
 """One request, with the columns of `RECORD_SCHEMA`."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from research.experiments.harness.experiment import ExperimentError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from research.experiments.harness.experiment import Settings
+from research.experiments.harness.experiment import ExperimentError, Settings
 
 
 def published_figures(settings: Settings, file: str) -> Mapping[int, float]:

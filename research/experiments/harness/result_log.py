@@ -10,14 +10,12 @@ import json
 import math
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from research.experiments.harness.experiment import ExperimentError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class ResultLog:

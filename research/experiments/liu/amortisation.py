@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pilotlight.demo.runs import mean_s
 from pilotlight.demo.scenarios import FULL
-from research.experiments.harness.experiment import Settings, Table
+from research.experiments.harness.experiment import Cell, Settings, Table
+from research.experiments.harness.live_platform import LivePlatform
 from research.experiments.harness.parallel_map import group_results, parallel_map
 from research.experiments.liu.simulated import PODS, run_latencies_s, sequential
 from research.experiments.liu.sizes import AFTER, BEFORE, SIZES, SizeTask, count_spread
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.harness.live_platform import LivePlatform
 
 THRESHOLD_S: Final = 0.01
 """Section 6.3: cold starts are amortised once mean latencies differ by less."""

@@ -6,11 +6,9 @@ experiment liu-wins compares both. Seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, legend_below, log_ticks, styled
 from load.stages import STAGES
-from pilotlight.demo.runs import mean_s, mean_stages_s
+from pilotlight.demo.runs import SimpleRun, mean_s, mean_stages_s
 from pilotlight.demo.scenarios import SIMPLE_REQUESTS
 from research.experiments.liu.sizes import AFTER, BEFORE, LARGEST, LARGEST_LOAD, SIZES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from pilotlight.demo.runs import SimpleRun
 
 Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"
 """By model and policy."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pilotlight.demo.runs import mean_s
 from pilotlight.demo.scenarios import FIXED_POLICIES, POLICIES
 from registry.domain.model import RoutingPolicy
 from research.experiments.liu.simulated import PODS, ModelTimings, run_responses, simulation_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _LOADS_S: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
 _INFERS_S: Final = (0.1, 1.0, 10.0)

@@ -6,13 +6,17 @@ rule, Knative's, and the platform's own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+from matplotlib.axes import Axes
 
 from load.report.style import COLOURS, DPI, MARKERS, legend_below, rows_of_axes, styled
-from pilotlight.demo.runs import mean_s
+from pilotlight.demo.runs import TimedResponse, mean_s
 from registry.domain.model import Tier
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.liu.replicas_run import (
     INFER_S,
     LOAD_S,
@@ -21,20 +25,11 @@ from research.experiments.liu.replicas_run import (
     PREDICTIVE,
     REQUESTS,
     RULES,
+    ReplicasRun,
     service_s,
     simulate_replicas,
 )
 from research.experiments.liu.sizes import ABSENT, thesis_figures
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from pilotlight.demo.runs import TimedResponse
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.liu.replicas_run import ReplicasRun
 
 _ALONE, _FIRST, _FIRST_OF_OTHERS, _WARM = 6, 7, 8, 9
 """Numbers of the thesis's figures in `sigmaos_results.csv`."""

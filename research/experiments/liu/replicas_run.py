@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.planning.pool_view import Limits
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
+from load.simulator.simulated_cluster import SimulatedCluster
 from load.simulator.simulation import Simulation
 from load.traces.batches import arrival_batch
+from pilotlight.demo.runs import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 from research.experiments.elastic.kpa import KpaParams
-from research.experiments.elastic.pod_scaler import PodScaler
+from research.experiments.elastic.pod_scaler import Arrivals, PodScaler, Rule
 from research.experiments.elastic.rules import KnativeRule, PredictiveRule
 from research.experiments.liu.ray_serve import RayServeParams, RayServeState, ray_serve_replicas
 from research.experiments.liu.simulated import run_responses
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from load.simulator.simulated_cluster import SimulatedCluster
-    from pilotlight.demo.runs import TimedResponse
-    from research.experiments.elastic.pod_scaler import Arrivals, Rule
 
 REQUESTS: Final = 100
 MAX_PODS: Final = 4

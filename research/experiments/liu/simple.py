@@ -6,12 +6,15 @@ timings for three model sizes, live for the sizes given with `--model`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from load.stages import STAGES
-from pilotlight.demo.runs import mean_s, mean_stages_s
+from pilotlight.demo.runs import SimpleRun, mean_s, mean_stages_s
 from pilotlight.demo.scenarios import FULL, SIMPLE_REQUESTS
 from research.experiments.harness.experiment import (
+    Cell,
     Experiment,
     ExperimentError,
     Result,
@@ -20,7 +23,7 @@ from research.experiments.harness.experiment import (
 )
 from research.experiments.harness.parallel_map import group_results, parallel_map
 from research.experiments.liu.amortisation import amortisation_table, live_amortisation_table
-from research.experiments.liu.figures import cold_and_warm_s, draw_figures
+from research.experiments.liu.figures import Runs, cold_and_warm_s, draw_figures
 from research.experiments.liu.simulated import simple_run
 from research.experiments.liu.sizes import (
     ABSENT,
@@ -34,15 +37,6 @@ from research.experiments.liu.sizes import (
     count_spread,
     thesis_figures,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from pilotlight.demo.runs import SimpleRun
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.liu.figures import Runs
-
 
 _COLD_AFTER: Final = 32
 """Key in `thesis_figures` of the one cold start that every model has under colocation."""

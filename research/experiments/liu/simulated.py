@@ -5,27 +5,22 @@ Requests take the times of `ModelTimings`; policies and everything else are thos
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.stages import STAGES
 from load.traces.batches import NameColumn, arrival_batch
 from pilotlight.demo.runs import SimpleRun, TimedResponse, WinRun
-from pilotlight.demo.scenarios import THESIS_SLEEP_S
+from pilotlight.demo.scenarios import THESIS_SLEEP_S, WinScenario
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from pilotlight.demo.scenarios import WinScenario
 
 PODS: Final = 8
 _FAST_NETWORK_S: Final = 0.002

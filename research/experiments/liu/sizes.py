@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pilotlight.demo.runs import mean_s
 from pilotlight.demo.scenarios import SIMPLE_REQUESTS
+from research.experiments.harness.experiment import Settings
 from research.experiments.harness.published_figures import absent_note, published_figures
 from research.experiments.liu.simulated import ModelTimings
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from research.experiments.harness.experiment import Settings
 
 BEFORE: Final = "random"
 """SigmaOS's default scheduler: any machine, regardless of its models."""

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
 from load.stages import STAGES
-from pilotlight.demo.runs import mean_s, mean_stages_s
-from pilotlight.demo.scenarios import POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS
-from research.experiments.harness.experiment import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from pilotlight.demo.runs import WinRun
-    from pilotlight.demo.scenarios import WinScenario
-    from research.experiments.harness.experiment import Cell
+from pilotlight.demo.runs import WinRun, mean_s, mean_stages_s
+from pilotlight.demo.scenarios import POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, WinScenario
+from research.experiments.harness.experiment import Cell, Table
 
 FIGURES: Final = {"6.4.1": "6.4", "6.4.2": "6.5", "6.4.3": "6.6"}
 """Number of each workload's figure."""

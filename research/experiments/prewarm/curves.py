@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from research.experiments.prewarm.runs import BASELINES, PREDICTIVE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from research.experiments.prewarm.runs import PrewarmResult
+from research.experiments.prewarm.runs import BASELINES, PREDICTIVE, PrewarmResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,18 @@ more often.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from autoscaler.forecasting.history import Forecast, ForecastHorizon
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, Integers
 from autoscaler.planning.demand_forecast import FittedModel, fit_model, forecast_demand
 from autoscaler.planning.pool_view import Demand
-from research.experiments.prewarm.scenario import TICK_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-    from pathlib import Path
-
-    from autoscaler.forecasting.history import Floats, Integers
-    from autoscaler.tick.observed_demand import ForecastInput
-    from research.experiments.prewarm.scenario import ReplayWindow
+from autoscaler.tick.observed_demand import ForecastInput
+from research.experiments.prewarm.scenario import TICK_S, ReplayWindow
 
 HORIZON: Final = ForecastHorizon(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
 _FIT_INTERVAL_S: Final = 3600.0

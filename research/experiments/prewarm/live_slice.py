@@ -7,30 +7,26 @@ of the trace, which policies and the simulation use, they take sixty times as lo
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.forecasting.history import Integers
+from autoscaler.planning.pool_view import Demand
+from autoscaler.tick.forecaster import DemandForecaster, Forecaster
+from autoscaler.tick.observed_demand import ForecastInput
+from load.report.run import Bools, Run
+from load.schema import Trace
 from load.simulator.autoscaling import PlannedAutoscaler
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
+from registry.domain.model import Tier
 from registry.domain.profile import ProfilePoint
 from research.experiments.prewarm.runs import GB_PER_MODEL, idle_model_h, policy_of
 from research.experiments.prewarm.scenario import LOAD_S, MODEL_BYTES, TICK_S, cluster, model_names
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from autoscaler.forecasting.history import Integers
-    from autoscaler.planning.pool_view import Demand
-    from autoscaler.tick.forecaster import Forecaster
-    from autoscaler.tick.observed_demand import ForecastInput
-    from load.report.run import Bools, Run
-    from load.schema import Trace
-    from load.simulator.cluster.plan import ClusterPlan
-    from registry.domain.model import Tier
 
 PACE: Final = 60.0
 """Seconds of the trace in one second of the live run."""

@@ -6,8 +6,9 @@ Each policy runs with several values of its parameter; real arrivals (GenTD26), 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from load.report.style import COLOURS, DPI, MARKERS, legend_below, log_ticks, rows_of_axes, styled
 from research.experiments.harness.experiment import (
@@ -19,22 +20,17 @@ from research.experiments.harness.experiment import (
 )
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.prewarm import forecast_cache
-from research.experiments.prewarm.curves import at_equal_memory
+from research.experiments.prewarm.curves import AtEqualMemory, at_equal_memory
 from research.experiments.prewarm.runs import (
     BASELINES,
     PARAMETERS,
     PREDICTIVE,
     VALUES,
+    PrewarmResult,
     PrewarmTask,
     simulate,
 )
 from research.experiments.prewarm.scenario import ReplayWindow
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from research.experiments.prewarm.curves import AtEqualMemory
-    from research.experiments.prewarm.runs import PrewarmResult
 
 FILE: Final = "gentd26_per_minute.csv.gz"
 _HOURS: Final = (14 * 24, 16 * 24)

@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from research.experiments.harness.experiment import Experiment, ExperimentError, Result, Table
+from load.report.run import Run
+from research.experiments.harness.experiment import (
+    Cell,
+    Experiment,
+    ExperimentError,
+    Result,
+    Settings,
+    Table,
+)
 from research.experiments.prewarm.live_slice import (
     PACE,
+    MeasuredTimes,
     MemoryHeld,
     TraceSlice,
     measured_times,
@@ -19,11 +28,6 @@ from research.experiments.prewarm.live_slice import (
 )
 from research.experiments.prewarm.prewarming import FILE, trace_file
 from research.experiments.prewarm.runs import PREDICTIVE
-
-if TYPE_CHECKING:
-    from load.report.run import Run
-    from research.experiments.harness.experiment import Cell, Settings
-    from research.experiments.prewarm.live_slice import MeasuredTimes
 
 _VALUES: Final = {
     PREDICTIVE: 2.0, "keep-alive": 10.0, "greedy-dual": 3.0, "hybrid-histogram": 40.0,

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
 from autoscaler.loading import loading_policies
+from autoscaler.planning.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from research.experiments.prewarm import forecast_cache
 from research.experiments.prewarm.scenario import MODEL_BYTES, TICK_S, ReplayWindow, cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from autoscaler.planning.policy import LoadingPolicy
 
 GB_PER_MODEL: Final = MODEL_BYTES / 1e9
 PREDICTIVE: Final = "predictive"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.forecasting.counts import Counts, CountsParams
+from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import summarise
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
-
-if TYPE_CHECKING:
-    from load.schema import Trace
 
 MODEL_BYTES: Final = 4 * 10**9
 """An image model of the trace's kind; all are equal, so that the unit is the model-hour."""

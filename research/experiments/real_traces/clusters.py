@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import csv
 import gzip
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.profile import ProfilePoint
 from research.experiments.harness.experiment import ExperimentError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 REQUESTS_FILE: Final = "gentd26_requests.csv.gz"
 BASE_MODELS_FILE: Final = "gentd26_load_latency_base_model.csv.gz"

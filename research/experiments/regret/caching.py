@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from math import inf
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final
 
 _MATCHING_TIMEOUT_S: Final = 1.0
 """RAY_SERVE_MULTIPLEXED_MODEL_ID_MATCHING_TIMEOUT_S."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from research.experiments.harness.experiment import ExperimentError
+from research.experiments.regret.cells import RegretCell
 from research.experiments.regret.runs import RegretResult
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from research.experiments.regret.cells import RegretCell
 
 NAME: Final = "cells"
 _SEEDS: Final = "seeds"

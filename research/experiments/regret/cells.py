@@ -5,17 +5,15 @@ Cells with an even hash are for choosing constants, the others for reporting.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from load.traces.seeds import Seed, zipf_shares
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _REQUESTS: Final = (2000, 6000)
 """Fewest and most requests of one run, as far as expected."""

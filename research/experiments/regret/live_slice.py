@@ -7,27 +7,23 @@ simulation has the medians of the live runs.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from load.report.run import Floats
+from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
+from pilotlight.demo.runs import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
-from research.experiments.harness.experiment import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from load.report.run import Floats
-    from load.schema import Trace
-    from pilotlight.demo.runs import TimedResponse
-    from research.experiments.harness.experiment import Cell, Settings
+from research.experiments.harness.experiment import Cell, Settings, Table
 
 LIVE_POLICIES: Final = (
     RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,

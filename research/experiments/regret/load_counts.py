@@ -6,9 +6,10 @@ cache of four places and no times; ours and Ray Serve's choose between two pods.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +20,8 @@ from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
-from research.experiments.harness.experiment import Table
+from research.experiments.harness.experiment import Cell, Table
 from research.experiments.regret.caching import belady_loads, lru_loads, multiplexed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from research.experiments.harness.experiment import Cell
 
 POPULARITIES: Final = (0.0, 1.1)
 SEEDS: Final = tuple(range(1, 11))

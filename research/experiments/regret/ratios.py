@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
-from research.experiments.regret.runs import AUTO, FIXED, IN_ORDER
+from research.experiments.regret.runs import AUTO, FIXED, IN_ORDER, RegretResult
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from research.experiments.regret.runs import RegretResult
-
-    ByPolicy = Mapping[str, RegretResult]
-    """Results of one cell, by policy."""
+ByPolicy = Mapping[str, RegretResult]
+"""Results of one cell, by policy."""
 
 _MIN_S: Final = 1e-6
 

@@ -5,11 +5,14 @@ Simulated with the production policies.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from research.experiments.harness.experiment import (
+    Cell,
     Experiment,
     ExperimentError,
     Result,
@@ -23,25 +26,27 @@ from research.experiments.regret.cells import Half, RegretCell, cells, drawn_cel
 from research.experiments.regret.live_slice import live_tables
 from research.experiments.regret.load_counts import SEEDS, load_table
 from research.experiments.regret.plots import draw
-from research.experiments.regret.ratios import against, best_single, by_cell, marks, regrets, spread
+from research.experiments.regret.ratios import (
+    ByPolicy,
+    Regret,
+    against,
+    best_single,
+    by_cell,
+    marks,
+    regrets,
+    spread,
+)
 from research.experiments.regret.runs import (
     AUTO,
     FIXED,
     POLICIES,
     WITH_AUTOSCALER,
     WRONG_FORECASTS,
+    RegretResult,
     RegretTask,
     simulate,
 )
 from research.experiments.regret.small_cases import optimum_table
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.regret.ratios import ByPolicy, Regret
-    from research.experiments.regret.runs import RegretResult
 
 _SEEDS: Final = (1, 2, 3, 4, 5)
 _CELLS: Final = 400

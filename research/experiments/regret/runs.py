@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from autoscaler.loading.predictive import predictive
+from load.report.run import Bools, Floats
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.gateway import QueueOptions
@@ -17,14 +19,9 @@ from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
+from research.experiments.regret.cells import RegretCell
 from research.experiments.regret.wrong_forecasts import ScaledForecaster
 from research.experiments.schedulers.scheduler_configs import CLOCKWORK, scheduler_config
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from load.report.run import Bools, Floats
-    from research.experiments.regret.cells import RegretCell
 
 FIXED: Final = ("random", "least-loaded", "colocation", "colocation-queueing", "remote-proxy")
 AUTO: Final = "auto"

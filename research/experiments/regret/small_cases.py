@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +19,10 @@ from load.traces.batches import NameColumn, arrival_batch
 from load.traces.seeds import Seed, zipf_shares
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
-from research.experiments.harness.experiment import Table
+from research.experiments.harness.experiment import Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.regret.optimum import SmallCase, optimum
 from research.experiments.regret.runs import AUTO, FIXED
-
-if TYPE_CHECKING:
-    from research.experiments.harness.experiment import Settings
 
 CASES: Final = 200
 QUICK_CASES: Final = 40

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from autoscaler.forecasting.history import Forecast
+from autoscaler.planning.pool_view import Demand
 from autoscaler.tick.forecaster import DemandForecaster
-
-if TYPE_CHECKING:
-    from autoscaler.planning.pool_view import Demand
-    from autoscaler.tick.observed_demand import ForecastInput
+from autoscaler.tick.observed_demand import ForecastInput
 
 
 class ScaledForecaster(DemandForecaster):

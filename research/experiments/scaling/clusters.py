@@ -11,9 +11,10 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import pyarrow as pa
 
 from gateway.routing.route_request import IncomingRequest, route_request
 from load.report.summary import jain
@@ -21,13 +22,8 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
 from load.traces.seeds import zipf_shares
-from registry.domain.model import ModelName, ModelSpec, Tier
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from registry.domain.model import RoutingPolicy
 
 _TENANTS: Final = 10
 _INFER_S: Final = 0.02

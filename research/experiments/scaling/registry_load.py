@@ -14,8 +14,11 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from typing import Any, Final, NamedTuple
 
 import redis
 
@@ -31,11 +34,6 @@ from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.experiments.harness.experiment import ExperimentError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.queues import Queue
-    from multiprocessing.synchronize import Barrier
 
 _TIMEOUT_S: Final = 120.0
 _LEASE_S: Final = 3600.0

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.model import RoutingPolicy
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
-from research.experiments.scaling.clusters import ClusterSizeTask, simulate_size
-from research.experiments.scaling.registry_load import RegistryLoadTask, measure_registry_load
-
-if TYPE_CHECKING:
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.scaling.clusters import ClusterSizeResult
-    from research.experiments.scaling.registry_load import RegistryLoadResult
+from research.experiments.scaling.clusters import ClusterSizeResult, ClusterSizeTask, simulate_size
+from research.experiments.scaling.registry_load import (
+    RegistryLoadResult,
+    RegistryLoadTask,
+    measure_registry_load,
+)
 
 _SIZES: Final = ((10, 10), (10, 100), (100, 100), (100, 1_000), (1_000, 1_000), (1_000, 10_000))
 """Pods and models."""

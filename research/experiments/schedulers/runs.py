@@ -6,12 +6,15 @@ The machines are equal and serve one request at a time.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from load.report.pod_usage import PodUsage
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
@@ -20,15 +23,7 @@ from registry.domain.profile import ProfilePoint
 from research.experiments.schedulers.scheduler_configs import scheduler_config
 from research.experiments.schedulers.setting import MAIN, Setting
 from research.experiments.schedulers.usage import ResidencyLog
-from research.experiments.schedulers.workload import BIN_S, MODELS, deadlines_s
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from load.report.pod_usage import PodUsage
-    from research.experiments.schedulers.workload import Workload
+from research.experiments.schedulers.workload import BIN_S, MODELS, Workload, deadlines_s
 
 _MODEL_BYTES: Final = 10**6
 """Every model takes as much, so that a machine's budget holds a number of models (6.1)."""

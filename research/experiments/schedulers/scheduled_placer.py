@@ -8,26 +8,26 @@ take requests of the same batch.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gateway.dispatch.pending_placement import P
+from gateway.dispatch.fair_queue import QueueKey
+from gateway.dispatch.pending_placement import P, PlacementDriver
 from gateway.dispatch.placer import Placer, rejection_error
+from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo
+from gateway.routing.timers import Timers
+from registry.domain.cluster import ClusterState
 from registry.domain.model import Task
 from registry.domain.reservation import LoadMode
-from research.experiments.schedulers.inference_rules import Machine, ModelQueue, QueuedRequest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from gateway.dispatch.fair_queue import QueueKey
-    from gateway.dispatch.pending_placement import PlacementDriver
-    from gateway.errors import Rejected
-    from gateway.routing.timers import Timers
-    from registry.domain.cluster import ClusterState
-    from research.experiments.schedulers.inference_rules import InferenceRule
+from research.experiments.schedulers.inference_rules import (
+    InferenceRule,
+    Machine,
+    ModelQueue,
+    QueuedRequest,
+)
 
 _deadline = attrgetter("deadline_s")
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from autoscaler.loading.clockwork import Clockwork, clockwork
 from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.planning.policy import LoadingPolicy
 from load.simulator.gateway import QueueOptions
 from load.simulator.pods.simulated_request import SimulatedRequest
 from research.experiments.schedulers.inference_rules import (
+    InferenceRule,
     strategies,
     three_phases,
     three_phases_by_deadline,
 )
 from research.experiments.schedulers.scheduled_placer import ScheduledPlacer
-from research.experiments.schedulers.setting import GATEWAY, MAIN, THESIS
+from research.experiments.schedulers.setting import GATEWAY, MAIN, THESIS, Setting
 from research.loading.baseline import baseline
 from research.loading.round_robin import (
     BY_DEADLINE,
@@ -26,13 +29,6 @@ from research.loading.round_robin import (
     RoundRobin,
     round_robin,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.planning.policy import LoadingPolicy
-    from research.experiments.schedulers.inference_rules import InferenceRule
-    from research.experiments.schedulers.setting import Setting
 
 BASELINE: Final = "baseline"
 CLOCKWORK: Final = "clockwork"

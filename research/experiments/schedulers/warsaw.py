@@ -6,27 +6,22 @@ policies in the simulator, and adds the scheduler `predictive`.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.published_figures import absent_note, published_figures
 from research.experiments.harness.rendering import listed, spread
 from research.experiments.schedulers.figures import draw_machines, draw_schedulers
-from research.experiments.schedulers.runs import SchedulerTask, simulate
+from research.experiments.schedulers.runs import SchedulerResult, SchedulerTask, simulate
 from research.experiments.schedulers.scheduler_configs import OF_THESIS, ROUND_ROBIN, SCHEDULERS
 from research.experiments.schedulers.setting import MAIN, VARIED
 from research.experiments.schedulers.thesis_comparison import CLAIMS, OWN_SECTION, by_seed
 from research.experiments.schedulers.workload import BIN_S, Workload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.schedulers.runs import SchedulerResult
 
 FILE: Final = "warsaw_facts.csv"
 _SEEDS: Final = (1, 2, 3, 4, 5)

@@ -13,22 +13,19 @@ latencies; Stable diffusion v2 of the thesis's list has neither latency nor size
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from load.traces.batches import NameColumn, arrival_batch, even_batches
 from load.traces.expansion import bin_counts, expand
 from load.traces.seeds import Seed
 from load.traces.transforms.attributes import model_deadline_s
 from research.experiments.harness.experiment import ExperimentError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    import pyarrow as pa
-    from numpy.typing import NDArray
 
 BIN_S: Final = 60.0
 _MBIT_PER_S: Final = 4096.0

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from gateway.selection.selection_policies import PLAIN, plan_window
 from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, prior_weights
 from registry.domain.application import Prior, SelectionPolicy
+from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import applications_in
-from research.experiments.sneakpeek.workload import draw_window
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from research.experiments.sneakpeek.demo_data import DemoApplication
-    from research.experiments.sneakpeek.workload import Workload
+from research.experiments.sneakpeek.workload import Workload, draw_window
 
 _REQUESTS_PER_APPLICATION = 4.0
 _UNBOUNDED = replace(PLAIN, max_partial_plans=10_000_000)

@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from gateway.selection.sneakpeek_training import confusion_matrix
+from load.schema import Trace
 from load.simulator.cluster.cluster_file import cluster_of
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from research.experiments.harness.experiment import Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.sneakpeek.demo_data import LATENCY_S, REQUEST_MIX, SIZES
-from research.experiments.sneakpeek.figures import interval
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from load.schema import Trace
-    from load.simulator.cluster.plan import ClusterPlan
-    from research.experiments.sneakpeek.figures import Bench
+from research.experiments.sneakpeek.figures import Bench, interval
 
 _HOUR_S: Final = 3600.0
 LOADS_S: Final = {"none: all are warm": 0.0, "2 s": 2.0, "20 s": 20.0, "an hour": _HOUR_S}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN
 from gateway.selection.window import SelectionOptions
 from registry.domain.application import Penalty, Prior, SelectionPolicy
-from research.experiments.harness.experiment import Table
+from research.experiments.harness.experiment import Cell, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.sneakpeek.claims import (
     OptimumShares,
@@ -18,15 +20,9 @@ from research.experiments.sneakpeek.claims import (
     estimation_error,
     optimum_shares,
 )
+from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import Score, Task, run_task
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from research.experiments.harness.experiment import Cell, Settings
-    from research.experiments.sneakpeek.demo_data import DemoApplication
-    from research.experiments.sneakpeek.workload import Workload
+from research.experiments.sneakpeek.workload import Workload
 
 _SHORT: Final = SelectionOptions(is_data_aware=True, short_circuit=True)
 _SPLIT: Final = SelectionOptions(is_data_aware=True, splits_groups=True)

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from gateway.selection.selection_policies import plan_window
 from gateway.selection.utility import penalty_of_one
-from gateway.selection.window import SHORT_CIRCUIT
-from research.experiments.sneakpeek.demo_data import read_applications
-from research.experiments.sneakpeek.workload import draw_window, variants_of
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from gateway.selection.window import SelectionOptions, SelectionPlan
-    from research.experiments.sneakpeek.demo_data import DemoApplication
-    from research.experiments.sneakpeek.workload import DrawnWindow, Workload
+from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions, SelectionPlan
+from research.experiments.sneakpeek.demo_data import DemoApplication, read_applications
+from research.experiments.sneakpeek.workload import DrawnWindow, Workload, draw_window, variants_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,14 @@ are scaled by one factor that brings `lo-edf` to a mean utility of 0.40, on seed
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from registry.domain.application import SelectionPolicy
 from research.experiments.harness.experiment import (
     Experiment,
     ExperimentError,
+    Progress,
     Result,
     Settings,
     Table,
@@ -36,11 +38,6 @@ from research.experiments.sneakpeek.figures import (
 from research.experiments.sneakpeek.plots import draw_deadlines
 from research.experiments.sneakpeek.runs import Task, applications_in, run_task
 from research.experiments.sneakpeek.workload import Workload
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from research.experiments.harness.experiment import Progress
 
 LO_EDF_UTILITY: Final = 0.40
 _SCALE_SEEDS: Final = range(1001, 1011)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -16,12 +17,7 @@ from gateway.selection.window import (
     Worker,
 )
 from registry.domain.application import Penalty, Prior
-from research.experiments.sneakpeek.demo_data import LATENCY_S, SWAP_S
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from research.experiments.sneakpeek.demo_data import DemoApplication
+from research.experiments.sneakpeek.demo_data import LATENCY_S, SWAP_S, DemoApplication
 
 _MIN_DEADLINE_S: Final = 0.01
 

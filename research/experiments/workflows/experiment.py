@@ -7,8 +7,10 @@ the live scheduler.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 from research.experiments.harness.experiment import (
     Experiment,
@@ -20,6 +22,7 @@ from research.experiments.workflows import durations
 from research.experiments.workflows.accuracy import AccuracyTask, ceiling, next_step_accuracy
 from research.experiments.workflows.figures import (
     POLICIES,
+    Results,
     accuracy_table,
     change_table,
     figure_tables,
@@ -34,12 +37,6 @@ from research.simulated_workflows.simulation import (
     placement_tasks,
     simulate_workflows,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from research.experiments.workflows.figures import Results
 
 _RUNS: Final = 3000
 _CHANGE_POLICIES: Final = ("speculative", "static", "reactive")

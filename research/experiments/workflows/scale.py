@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from research.experiments.harness.experiment import (
     Experiment,
@@ -24,13 +26,11 @@ from research.experiments.workflows import durations
 from research.simulated_workflows import constants
 from research.simulated_workflows.applications import mean_work_s
 from research.simulated_workflows.arrivals import FILE
-from research.simulated_workflows.simulation import WorkflowTask, simulate_workflows
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from research.simulated_workflows.simulation import WorkflowRunResult
+from research.simulated_workflows.simulation import (
+    WorkflowRunResult,
+    WorkflowTask,
+    simulate_workflows,
+)
 
 DEVICES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
 ALL_DEVICES_MS: Final = {

@@ -6,15 +6,11 @@ learned.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from research.simulated_workflows.predictors import NextStepPredictor
 from workflows.prediction.step_counts import END, most_likely
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from research.simulated_workflows.predictors import NextStepPredictor
 
 
 @dataclass(frozen=True, slots=True)
