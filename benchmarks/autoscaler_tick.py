@@ -6,29 +6,25 @@ Half of the models are warm, three quarters of those on two pods. Arrivals are t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts
+from autoscaler.forecasting.history import History
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import Limits
+from autoscaler.planning.pool_view import Demand, Limits
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ForecastInput
 from load.simulator.registry.memory_registry import MemoryRegistry
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Timed = Callable[[str, Callable[[], object]], None]
 
-    from autoscaler.forecasting.history import History
-    from autoscaler.planning.pool_view import Demand
-    from registry.domain.cluster import ClusterState
-
-    Timed = Callable[[str, Callable[[], object]], None]
 
 PODS = 1_000
 _NOW_S = 2_016 * 600.0

@@ -16,20 +16,16 @@ arrivals older than two days then have a resolution of ten minutes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
 from autoscaler.forecasting.history import NEVER, BadCounts, Floats, History, Integers
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from typing import TypeAlias
+Rows: TypeAlias = slice | Integers
 
-    from autoscaler.forecasting.history import Floats, Integers
-
-    Rows: TypeAlias = slice | Integers
 
 _INITIAL_ROWS: Final = 16
 _MAX_COUNT: Final = 10**9

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import datetime
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.object_readers import ApplicationObject
 from autoscaler.kubernetes.errors import Changed, Denied, Gone
 from autoscaler.kubernetes.metrics import STATUS_WRITES
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
 from registry.domain.application_variants import named_variants
+from registry.domain.cluster import ClusterState
 from registry.errors import InvalidModel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
-    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.cluster.object_readers import ApplicationObject
-    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
-    from registry.domain.cluster import ClusterState
 
 logger = logging.getLogger(__name__)
 

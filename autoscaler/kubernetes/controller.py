@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable
 
+from autoscaler.kubernetes.application_reconciler import ApplicationReconciler
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
 from autoscaler.kubernetes.cluster.inference_services import Role
 from autoscaler.kubernetes.errors import Changed, ClusterUnreachable, Denied, Gone, KubernetesError
+from autoscaler.kubernetes.graph_reconciler import GraphReconciler
 from autoscaler.kubernetes.metrics import FAILURES, MODELS
+from autoscaler.kubernetes.models.reconciler import ModelReconciler
 from autoscaler.kubernetes.pools.pod_phases import PodPhases
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
+from registry.domain.model import ModelName
 from registry.errors import RegistryError, RegistryUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from autoscaler.kubernetes.application_reconciler import ApplicationReconciler
-    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.graph_reconciler import GraphReconciler
-    from autoscaler.kubernetes.models.reconciler import ModelReconciler
-    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
-    from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
 

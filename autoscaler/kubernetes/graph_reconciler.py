@@ -8,23 +8,20 @@ Mistakes are warning events of the object, whose status KServe writes.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import Any
 
+from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.object_readers import GraphObject
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
+from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import API_VERSION, KIND
 from registry.redis.workflow_log import WorkflowLog
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+Definitions = Mapping[ModelName, Mapping[str, Any]]
 
-    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
-    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.cluster.object_readers import GraphObject
-    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
-    from registry.domain.model import ModelName
-
-    Definitions = Mapping[ModelName, Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from autoscaler.forecasting.history import Booleans, Floats
+from autoscaler.planning.pool_view import Demand, ModelView, PoolView
 from registry.domain.model import Preload, Tier
-
-if TYPE_CHECKING:
-    from autoscaler.forecasting.history import Booleans, Floats
-    from autoscaler.planning.pool_view import Demand, ModelView, PoolView
 
 
 @dataclass(frozen=True, slots=True)

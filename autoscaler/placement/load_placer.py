@@ -7,20 +7,15 @@ gain. A placer is made from a view, changes while the plan is made, and is used 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 from autoscaler.placement.idle import free_device_bytes, idle_copies
-from autoscaler.planning.policy import Demote
+from autoscaler.placement.marginal_value import MarginalValue
+from autoscaler.planning.policy import Action, Demote
+from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.placement.marginal_value import MarginalValue
-    from autoscaler.planning.policy import Action
-    from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,19 +7,14 @@ namespace's least recently used idle copies leave, whichever pod has them; no lo
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.planning.pool_view import CopyUse, ModelView, PoolView
 from registry.domain.model import Tier, name_of_key
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from autoscaler.planning.pool_view import ModelView, PoolView
-
-    QuotaOf = Callable[[str], int | None]
+QuotaOf = Callable[[str], int | None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,15 @@ Models are given by key, pods by name.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from autoscaler.planning.pool_view import PoolView
+from registry.domain.action_log import PodShape
+from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from autoscaler.planning.pool_view import PoolView
-    from registry.domain.action_log import PodShape
-    from registry.domain.model import Tier
 
 
 class ActionReason(StrEnum):

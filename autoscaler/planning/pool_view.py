@@ -5,20 +5,16 @@ Made by `pool_snapshot`. Times in seconds on the registry's clock, sizes in byte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
 from registry.domain.demand import QueueStats
-from registry.domain.model import Tier
+from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod import PodPhase, default_slots
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
-    from registry.domain.model import LoadFailure, ModelSpec
-    from registry.domain.residency_index import Residency
+from registry.domain.residency_index import Residency
 
 NEVER_S: Final = -inf
 """Time of an event that never happened."""

@@ -8,14 +8,12 @@ On one machine the platform reads the wanted number from the registry
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from autoscaler.planning.pool_view import Limits
-
-if TYPE_CHECKING:
-    from autoscaler.service.settings import AutoscalerSettings
-    from registry.domain.action_log import WantedPods
-    from registry.inference_service.tenant_rules import TenantRules
+from autoscaler.service.settings import AutoscalerSettings
+from registry.domain.action_log import WantedPods
+from registry.inference_service.tenant_rules import TenantRules
 
 
 @dataclass(frozen=True, slots=True)

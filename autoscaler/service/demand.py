@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.tick.forecaster import ForecastSchedule, ImpossibleForecast
-from registry.domain.demand import CountWindow
+from autoscaler.planning.pool_view import Demand
+from autoscaler.service.metrics import AutoscalerMetrics
+from autoscaler.tick.forecaster import Forecaster, ForecastSchedule, ImpossibleForecast
+from autoscaler.tick.observed_demand import ForecastInput, ObservedDemand
+from registry.domain.demand import ArrivalCount, CountWindow
+from registry.domain.model import ModelName
 from registry.redis.arrivals import ArrivalLog
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.pool_view import Demand
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from autoscaler.tick.forecaster import Forecaster
-    from autoscaler.tick.observed_demand import ForecastInput, ObservedDemand
-    from registry.domain.demand import ArrivalCount
-    from registry.domain.model import ModelName
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 REREAD_S: Final = 30
 """How far back each read goes, for late reports of gateways."""

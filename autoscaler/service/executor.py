@@ -6,27 +6,21 @@ action that failed is paused, longer after each failure. Nothing here decides wh
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from autoscaler.planning.policy import Demote, Load
+from autoscaler.planning.policy import Action, Demote, Load
+from autoscaler.service.metrics import AutoscalerMetrics
 from common.backoff import KeyedBackoff
-from common.pod_client import PodRefused
+from common.pod_client import PodClient, PodRefused
 from registry.domain.action_log import ActionOutcome, ActionRecord
+from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier, name_of_key
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaler_log import BeginResult
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Iterable
-
-    from autoscaler.planning.policy import Action
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from common.pod_client import PodClient
-    from registry.domain.cluster import ClusterState
-    from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 
 logger = logging.getLogger(__name__)
 

@@ -11,37 +11,32 @@ import logging
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from autoscaler.forecasting.counts import Counts
 from autoscaler.planning.demand_forecast import RatePublication
 from autoscaler.planning.desired_pods import PodUse, ScalingParams, ScalingState, pod_uses
-from autoscaler.planning.policy import DrainPod, SetPods
+from autoscaler.planning.policy import DrainPod, LoadingPolicy, SetPods
 from autoscaler.planning.pool_snapshot import Observations, copy_uses
 from autoscaler.planning.pool_view import Limits
-from autoscaler.service.actuator import RegistryActuator
+from autoscaler.service.actuator import Actuator, PoolSize, RegistryActuator
 from autoscaler.service.demand import BackgroundForecast, DemandReader
+from autoscaler.service.executor import ActionExecutor
+from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.placement_service import PlacementService
+from autoscaler.service.settings import AutoscalerSettings
 from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.placement_input import RECENT_S
-from autoscaler.tick.planner import Planner
+from autoscaler.tick.planner import Planner, TickPlan
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.arrivals import ArrivalHints, ArrivalLog
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.reports import read_copy_reports
-
-if TYPE_CHECKING:
-    from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.service.actuator import Actuator, PoolSize
-    from autoscaler.service.executor import ActionExecutor
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from autoscaler.service.settings import AutoscalerSettings
-    from autoscaler.tick.planner import TickPlan
-    from registry.redis.autoscaler_log import AutoscalerLog
-    from registry.redis.watch import ClusterWatch
+from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

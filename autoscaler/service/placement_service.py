@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.placed_pods import has_arrived, next_step
 from autoscaler.placement.planners.problem import InvalidPlacementInput, PlanParams
@@ -22,8 +23,12 @@ from autoscaler.placement.planners.replanning import (
     should_replan,
     without_rate,
 )
-from autoscaler.service.planning_process import PlanningJob, PlanningProcess
+from autoscaler.planning.pool_view import PoolView
+from autoscaler.service.metrics import AutoscalerMetrics
+from autoscaler.service.planning_process import PlanningJob, PlanningProcess, PlanningResult
+from autoscaler.service.settings import AutoscalerSettings
 from autoscaler.tick.placement_input import (
+    PlacementInput,
     expected_rates,
     find_accelerators,
     placement_input,
@@ -36,19 +41,10 @@ from autoscaler.tick.placement_record import (
     with_scales,
 )
 from registry.domain.action_log import POOL, ActionOutcome, ActionRecord
+from registry.domain.cluster import ClusterState
 from registry.domain.model import PlacementName
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from autoscaler.planning.pool_view import PoolView
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from autoscaler.service.planning_process import PlanningResult
-    from autoscaler.service.settings import AutoscalerSettings
-    from autoscaler.tick.placement_input import PlacementInput
-    from registry.domain.cluster import ClusterState
-    from registry.domain.placement import PlacementRecord
-    from registry.redis.autoscaler_log import AutoscalerLog
+from registry.domain.placement import PlacementRecord
+from registry.redis.autoscaler_log import AutoscalerLog
 
 logger = logging.getLogger(__name__)
 

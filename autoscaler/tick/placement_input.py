@@ -5,10 +5,11 @@ A model is planned for if it has a deadline, which is its SLO, and a profile on 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.problem import (
     WHOLE_PCT,
@@ -21,14 +22,9 @@ from autoscaler.placement.planners.problem import (
     model_profile,
 )
 from autoscaler.placement.planners.service_times import scaled, share_slowdown
-from registry.domain.model import ModelName, PlacementName, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from autoscaler.planning.pool_view import Demand
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
+from autoscaler.planning.pool_view import Demand
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec, PlacementName, Tier
 
 RECENT_S: Final = 15
 _NORMAL_90: Final = 1.2816

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from load.generator.content import TEXT, Content
 from load.generator.progress import SendCounts
-from load.generator.record_parts import record_row
+from load.generator.record_parts import RecordPart, record_row
 from load.generator.responses import RequestResult
-from load.generator.settings import LATE_S
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from load.generator.record_parts import RecordPart
-    from load.generator.settings import RunSettings
-    from load.generator.trace_arrivals import TraceArrival
+from load.generator.settings import LATE_S, RunSettings
+from load.generator.trace_arrivals import TraceArrival
 
 
 class Sender(Protocol):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from load.report.run import Floats, GroupedNames, Ints, Requests
+from load.report.run import Floats, GroupedNames, Ints, Requests
 
 PERCENTILES: Final = (50, 90, 95, 99)
 PERCENTILE_NAMES: Final = tuple(f"p{each}" for each in PERCENTILES)

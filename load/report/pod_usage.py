@@ -7,14 +7,11 @@ times of requests that wait for one load overlap, so a pod's loading time is the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from load.report.aggregates import groups
-
-if TYPE_CHECKING:
-    from load.report.run import Floats, Ints, Run
+from load.report.run import Floats, Ints, Run
 
 
 @dataclass(frozen=True, slots=True)

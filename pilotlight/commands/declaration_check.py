@@ -10,28 +10,23 @@ anew. `apply` and `up` warn of it, and `apply` of variants of an application tha
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import httpx
 
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import RequestFailed
-from registry.domain.application import read_tensors
+from registry.domain.application import ApplicationSpec, InputTensor, read_tensors
 from registry.domain.application_variants import metadata_problems, named_variants
-from registry.domain.model import PERMANENT_STATUSES, UNREADABLE, LoadFailure
+from registry.domain.cluster import ClusterState
+from registry.domain.model import PERMANENT_STATUSES, UNREADABLE, LoadFailure, ModelName, ModelSpec
+from registry.domain.pod_state import PodState
 from registry.inference_service.predictors import needs_in_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from pilotlight.commands.target import PlatformTarget
-    from registry.domain.application import ApplicationSpec, InputTensor
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 _SCHEMES: Final = frozenset({"s3", "file", "pvc"})
 _STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, *PERMANENT_STATUSES})

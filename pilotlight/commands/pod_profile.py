@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
 from autoscaler.placement.planners.profile_fit import profile_fits
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
+from registry.domain.cluster import ClusterState
 from registry.domain.codec import decode_profile
+from registry.domain.model import ModelName
 from registry.domain.pod import slots_at_start
+from registry.domain.pod_state import PodState
 from registry.domain.profile import PairFactor, ShareFactor, best_rows, mean_busy_pct
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
-    from registry.domain.pod_state import PodState
 
 _TIMEOUT_S = 3600.0
 

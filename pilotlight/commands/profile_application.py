@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -12,31 +14,22 @@ import orjson
 from gateway.selection.sneakpeek_training import confusion_matrix, stratified_subset
 from gateway.selection.utility import profiled_accuracy, recalls
 from load.errors import InvalidExamples
-from load.labelled_examples import read_examples
-from pilotlight.commands.declaration_check import read_metadata
+from load.labelled_examples import LabelledExamples, read_examples
+from pilotlight.commands.declaration_check import VariantMetadata, read_metadata
 from pilotlight.commands.pod_profile import (
     POINT_COLUMNS,
     measure_profile,
     pods_by_product,
     point_rows,
 )
+from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
+from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
-from registry.domain.application import AccuracyProfile
+from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.application_variants import metadata_problems, named_variants
-from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from load.labelled_examples import LabelledExamples
-    from pilotlight.commands.declaration_check import VariantMetadata
-    from pilotlight.commands.target import PlatformTarget
-    from pilotlight.output import Output
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec, Tier
 
 _PARALLEL: Final = 4
 """Requests in flight. Each has one row, as an application's requests mostly have: the latencies

@@ -9,25 +9,28 @@ import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader
 
 from load.stages import STAGES
-from pilotlight.demo.runs import latencies_s, mean_s, mean_stages_s, percentile_s
-from pilotlight.demo.scenarios import LIU_SIMPLE, POLICIES
+from pilotlight.demo.invocations import Invocation
+from pilotlight.demo.runs import (
+    Expectation,
+    SimpleRun,
+    WinRun,
+    latencies_s,
+    mean_s,
+    mean_stages_s,
+    percentile_s,
+)
+from pilotlight.demo.scenarios import LIU_SIMPLE, POLICIES, DemoScale
+from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pilotlight.demo.invocations import Invocation
-    from pilotlight.demo.runs import Expectation, SimpleRun, WinRun
-    from pilotlight.demo.scenarios import DemoScale
-    from pilotlight.output import Output
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import orjson
 
+from pilotlight.platform.cluster_connection import ClusterConnection
 from registry.domain.application import (
     decode_accuracy,
     decode_application,
@@ -31,12 +34,6 @@ from registry.domain.model import UNREADABLE, ModelName
 from registry.errors import InvalidModel, RegistryUnavailable
 from registry.redis.reports import read_declared_times, restore_declared_times
 from registry.redis.workflow_log import WorkflowLog
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-    from pathlib import Path
-
-    from pilotlight.platform.cluster_connection import ClusterConnection
 
 logger = logging.getLogger(__name__)
 

@@ -9,20 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from pilotlight.platform.pod_processes import PodProcesses
+from registry.domain.action_log import WantedPods
+from registry.domain.placement import PlacedPod
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
+from registry.redis.watch import ClusterWatch
 from runtime.tiers.generation_folder import GenerationFolder, cache_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pilotlight.platform.pod_processes import PodProcesses
-    from registry.domain.action_log import WantedPods
-    from registry.domain.placement import PlacedPod
-    from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

@@ -11,23 +11,21 @@ variants are trained on skewed class mixes, so that variants are good at differe
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from pilotlight.sample_models.make_program import export
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+Floats = NDArray[np.float32]
+Labels = NDArray[np.int64]
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float32]
-    Labels = NDArray[np.int64]
 
 PARTS: Final = {"train": 0.4, "profile": 0.3, "requests": 0.3}
 _STEPS: Final = 300

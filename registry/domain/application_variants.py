@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
+from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec
 
 
 def named_variants(

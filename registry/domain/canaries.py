@@ -7,16 +7,12 @@ annotations make it a canary. Pure.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
-from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelRecord, ModelSpec
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelRecord, ModelSpec
 
 TOTAL_PERCENT = 100
 Found: TypeAlias = "dict[ModelName, tuple[Canary, ...]]"

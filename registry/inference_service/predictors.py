@@ -8,18 +8,15 @@ by name; a model that needs what a pool has not is accepted, and says so instead
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.shown_value import shown
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec, RequestLog
 from registry.inference_service.components import machine_needs, read_logger
 from registry.inference_service.server_arguments import ServerArguments, read_arguments
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec, RequestLog
 
 SERVED_FORMATS: Final = (
     "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",

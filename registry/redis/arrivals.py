@@ -9,19 +9,15 @@ replaces its own, and those of one that is gone end with their time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
-from registry.domain.demand import WINDOW_S, ArrivalCount, ArrivalHint, QueueStats
+from registry.domain.demand import WINDOW_S, ArrivalCount, ArrivalHint, CountWindow, QueueStats
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.demand import CountWindow
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 
 class ArrivalLog:

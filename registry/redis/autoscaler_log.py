@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.domain.action_log import (
     POOL,
     ActionOutcome,
+    ActionRecord,
     AutoscalerRecords,
     LeaderLease,
     OngoingActions,
+    WantedPods,
 )
 from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
-from registry.domain.demand import encode_expected
-from registry.domain.placement import encode_placement
-
-if TYPE_CHECKING:
-    from registry.domain.action_log import ActionRecord, WantedPods
-    from registry.domain.demand import ExpectedRates
-    from registry.domain.placement import PlacementRecord
-    from registry.redis.client import Registry
+from registry.domain.demand import ExpectedRates, encode_expected
+from registry.domain.placement import PlacementRecord, encode_placement
+from registry.redis.client import Registry
 
 
 class BeginResult(StrEnum):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
+from registry.domain.accelerator import GpuReading
 from registry.domain.codec import decode_copies, decode_gpu
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.accelerator import GpuReading
-    from registry.domain.pod import CopyReport
-    from registry.redis.client import Registry
+from registry.domain.pod import CopyReport
+from registry.redis.client import Registry
 
 
 async def read_copy_reports(

@@ -8,16 +8,13 @@ specification with thousands of others.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from registry.errors import RegistryRefused
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from registry.redis.redis_connection import RedisConnection
+from registry.redis.redis_connection import RedisConnection
 
 _SNAPSHOT_HASHES: Final = (
     "models", "previous", "failures", "profiles", "applications", "accuracies",

@@ -14,19 +14,16 @@ import asyncio
 import logging
 import random
 import zlib
+from collections.abc import Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from common.backoff import Backoff
 from registry.errors import RegistryUnavailable
 from registry.redis.script import ChannelVersions
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.redis.transactions import Transactions
+from registry.redis.transactions import Transactions
 
 logger = logging.getLogger(__name__)
 

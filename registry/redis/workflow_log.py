@@ -6,19 +6,16 @@ order of its calls. All methods raise RegistryUnavailable.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 MAX_TAKEN: Final = 16
 """Runs taken over at once; other schedulers take the next ones."""

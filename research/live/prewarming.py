@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from load.generator.record_parts import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
+from load.report.run import Run
 from load.report.run_file import read_run
-from pilotlight.platform.settings import LocalAutoscalerSettings
+from pilotlight.demo.session import LiveSession
+from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
 from pilotlight.sample_models.samples import BUCKET
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.autoscaler_log import AutoscalerLog
-from research.experiments.prewarm.live_slice import PACE, SAMPLE, live_value
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from load.report.run import Run
-    from pilotlight.demo.session import LiveSession
-    from pilotlight.platform.settings import PlatformSettings
-    from registry.redis.client import Registry
-    from research.experiments.prewarm.live_slice import TraceSlice
+from registry.redis.client import Registry
+from research.experiments.prewarm.live_slice import PACE, SAMPLE, TraceSlice, live_value
 
 _SLOTS = 16
 _READY_TIMEOUT_S = 60.0

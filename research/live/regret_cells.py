@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from pilotlight.demo.runs import TimedResponse
+from pilotlight.demo.session import LiveSession
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.sample_models.samples import BUCKET
-from registry.domain.model import Tier
-from research.experiments.regret.live_slice import AROUND_S, SAMPLE, LiveRun, request_seed
-
-if TYPE_CHECKING:
-    from pilotlight.demo.runs import TimedResponse
-    from pilotlight.demo.session import LiveSession
-    from pilotlight.platform.settings import PlatformSettings
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec, RoutingPolicy
-    from research.experiments.regret.live_slice import LiveCell
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec, RoutingPolicy, Tier
+from research.experiments.regret.live_slice import AROUND_S, SAMPLE, LiveCell, LiveRun, request_seed
 
 REGRET_LINK_BYTES_PER_S: Final = 60e6
 """Slow, so that downloads need little CPU."""

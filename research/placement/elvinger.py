@@ -5,28 +5,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from autoscaler.placement.planners.catalogue import Planner
-from autoscaler.placement.planners.problem import Metric
+from autoscaler.placement.planners.plan import Placement
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    Metric,
+    PlanParams,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.usher import plan_usher
+from registry.domain.placement import PlacedReplica
 from research.placement.milp import plan_milp
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from autoscaler.placement.planners.plan import Placement
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
-    from registry.domain.placement import PlacedReplica
-
-    ByMetric: TypeAlias = Callable[
-        [Metric, Sequence[Workload], Sequence[AcceleratorView], Profiles, PlanParams], Placement
-    ]
+ByMetric: TypeAlias = Callable[
+    [Metric, Sequence[Workload], Sequence[AcceleratorView], Profiles, PlanParams], Placement
+]
 
 
 def _planner(plan: ByMetric, metric: Metric) -> Planner:

@@ -11,15 +11,17 @@ busy.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoscaler.placement.planners.problem import WHOLE_PCT
-from registry.domain.profile import busy_pct
+from registry.domain.profile import Profile, ProfilePoint, busy_pct
 from research.placement.igniter_model import (
     HardwareCoefficients,
     IgniterFit,
@@ -27,14 +29,8 @@ from research.placement.igniter_model import (
     active_alone,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+Solver = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
-    from numpy.typing import NDArray
-
-    from registry.domain.profile import Profile, ProfilePoint
-
-    Solver = Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
 
 Table = tuple[tuple[float, ...], ...]
 

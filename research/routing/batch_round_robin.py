@@ -7,20 +7,16 @@ Elvinger 2024, section 4.3.3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.routing.colocation import colocation_queueing
-from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.routing.decision import RequestView
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 MAX_BUILD_S: Final = 0.1
 """From a batch's first request until no more are added: MAX_WAIT_TIME of Elvinger 2024, 4.3.3."""

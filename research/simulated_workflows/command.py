@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pilotlight.errors import InvalidInput
+from pilotlight.output import Output
 from research.simulated_workflows.applications import APPLICATIONS
 from research.simulated_workflows.simulation import (
     placement_tasks,
     policies_of_runs,
     simulate_workflows,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from pilotlight.output import Output
 
 
 def simulate(

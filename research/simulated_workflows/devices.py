@@ -6,25 +6,22 @@ recently used model goes, and models of queued steps stay.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from load.simulator.event_queue import EventQueue
+from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
+from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
 from research.simulated_workflows.constants import (
     HOST_BYTES_PER_S,
     MODELS,
     load_seconds,
 )
+from research.simulated_workflows.simulated_run import SimulatedStep
 from workflows.service.cluster_view import eviction_seconds
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.simulator.event_queue import EventQueue
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
-    from research.simulated_workflows.simulated_run import SimulatedStep
 
 
 @dataclass(slots=True)

@@ -7,12 +7,10 @@ added where they were held longest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
-    from research.simulated_workflows.cluster import PlacedModels
+from research.simulated_workflows.cluster import PlacedModels
 
 _MAX_PLACEMENTS: Final = 10_000
 """Kept apart; beyond it the half held the shortest is forgotten."""

@@ -7,9 +7,10 @@ that ends is merely not used any more: the pod evicts its model when it needs th
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from registry.domain.model import name_of_key
+from registry.domain.model import ModelSpec, name_of_key
+from registry.domain.pod_state import PodState
 from research.workflows.reactive import (
     CopiesView,
     ModelCopy,
@@ -18,13 +19,9 @@ from research.workflows.reactive import (
     reactive,
     shortest_queue,
 )
-
-if TYPE_CHECKING:
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_state import PodState
-    from workflows.service.pod_queues import PodQueues
-    from workflows.service.preloads import Preloads
-    from workflows.service.run import Run, RunStep
+from workflows.service.pod_queues import PodQueues
+from workflows.service.preloads import Preloads
+from workflows.service.run import Run, RunStep
 
 OWNER: Final = "reactive"
 """In place of a run, which loads are asked for by."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from load.simulator.event_queue import EventQueue
+from research.simulated_workflows.cluster import PlacedModels
 from research.simulated_workflows.constants import MODELS
+from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+from research.simulated_workflows.simulation import WorkflowSimulation
 from research.workflows.reactive import (
     CopiesView,
     ModelCopy,
@@ -16,17 +21,8 @@ from research.workflows.reactive import (
     shortest_queue,
 )
 from research.workflows.reactive_copies import ReactiveCopies
-from research.workflows.sharing_devices import SharingDevice
+from research.workflows.sharing_devices import SharingDevice, SimulatedCopy
 from workflows.scheduling.policies import StatefulPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from load.simulator.event_queue import EventQueue
-    from research.simulated_workflows.cluster import PlacedModels
-    from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-    from research.simulated_workflows.simulation import WorkflowSimulation
-    from research.workflows.sharing_devices import SimulatedCopy
 
 INTERVAL_S: Final = 1.0
 """Between decisions on copies; a step of a model without a copy asks for one at once."""

@@ -6,22 +6,19 @@ Zhang et al. 2025, section 8, on Triton Inference Server.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from research.simulated_workflows.applications import models_of
+from research.simulated_workflows.cluster import PlacedModels
 from research.simulated_workflows.constants import MODELS
 from research.simulated_workflows.placers import LonePlacer
-from research.simulated_workflows.simulation import WorkflowSimulation
+from research.simulated_workflows.simulation import WorkflowSimulation, WorkflowTask
 from research.workflows.held_placements import HeldPlacements
 from workflows.scheduling.policies import SchedulingPolicy, StatefulPolicy
 from workflows.service.lone_placement import LonePlacement
-
-if TYPE_CHECKING:
-    from research.simulated_workflows.cluster import PlacedModels
-    from research.simulated_workflows.simulation import WorkflowTask
-    from workflows.service.pod_queues import PodQueues
-    from workflows.service.preloads import Preloads
-    from workflows.service.run import Run, RunStep
+from workflows.service.pod_queues import PodQueues
+from workflows.service.preloads import Preloads
+from workflows.service.run import Run, RunStep
 
 
 class StaticPlacement:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
 import orjson
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from common.pod_secret import HEADER as SECRET_HEADER
+from common.pod_secret import PodSecret
 from common.probe_server import exposition
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from workflows.service.deployments import not_deployed
 from workflows.service.errors import BadFile, BadRequest, WorkflowError
-from workflows.service.run import ANY_WORKFLOW, RunStatus
+from workflows.service.metrics import SchedulerMetrics
+from workflows.service.run import ANY_WORKFLOW, Run, RunStatus
 from workflows.service.run_requests import (
     arguments_of,
     deadline_of,
@@ -30,14 +33,7 @@ from workflows.service.run_requests import (
     scheduling_of,
     workflow_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from common.pod_secret import PodSecret
-    from workflows.service.metrics import SchedulerMetrics
-    from workflows.service.run import Run
-    from workflows.service.scheduler import Scheduler
+from workflows.service.scheduler import Scheduler
 
 
 def create_api(scheduler: Scheduler, secret: PodSecret, metrics: SchedulerMetrics) -> FastAPI:

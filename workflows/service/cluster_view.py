@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from registry.domain.cluster import ClusterState
 from registry.domain.measures import TRANSFERS
-from registry.domain.model import Tier
-from workflows.scheduling.costs import Device, ModelCosts
+from registry.domain.model import ModelSpec, Tier
+from registry.domain.pod_state import PodState
+from registry.domain.profile import Profile
+from workflows.scheduling.costs import Device, DeviceQueue, ModelCosts
 from workflows.scheduling.transfers import Links, TransferCosts, measured_links
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.domain.profile import Profile
-    from workflows.scheduling.costs import DeviceQueue
 
 LINKS: Final = Links(
     sent=TransferCosts(0.0, inf),

@@ -5,23 +5,19 @@ A resumed run gets the same things in the same order as the first time.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from common.frames import BadFrame
 from common.inference_protocol.errors import InvalidRequest
 from workflows.service.completion_stream import text_of
 from workflows.service.errors import StepError
+from workflows.service.journal import Journal
 from workflows.service.kept_outputs import MAX_FETCH_BYTES
-from workflows.service.run import Delivery, StepState
+from workflows.service.run import Delivery, Run, RunStep, StepState
 from workflows.service.tensors import outputs_bytes, plain_value
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from workflows.service.journal import Journal
-    from workflows.service.run import Run, RunStep
-
-    SendToRunner = Callable[[Run, Mapping[str, Any]], None]
+SendToRunner = Callable[[Run, Mapping[str, Any]], None]
 
 
 class Deliveries:

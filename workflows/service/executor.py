@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.domain.model import ModelName
-from workflows.service.deliveries import Deliveries
-from workflows.service.run import RunStatus, RunStep, StepState
+from workflows.service.deliveries import Deliveries, SendToRunner
+from workflows.service.journal import Journal
+from workflows.service.kept_outputs import KeptOutputs
+from workflows.service.metrics import SchedulerMetrics
+from workflows.service.planner import Planner
+from workflows.service.run import Run, RunStatus, RunStep, StepState
+from workflows.service.step_client import StepClient
 from workflows.service.step_execution import StepExecution
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from workflows.service.deliveries import SendToRunner
-    from workflows.service.journal import Journal
-    from workflows.service.kept_outputs import KeptOutputs
-    from workflows.service.metrics import SchedulerMetrics
-    from workflows.service.planner import Planner
-    from workflows.service.run import Run
-    from workflows.service.step_client import StepClient
-
-    OnEnd = Callable[[Run], None]
+OnEnd = Callable[[Run], None]
 
 
 class Executor:

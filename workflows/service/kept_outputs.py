@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from common.http_client import HttpClient
 from common.http_connection import HttpError
+from common.inference_protocol.tensors import TensorReference
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from workflows.service.errors import InputsLost
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
-    from common.inference_protocol.tensors import TensorReference
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from workflows.service.run import Run, RunStep
-    from workflows.service.tensors import StoredTensor
+from workflows.service.run import Run, RunStep
+from workflows.service.tensors import StoredTensor
 
 logger = logging.getLogger(__name__)
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
+from registry.redis.workflow_log import WorkflowLog
 from workflows.prediction.step_counts import BadCountsError
-from workflows.service.knowledge import WorkflowCounts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.model import ModelName
-    from registry.redis.workflow_log import WorkflowLog
-    from workflows.service.knowledge import WorkflowKnowledge
+from workflows.service.knowledge import WorkflowCounts, WorkflowKnowledge
 
 logger = logging.getLogger(__name__)
 

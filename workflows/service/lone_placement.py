@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
-from workflows.scheduling.costs import scheduling_problem
+from registry.domain.pod_state import PodState
+from workflows.scheduling.costs import Device, scheduling_problem
 from workflows.scheduling.policies import step_policy
 from workflows.scheduling.problem import Placement, SchedulingProblemError, Step
 from workflows.service import cluster_view
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from registry.domain.pod_state import PodState
-    from workflows.scheduling.costs import Device
-    from workflows.service.pod_queues import PodQueues
-    from workflows.service.run import Run, RunStep
+from workflows.service.pod_queues import PodQueues
+from workflows.service.run import Run, RunStep
 
 logger = logging.getLogger(__name__)
 

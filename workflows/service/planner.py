@@ -5,40 +5,34 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
-from registry.domain.model import ModelName
+from registry.domain.demand import ArrivalHint
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod_state import PodState
 from registry.errors import PluginError
-from workflows.scheduling.candidates import WHOLE_POOL, candidate_devices
+from registry.redis.watch import ClusterWatch
+from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, candidate_devices
 from workflows.scheduling.costs import scheduling_problem
 from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy, stateful_policy
 from workflows.scheduling.problem import (
     Placement,
+    Schedule,
+    SchedulingProblem,
     SchedulingProblemError,
     Step,
 )
-from workflows.scheduling.shared_batches import place_sharing_batches
+from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches
 from workflows.scheduling.speculative import FEW_STATES, is_outdated, speculative
 from workflows.service import cluster_view
 from workflows.service.knowledge import WorkflowKnowledge
 from workflows.service.lone_placement import LonePlacement
+from workflows.service.metrics import SchedulerMetrics
 from workflows.service.plan import Plan, PlannedStep, announced_arrivals, plan_document
 from workflows.service.pod_queues import PodQueues
-from workflows.service.run import StepState
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.demand import ArrivalHint
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.redis.watch import ClusterWatch
-    from workflows.scheduling.candidates import PodGroup
-    from workflows.scheduling.problem import Schedule, SchedulingProblem
-    from workflows.scheduling.shared_batches import MergedSteps
-    from workflows.service.metrics import SchedulerMetrics
-    from workflows.service.preloads import Preloads
-    from workflows.service.run import Run, RunStep
+from workflows.service.preloads import Preloads
+from workflows.service.run import Run, RunStep, StepState
 
 logger = logging.getLogger(__name__)
 

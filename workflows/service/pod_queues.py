@@ -6,27 +6,27 @@ The steps are those that this scheduler has put on each pod, and those that its 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-from registry.domain.model import ModelName, name_of_key
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec, name_of_key
+from registry.domain.pod_state import PodState
 from registry.domain.queued_steps import NO_STEPS
-from workflows.scheduling.candidates import WHOLE_POOL, members
-from workflows.scheduling.costs import AssignedStep, device_queue, foreign_steps
+from registry.redis.watch import ClusterWatch
+from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, members
+from workflows.scheduling.costs import (
+    AssignedStep,
+    Device,
+    DeviceQueue,
+    ModelCosts,
+    device_queue,
+    foreign_steps,
+)
 from workflows.scheduling.problem import SchedulingProblemError
 from workflows.service import cluster_view
+from workflows.service.plan import Plan
+from workflows.service.run import Run, RunStep
 from workflows.service.tensors import outputs_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.redis.watch import ClusterWatch
-    from workflows.scheduling.candidates import PodGroup
-    from workflows.scheduling.costs import Device, DeviceQueue, ModelCosts
-    from workflows.service.plan import Plan
-    from workflows.service.run import Run, RunStep
 
 
 class AssignedSteps:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.pod_client import PodClient, PodRefused
-from registry.domain.model import Tier, name_of_key
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_state import PodState
-    from workflows.service.metrics import SchedulerMetrics
+from common.pod_secret import PodSecret
+from common.tls import PartTls
+from registry.domain.model import ModelSpec, Tier, name_of_key
+from registry.domain.pod_state import PodState
+from workflows.service.metrics import SchedulerMetrics
 
 logger = logging.getLogger(__name__)
 

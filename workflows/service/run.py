@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
+from registry.domain.model import ModelName
+from workflows.service.completion_stream import StreamedText
+from workflows.service.preloads import Preload
+from workflows.service.tensors import StoredTensor
 from workflows.wire import Printed, source_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from registry.domain.model import ModelName
-    from workflows.service.completion_stream import StreamedText
-    from workflows.service.preloads import Preload
-    from workflows.service.tensors import StoredTensor
-
 
 ANY_WORKFLOW = "-"
 """In place of a workflow's name, where a run is named by its identity alone."""

@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 import orjson
+from fastapi import Request
 
 from common.shown_value import json_fault, kind_of, shown
 from registry.domain.model import ModelName
 from workflows.scheduling.policies import SCHEDULING
 from workflows.service.errors import BadRequest, TooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from fastapi import Request
 
 NAMESPACE_HEADER: Final = "x-pilotlight-namespace"
 MAX_BODY_BYTES: Final = 16 * 1024**2

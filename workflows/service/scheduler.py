@@ -7,14 +7,18 @@ import hashlib
 import logging
 import math
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalHints
-from registry.redis.workflow_log import WorkflowLog
+from registry.redis.watch import ClusterWatch
+from registry.redis.workflow_log import TakenRun, WorkflowLog
 from workflows.prediction.longest_context import request_features
 from workflows.service.deployments import Deployments
 from workflows.service.errors import (
@@ -31,21 +35,13 @@ from workflows.service.executor import Executor
 from workflows.service.journal import LEASE_S, Journal, adopt_result, resumed_run, run_elsewhere
 from workflows.service.kept_outputs import KeptOutputs
 from workflows.service.knowledge_store import KnowledgeStore
+from workflows.service.metrics import SchedulerMetrics
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStatus, is_run_of
 from workflows.service.run_requests import argument_problems
+from workflows.service.settings import SchedulerSettings
 from workflows.service.step_client import StepClient
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from registry.redis.watch import ClusterWatch
-    from registry.redis.workflow_log import TakenRun
-    from workflows.service.metrics import SchedulerMetrics
-    from workflows.service.settings import SchedulerSettings
 
 logger = logging.getLogger(__name__)
 

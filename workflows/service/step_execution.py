@@ -4,28 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
+from common.inference_protocol.tensors import TensorReference
 from workflows.service.completion_stream import StreamedText
+from workflows.service.deliveries import Deliveries
 from workflows.service.errors import InputsLost, StepError, StepLost
-from workflows.service.kept_outputs import MAX_FETCH_BYTES
-from workflows.service.run import RunStatus, StepState
-from workflows.service.step_client import StepCall, resolved_inputs
-from workflows.service.tensors import outputs_bytes
+from workflows.service.journal import Journal
+from workflows.service.kept_outputs import MAX_FETCH_BYTES, KeptOutputs
+from workflows.service.metrics import SchedulerMetrics
+from workflows.service.planner import Planner
+from workflows.service.run import Run, RunStatus, RunStep, StepState
+from workflows.service.step_client import StepCall, StepClient, StepResponse, resolved_inputs
+from workflows.service.tensors import StoredTensor, outputs_bytes
 from workflows.wire import STREAM
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from common.inference_protocol.tensors import TensorReference
-    from workflows.service.deliveries import Deliveries
-    from workflows.service.journal import Journal
-    from workflows.service.kept_outputs import KeptOutputs
-    from workflows.service.metrics import SchedulerMetrics
-    from workflows.service.planner import Planner
-    from workflows.service.run import Run, RunStep
-    from workflows.service.step_client import StepClient, StepResponse
-    from workflows.service.tensors import StoredTensor
 
 logger = logging.getLogger(__name__)
 

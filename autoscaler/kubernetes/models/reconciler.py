@@ -10,10 +10,16 @@ import datetime
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from autoscaler.kubernetes.cluster.inference_services import FINALIZER, Role, owner_of
+from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.inference_services import (
+    FINALIZER,
+    Role,
+    ServiceObject,
+    owner_of,
+)
 from autoscaler.kubernetes.metrics import STATUS_WRITES
 from autoscaler.kubernetes.models.component_status import has_components
 from autoscaler.kubernetes.models.model_status import (
@@ -25,17 +31,11 @@ from autoscaler.kubernetes.models.model_status import (
     make_status,
     seconds_until_write,
 )
-from registry.domain.model import name_of_key
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
+from autoscaler.kubernetes.settings import ControllerSettings
+from registry.domain.model import ModelName, name_of_key
 from registry.errors import InvalidModel
 from registry.inference_service.tenant_rules import access_problem, quota_problem
-
-if TYPE_CHECKING:
-    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
-    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.cluster.inference_services import ServiceObject
-    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
-    from autoscaler.kubernetes.settings import ControllerSettings
-    from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
 

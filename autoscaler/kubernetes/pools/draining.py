@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from autoscaler.kubernetes.cluster.object_readers import PodObject
 from autoscaler.kubernetes.pools.leaving_pods import DrainTracker
 from autoscaler.kubernetes.pools.pool_size import pods_to_drain
 from registry.domain.pod import PodPhase
+from registry.domain.pod_state import PodState
 from registry.errors import LeaseLost
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
-    from autoscaler.kubernetes.cluster.object_readers import PodObject
-    from registry.domain.pod_state import PodState
-    from registry.redis.watch import ClusterWatch
+from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from autoscaler.kubernetes.cluster.object_readers import PodObject
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from autoscaler.kubernetes.cluster.object_readers import PodObject
-    from registry.domain.pod_state import PodState
+from registry.domain.pod_state import PodState
 
 UNTRACKED_DRAIN_S: Final = 60.0
 """After this time a drain that was not started here counts as left over from an earlier leader: a

@@ -9,20 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
+from autoscaler.kubernetes.cluster.object_readers import PodObject
 from autoscaler.kubernetes.pools.leaving_pods import DrainTracker, replaced_pods
+from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
 from registry.domain.pod import PodPhase
+from registry.domain.pod_state import PodState
 from registry.errors import LeaseLost
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects
-    from autoscaler.kubernetes.cluster.object_readers import PodObject
-    from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
-    from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
 

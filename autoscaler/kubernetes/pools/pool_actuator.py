@@ -11,10 +11,12 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
 from autoscaler.kubernetes.errors import Changed, Gone, KubernetesError, PoolNotFound
 from autoscaler.kubernetes.pools.draining import PodDrain
+from autoscaler.kubernetes.pools.pool_scaler import ObservedPool, PoolScaler
 from autoscaler.kubernetes.pools.pool_size import (
     Owner,
     ScaleConflict,
@@ -25,16 +27,12 @@ from autoscaler.kubernetes.pools.pool_size import (
 )
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
+from autoscaler.service.metrics import AutoscalerMetrics
+from registry.domain.action_log import WantedPods
 from registry.domain.model import ModelName
 from registry.errors import RegistryError
 from registry.inference_service.tenant_rules import TenantRules
-
-if TYPE_CHECKING:
-    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi
-    from autoscaler.kubernetes.pools.pool_scaler import ObservedPool, PoolScaler
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from registry.domain.action_log import WantedPods
-    from registry.redis.watch import ClusterWatch
+from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 

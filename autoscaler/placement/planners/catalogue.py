@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
+from autoscaler.placement.planners.plan import Plan
 from autoscaler.placement.planners.predicted_goodput import predicted_goodput
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    Metric,
+    Profiles,
+    Workload,
+)
 from autoscaler.placement.planners.validation import validate
 from registry.domain.loading_choice import PLACEMENT
 from registry.domain.model import PlacementName
 from registry.errors import PluginError
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from autoscaler.placement.planners.plan import Plan
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        Metric,
-        Profiles,
-        Workload,
-    )
-
-    Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]
+Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,23 +6,21 @@ Goodput of a model: min(rate, sum of the throughputs of its replicas), Elvinger 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, fsum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import (
-        Metric,
-        PlanParams,
-        Profiles,
-        Workload,
-    )
-    from registry.domain.placement import PlacedReplica
+from autoscaler.placement.planners.problem import (
+    FITS_PCT,
+    AcceleratorView,
+    Metric,
+    PlanParams,
+    Profiles,
+    Workload,
+)
+from registry.domain.placement import PlacedReplica
 
 Plan: TypeAlias = (
     "Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles, Sequence[PlacedReplica], "

@@ -7,21 +7,16 @@ point. Requests wait for a batch and for the device, by router.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from autoscaler.placement.planners.problem import Router
+from autoscaler.placement.planners.problem import PlanParams, Profiles, Router, Workload
 from autoscaler.placement.planners.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
-from autoscaler.placement.planners.service_times import batch_times, slowdown_per_busy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import PlanParams, Profiles, Workload
-    from autoscaler.placement.planners.service_times import BatchTimes
-    from registry.domain.placement import PlacedReplica
+from autoscaler.placement.planners.service_times import BatchTimes, batch_times, slowdown_per_busy
+from registry.domain.placement import PlacedReplica
 
 _ROUNDS: Final = 8
 _STEP: Final = log(1.1)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from autoscaler.placement.planners.plan import replica_order
-from autoscaler.placement.planners.problem import FITS_PCT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from autoscaler.placement.planners.problem import AcceleratorView, Profiles, Workload
-    from registry.domain.placement import PlacedReplica
+from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView, Profiles, Workload
+from registry.domain.placement import PlacedReplica
 
 _OFF_RATIO: Final = 0.2
 """How far a forecast may be from the planned rate."""

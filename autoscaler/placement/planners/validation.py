@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from math import isfinite
-from typing import TYPE_CHECKING
 
-from autoscaler.placement.planners.problem import WHOLE_PCT, InvalidPlacementInput
+from autoscaler.placement.planners.problem import (
+    WHOLE_PCT,
+    AcceleratorView,
+    BatchPoint,
+    InvalidPlacementInput,
+    ModelProfile,
+    Profiles,
+    Workload,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from autoscaler.placement.planners.problem import (
-        AcceleratorView,
-        BatchPoint,
-        ModelProfile,
-        Profiles,
-        Workload,
-    )
-
-    Missing = Callable[[Sequence[Workload], Sequence[str], Profiles], list[str]]
+Missing = Callable[[Sequence[Workload], Sequence[str], Profiles], list[str]]
 
 
 def validate(

@@ -6,10 +6,12 @@ After Blinowski et al. 2024, figures 5.2 to 5.5.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
+from load.report.run import Floats, Run
 from load.report.style import (
     COLOURS,
     LINES,
@@ -32,11 +34,6 @@ from load.report.times import (
     bin_name,
     format_duration,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from load.report.run import Floats, Run
 
 _MAX_MODELS: Final = 15
 _OTHERS: Final = "all others"

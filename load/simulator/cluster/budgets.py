@@ -7,16 +7,13 @@ model for all of them.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from load.simulator.cluster.plan import NodePlan
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from load.simulator.cluster.plan import NodePlan
 
 _MAX_SHOWN: Final = 8
 

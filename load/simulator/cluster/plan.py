@@ -6,19 +6,16 @@ Times in seconds, sizes in bytes, rates in bytes per second (infinity: no limit)
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from registry.domain.application import ApplicationSpec
+from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod import default_slots
+from registry.domain.profile import ProfilePoint
 from registry.plugins import PolicyNames
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.model import ModelSpec, Tier
-    from registry.domain.profile import ProfilePoint
 
 IGNITER: Final = "igniter"
 INTERFERENCE: Final = PolicyNames("pilotlight.interference", ("none", "overlap", "table"))

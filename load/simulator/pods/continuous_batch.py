@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
+from load.simulator.cluster.plan import ModelPlan
+from load.simulator.pods.simulated_request import SimulatedRequest
 from runtime.device.batch import MAX_SEQUENCES
-
-if TYPE_CHECKING:
-    from load.simulator.cluster.plan import ModelPlan
-    from load.simulator.pods.simulated_request import SimulatedRequest
 
 
 @dataclass(eq=False, slots=True)

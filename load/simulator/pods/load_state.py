@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from load.simulator.cluster.plan import ModelPlan
+from load.simulator.event_queue import VirtualFuture
+from load.simulator.pods.simulated_request import SimulatedRequest
 from runtime.loading.load_turns import Load
 from runtime.tiers.device_cache import CachedModel
-
-if TYPE_CHECKING:
-    from load.simulator.cluster.plan import ModelPlan
-    from load.simulator.event_queue import VirtualFuture
-    from load.simulator.pods.simulated_request import SimulatedRequest
 
 
 @dataclass(eq=False, slots=True)

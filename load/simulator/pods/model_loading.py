@@ -6,31 +6,24 @@ waits for memory (`runtime.tiers.device_cache`). Here a step is a transfer over 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from math import inf
-from typing import TYPE_CHECKING
 
-from load.simulator.event_queue import VirtualFuture, VirtualTasks
+from common.inference_protocol.errors import PodError
+from load.simulator.cluster.plan import ModelPlan, PodPlan
+from load.simulator.event_queue import EventQueue, VirtualFuture, VirtualTasks
 from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident
-from load.simulator.pods.node import SharedLink
-from registry.domain.model import Tier
+from load.simulator.pods.node import SharedLink, SimulatedNode
+from load.simulator.pods.registry_agent import SimulatedRegistryAgent
+from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
+from registry.domain.cluster import ClusterState
+from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import status_of
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import LoadLifecycle
 from runtime.tiers.device_cache import DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from common.inference_protocol.errors import PodError
-    from load.simulator.cluster.plan import ModelPlan, PodPlan
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.pods.node import SimulatedNode
-    from load.simulator.pods.registry_agent import SimulatedRegistryAgent
-    from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import LoadFailure, ModelSpec
 
 
 class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):

@@ -9,17 +9,14 @@ at which transfers end.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from load.simulator.cluster.plan import ModelPlan, NodePlan
+from load.simulator.event_queue import EventQueue
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.simulator.cluster.plan import ModelPlan, NodePlan
-    from load.simulator.event_queue import EventQueue
 
 
 class SharedLink:

@@ -7,24 +7,20 @@ the model and infers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from collections.abc import Callable
 
+from load.simulator.cluster.plan import ClusterPlan, PodPlan
+from load.simulator.event_queue import EventQueue
 from load.simulator.pods.device import SimulatedDevice
 from load.simulator.pods.model_loading import ModelLoading
+from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.registry_agent import SimulatedRegistryAgent
+from load.simulator.pods.shared_gpu import SharedGpu
+from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
+from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable
-
-    from load.simulator.cluster.plan import ClusterPlan, PodPlan
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.pods.node import SimulatedNode
-    from load.simulator.pods.shared_gpu import SharedGpu
-    from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
-    from load.simulator.registry.memory_registry import MemoryRegistry
 
 
 class SimulatedPod:

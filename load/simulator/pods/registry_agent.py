@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from registry.domain.pod import LEASE_TTL_S
+from load.simulator.event_queue import EventQueue
+from load.simulator.registry.memory_registry import MemoryRegistry
+from registry.domain.model import LoadFailure, Tier
+from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
 from registry.domain.reservation import LoadClaim
 from registry.errors import ClaimLost, LeaseLost
 from runtime.errors import LoadRefused
 from runtime.registration.measurements import Measurements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.registry.memory_registry import MemoryRegistry
-    from registry.domain.model import LoadFailure, Tier
-    from registry.domain.pod import PodInfo, PodPhase, PodReport
 
 
 class SimulatedRegistryAgent:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from gateway.dispatch.pending_placement import PendingPlacement
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.dispatch.retries import FailedAttempts
-    from gateway.routing.decision import Reason
-    from gateway.routing.route_request import IncomingRequest
-    from load.simulator.cluster.plan import ModelPlan, PodPlan
-    from load.simulator.pods.registry_agent import SimulatedRegistryAgent
-    from registry.domain.model import Tier
+from gateway.dispatch.retries import FailedAttempts
+from gateway.routing.decision import Reason
+from gateway.routing.route_request import IncomingRequest
+from load.simulator.cluster.plan import ModelPlan, PodPlan
+from load.simulator.pods.registry_agent import SimulatedRegistryAgent
+from registry.domain.model import Tier
 
 BYTES_PER_ITEM: Final = 1024
 """Of a body: a request of one item is of the smallest size class."""

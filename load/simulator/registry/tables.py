@@ -6,22 +6,17 @@ seconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING
 
-from registry.domain.model import ModelRecord, Tier, name_of_key
+from registry.domain.cluster import ClusterState
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import PodPhase
+from registry.domain.pod_state import PodState
+from registry.domain.profile import Profile
 from registry.domain.residency_index import Residency
 from registry.errors import LeaseLost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import LoadFailure, ModelName, ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.domain.profile import Profile
 
 
 @dataclass(eq=False, slots=True)

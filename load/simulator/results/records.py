@@ -6,21 +6,18 @@ Columns that follow from others are computed for a whole batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from gateway.routing.decision import Reason
+from load.report.run import Floats
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.routing.decision import Reason
-    from load.report.run import Floats
-    from load.simulator.pods.simulated_request import SimulatedRequest
-    from registry.domain.model import ModelName
+from load.simulator.pods.simulated_request import SimulatedRequest
+from registry.domain.model import ModelName
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,11 @@ A new format is a reader in `readers` and an entry here.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import pyarrow as pa
 
 from load.errors import TraceError
 from load.traces.batches import (
@@ -17,8 +20,10 @@ from load.traces.batches import (
     times_s,
     with_column,
 )
-from load.traces.expansion import expand, portions
+from load.traces.expansion import BinCounts, expand, portions
 from load.traces.formats import readers
+from load.traces.formats.blocks import Block
+from load.traces.formats.tables import TraceTable
 from load.traces.order import sort_within_window
 from load.traces.parameters import (
     CountParameters,
@@ -28,19 +33,10 @@ from load.traces.parameters import (
     TenantCountParameters,
     TenantParameters,
 )
+from load.traces.seeds import Seed
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    import pyarrow as pa
-
-    from load.traces.expansion import BinCounts
-    from load.traces.formats.blocks import Block
-    from load.traces.formats.tables import TraceTable
-    from load.traces.seeds import Seed
-
-    RowReader = Callable[[Sequence[TraceTable], Any], Iterator[Block]]
-    CountReader = Callable[[Sequence[TraceTable], ModelIndex], Iterator[BinCounts]]
+RowReader = Callable[[Sequence[TraceTable], Any], Iterator[Block]]
+CountReader = Callable[[Sequence[TraceTable], ModelIndex], Iterator[BinCounts]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,18 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from typing import IO, TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import IO, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from load.traces.batches import ModelIndex, arrival_batch
-from load.traces.expansion import BIN_COUNT, bin_counts
+from load.traces.expansion import BIN_COUNT, BinCounts, bin_counts
 from load.traces.formats.blocks import Block
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from load.traces.expansion import BinCounts
-    from load.traces.formats.tables import TraceTable
-    from load.traces.parameters import FileParameters, OneModelParameters, TenantParameters
+from load.traces.formats.tables import TraceTable
+from load.traces.parameters import FileParameters, OneModelParameters, TenantParameters
 
 _SECONDS_PER_NS: Final = 1e-9
 _OPTIONAL: Final = ("tenant", "input_size", "output_size", "deadline_s")

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, MARKERS, styled
-from research.experiments.harness.experiment import Table
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-
-    from research.experiments.elvinger.stages import Stages
-    from research.experiments.harness.experiment import Cell
+from research.experiments.elvinger.stages import Stages
+from research.experiments.harness.experiment import Cell, Table
 
 _SHOWN_STAGES: Final = ("transfer", "build", "queue", "inference")
 

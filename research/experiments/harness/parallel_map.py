@@ -6,16 +6,12 @@ only unfinished tasks.
 
 from __future__ import annotations
 
-from concurrent.futures import as_completed
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from concurrent.futures import Future, as_completed
+from typing import Final, TypeVar
 
 from load.worker_processes import worker_processes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-    from concurrent.futures import Future
-
-    from research.experiments.harness.experiment import Settings
+from research.experiments.harness.experiment import Settings
 
 Task = TypeVar("Task")
 TaskResult = TypeVar("TaskResult")

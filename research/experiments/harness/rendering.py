@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from research.experiments.harness.experiment import Cell, Result, Table
+from research.experiments.harness.experiment import Cell, Result, Table
 
 
 def as_text(cell: Cell) -> str:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, NoReturn
 
 from load.errors import LoadError
+from pilotlight.commands.experiment import ExperimentFlags
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.errors import Interrupted, InvalidInput, PilotlightError
-from pilotlight.output import progress_bar
+from pilotlight.output import Output, progress_bar
 from pilotlight.sample_models.samples import prepare_applications
 from pilotlight.signals import on_first_signal
 from pilotlight.state_dir import StateDir
-from research.experiments.harness.experiment import CellSelection, Settings
+from research.experiments.harness.experiment import CellSelection, Experiment, Result, Settings
 from research.experiments.harness.rendering import as_document, as_markdown, as_text
 from research.experiments.harness.result_log import ResultLog
 from research.live.live_platform import LocalLivePlatform
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import NoReturn
-
-    from pilotlight.commands.experiment import ExperimentFlags
-    from pilotlight.output import Output
-    from research.experiments.harness.experiment import Experiment, Result
 
 _DATA = "PILOTLIGHT_DATA"
 _TABLES_FILE: Final = "result.md"

@@ -8,30 +8,32 @@ Liu 2025, section 6.5, names the four factors and leaves the map open. Three wor
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from load.report.style import COLOURS, DPI, styled
 from pilotlight.demo.runs import mean_s, percentile_s
 from pilotlight.demo.scenarios import FIXED_POLICIES, POLICIES
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed
-from research.experiments.liu.grid_cells import LETTERS, WORKLOADS, CellTask, cells, simulate_cell
+from research.experiments.liu.grid_cells import (
+    LETTERS,
+    WORKLOADS,
+    CellResult,
+    CellTask,
+    cells,
+    simulate_cell,
+)
+from research.experiments.liu.simulated import ModelTimings
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+CellResults = Mapping[ModelTimings, CellResult]
 
-    from matplotlib.axes import Axes
-
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.liu.grid_cells import CellResult
-    from research.experiments.liu.simulated import ModelTimings
-
-    CellResults = Mapping[ModelTimings, CellResult]
 
 _WINNER_NAMES: Final = {
     "C": "colocation", "Q": "colocation-queueing", "P": "remote-proxy",

@@ -6,35 +6,36 @@ each workload and on a mixture of all three.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
-from pilotlight.demo.runs import mean_s, percentile_s
+from pilotlight.demo.runs import WinRun, mean_s, percentile_s
 from pilotlight.demo.scenarios import (
     FIXED_POLICIES,
     FULL,
     POLICIES,
     THESIS_SLEEP_S,
     WIN_SCENARIOS,
+    WinScenario,
 )
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import group_results, parallel_map
 from research.experiments.harness.rendering import spread
 from research.experiments.liu.equations import PRINTED, Factors
-from research.experiments.liu.mixture import LOADS, OWN_WINNER, MixtureTask, simulate_mixture
+from research.experiments.liu.mixture import (
+    LOADS,
+    OWN_WINNER,
+    MixtureResult,
+    MixtureTask,
+    simulate_mixture,
+)
 from research.experiments.liu.simulated import ModelTimings, scenario_timings, win_run
 from research.experiments.liu.sizes import ABSENT, thesis_figures
 from research.experiments.liu.win_figures import draw_stages, stages_table
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+Totals = Mapping[tuple[str, str], float]
+"""End-to-end seconds by section and policy."""
 
-    from pilotlight.demo.runs import WinRun
-    from pilotlight.demo.scenarios import WinScenario
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.liu.mixture import MixtureResult
-
-    Totals = Mapping[tuple[str, str], float]
-    """End-to-end seconds by section and policy."""
 
 THESIS_PACE: Final = ModelTimings(load_s=3.0, infer_s=1.0)
 """T5-small: cold start 3 s (6.3), inference 1 s (6.4.3)."""

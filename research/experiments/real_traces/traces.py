@@ -7,15 +7,18 @@ al., EuroSys 2025): a day of five regions, with cold starts per minute in place 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
+from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import summarise
 from registry.domain.model import RoutingPolicy
-from research.experiments.harness.experiment import Experiment, Result, Settings, Table
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import group_results, parallel_map
 from research.experiments.real_traces.clusters import (
     BASE_MODELS_FILE,
@@ -25,15 +28,9 @@ from research.experiments.real_traces.clusters import (
     language_cluster,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+ClusterBuilder = Callable[[Sequence[str], Path], ClusterPlan]
+"""The cluster for full names of models, with figures of the data folder."""
 
-    from load.simulator.cluster.plan import ClusterPlan
-    from research.experiments.harness.experiment import Cell
-
-    ClusterBuilder = Callable[[Sequence[str], Path], ClusterPlan]
-    """The cluster for full names of models, with figures of the data folder."""
 
 _GENTD26: Final = "gentd26_per_minute.csv.gz"
 _HUAWEI: Final = "huawei_cold_starts_per_minute.csv.gz"

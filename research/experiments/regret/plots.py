@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
-from research.experiments.regret.ratios import geometric_mean, regrets
+from research.experiments.regret.cells import RegretCell
+from research.experiments.regret.ratios import ByPolicy, Regret, geometric_mean, regrets
 from research.experiments.regret.runs import AUTO, FIXED, IN_ORDER, POLICIES, WRONG_FORECASTS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+Bin = Callable[[RegretCell], int]
 
-    from matplotlib.axes import Axes
-
-    from research.experiments.regret.cells import RegretCell
-    from research.experiments.regret.ratios import ByPolicy, Regret
-
-    Bin = Callable[[RegretCell], int]
 
 _MEMORY: Final = (0.0, 0.4, 0.6, 0.85, 1.1, 9.9)
 _MEMORY_LABELS: Final = ("< 40 %", "40-60 %", "60-85 %", "85-110 %", "> 110 %")

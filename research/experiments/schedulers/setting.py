@@ -7,10 +7,9 @@ configuration has 20 (tiger-simulator). Section 5.4 varies the distribution of l
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from research.experiments.schedulers.workload import Workload
+from research.experiments.schedulers.workload import Workload
 
 THESIS: Final = "thesis"
 """The thesis's rules start inferences, and a machine does one action at a time."""

@@ -6,15 +6,11 @@ waits for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import pyarrow as pa
 
 from load.report.pod_usage import PodUsage, TimeSpans, union
 from registry.domain.model import Tier, name_of_key
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class ResidencyLog:

@@ -6,24 +6,22 @@ times are nominal, in the ratio 1 : 4 : 16 of the variants; the experiment scale
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from pathlib import Path
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.selection.sneakpeek_training import confusion_matrix, predicted_labels, train
 from gateway.selection.utility import profiled_accuracy, recalls
 from gateway.selection.window import VariantProfile
 from research.experiments.harness.experiment import ExperimentError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+Floats = NDArray[np.float64]
+Labels = NDArray[np.int64]
 
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Labels = NDArray[np.int64]
 
 SIZES: Final = ("small", "medium", "large")
 LATENCY_S: Final = (0.00125, 0.005, 0.02)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import mean
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from research.experiments.harness.experiment import Table
+from research.experiments.harness.experiment import Cell, Table
 from research.experiments.harness.rendering import spread
+from research.experiments.workflows.accuracy import AccuracyTask
 from research.simulated_workflows.applications import APPLICATIONS
 from research.simulated_workflows.constants import GB
 from research.simulated_workflows.predictors import PREDICTORS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from research.experiments.harness.experiment import Cell
-    from research.experiments.workflows.accuracy import AccuracyTask
-    from research.simulated_workflows.simulation import WorkflowRunResult, WorkflowTask
+from research.simulated_workflows.simulation import WorkflowRunResult, WorkflowTask
 
 POLICIES: Final = (
     "speculative", "greedy", "round-robin", "static", "reactive", "reactive-alone",
