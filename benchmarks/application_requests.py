@@ -60,10 +60,7 @@ class Turn:
 def measure(*, turns: int = 7, seconds: float = 2.0) -> list[Turn]:
     """Needs two cores: one for gateways and pods, one for the load."""
     system, generator = sorted(os.sched_getaffinity(0))[:2]
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        contextlib.ExitStack() as stack,
-    ):
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder, contextlib.ExitStack() as stack:
         look = Path(folder, "look")
         _write_look(look)
         setup = RoundSetup(CoreLayout.SHARED, {system}, {system}, generator, Path(folder, "alone"))

@@ -65,10 +65,7 @@ def main() -> None:
     options = _options()
     machine = machine_facts()
     print(f"{machine.line()}\n", flush=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        servers.redis_server(Path(folder)) as server,
-    ):
+    with tempfile.TemporaryDirectory() as folder, servers.redis_server(Path(folder)) as server:
         asyncio.run(_fill(server.url, options.pods, options.models))
         rows = []
         for per_s in options.changes:

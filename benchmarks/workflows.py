@@ -18,12 +18,7 @@ import numpy as np
 
 from benchmarks.machine import machine_facts, save
 from workflows.scheduling.candidates import candidate_devices
-from workflows.scheduling.costs import (
-    Device,
-    ModelCosts,
-    QueuedBatch,
-    scheduling_problem,
-)
+from workflows.scheduling.costs import Device, ModelCosts, QueuedBatch, scheduling_problem
 from workflows.scheduling.problem import Placement, Schedule, Step
 from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches
 from workflows.scheduling.speculative import FEW_STATES, speculative

@@ -54,10 +54,7 @@ def worker_processes(count: int, *, finish: bool = False) -> Iterator[Workers]:
         stop_signal,
         stopper,
         ProcessPoolExecutor(
-            count,
-            mp_context=context,
-            initializer=_initialise,
-            initargs=(stop_signal, finish),
+            count, mp_context=context, initializer=_initialise, initargs=(stop_signal, finish)
         ) as pool,
     ):
         try:

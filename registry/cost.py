@@ -163,11 +163,7 @@ def characteristic_time_s(
 
 
 def eviction_loss_s(
-    reload_s: float,
-    rate_per_s: float,
-    characteristic_s: float,
-    copies: int,
-    serve_s: float = inf,
+    reload_s: float, rate_per_s: float, characteristic_s: float, copies: int, serve_s: float = inf
 ) -> float:
     """What evicting one of a model's `copies` costs its later requests, in seconds of waiting.
 

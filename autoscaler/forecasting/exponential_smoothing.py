@@ -59,11 +59,7 @@ def fit_smoothing(history: History, profiles: Floats, period_min: Floats) -> Smo
 
 
 def smoothed_means(
-    history: History,
-    profiles: Floats,
-    period_min: Floats,
-    fit: SmoothingFit,
-    windows_min: Floats,
+    history: History, profiles: Floats, period_min: Floats, fit: SmoothingFit, windows_min: Floats
 ) -> Floats:
     """(models, windows): means of the mixture."""
     means = _means(history, profiles, period_min, [0], windows_min)[:, 0]

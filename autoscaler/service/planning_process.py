@@ -19,12 +19,7 @@ from typing import Final
 from autoscaler.placement.planners.catalogue import planner_of
 from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import (
-    AcceleratorView,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.planners.problem import AcceleratorView, PlanParams, Profiles, Workload
 from common.parent_death import die_with
 from common.process import set_process_title
 from registry.domain.placement import PlacedReplica

@@ -129,9 +129,7 @@ def marks(samples: dict[str, Samples]) -> list[Mark]:
     ]
     return [
         Mark(
-            f"{what} ahead of {other}, {name}",
-            f"{mine:.1f} against {theirs:.1f} ms",
-            mine < theirs,
+            f"{what} ahead of {other}, {name}", f"{mine:.1f} against {theirs:.1f} ms", mine < theirs
         )
         for what, my_s, their_s in pairs
         for name, mine, theirs in zip(

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from benchmarks.gpu.copies import load_rate
 from benchmarks.gpu.serving import Serving, measure_serving
 from benchmarks.quantiles import spread
-from runtime.device.staged_memory import (
-    BUFFER_BYTES,
-    BUFFERS,
-    MAX_COPIES,
-    READERS,
-    StagedMemory,
-)
+from runtime.device.staged_memory import BUFFER_BYTES, BUFFERS, MAX_COPIES, READERS, StagedMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

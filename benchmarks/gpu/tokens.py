@@ -23,12 +23,7 @@ from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
 from runtime.generation.engine import Sampling
-from runtime.generation.limits import (
-    PAGE_TOKENS,
-    STEP_TOKENS,
-    GenerationLimits,
-    cache_shape,
-)
+from runtime.generation.limits import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.weights.weight_source import DiskWeights
 

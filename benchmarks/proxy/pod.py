@@ -14,12 +14,7 @@ from typing import Any, Final
 
 import uvicorn
 
-from registry.domain.application import (
-    AccuracyProfile,
-    ApplicationSpec,
-    InputTensor,
-    SneakPeekSpec,
-)
+from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
 from registry.domain.reservation import ANY_COPIES

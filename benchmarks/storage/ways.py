@@ -89,9 +89,7 @@ def transfer_manager_crt(folder: Path) -> Callable[[], Path]:
     region, url = os.environ["AWS_DEFAULT_REGION"], os.environ["AWS_ENDPOINT_URL"]
     credentials = crt.BotocoreCRTCredentialsWrapper(session.get_credentials())
     client = crt.create_s3_crt_client(
-        region,
-        crt_credentials_provider=credentials.to_crt_credentials_provider(),
-        use_ssl=False,
+        region, crt_credentials_provider=credentials.to_crt_credentials_provider(), use_ssl=False
     )
     serializer = crt.BotocoreCRTRequestSerializer(
         session, {"region_name": region, "endpoint_url": url}

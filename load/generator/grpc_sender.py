@@ -44,8 +44,7 @@ class GrpcSender:
         self._bodies = RequestBodies(settings.protocol, settings.seed)
         self._channel = _channel(target)
         self._infer = self._channel.unary_unary(
-            _INFER,
-            response_deserializer=messages.ModelInferResponse.FromString,
+            _INFER, response_deserializer=messages.ModelInferResponse.FromString
         )
 
     async def send(

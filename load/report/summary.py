@@ -138,10 +138,7 @@ def _token_rates(run: Run) -> dict[str, Any]:
     """Tokens per second of the run, and the time of each token of its streams after the first."""
     if run.tokens_per_s is None:
         return {}
-    return {
-        "tokens_per_s": run.tokens_per_s,
-        "time_per_token_s": percentiles(run.time_per_token_s),
-    }
+    return {"tokens_per_s": run.tokens_per_s, "time_per_token_s": percentiles(run.time_per_token_s)}
 
 
 def good_shares(run: Run) -> dict[str, float]:

@@ -18,11 +18,7 @@ from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from load.errors import PolicyFailed
 from load.simulator.cluster.plan import ModelPlan
-from load.simulator.pods.simulated_request import (
-    BYTES_PER_ITEM,
-    RequestPod,
-    SimulatedRequest,
-)
+from load.simulator.pods.simulated_request import BYTES_PER_ITEM, RequestPod, SimulatedRequest
 from registry.domain.measures import size_class
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.reservation import Refusal

@@ -44,8 +44,7 @@ def train_sneakpeek(
         Path, typer.Option(help="Labelled examples: .npz or .safetensors with `labels`.")
     ],
     validation: Annotated[
-        Path | None,
-        typer.Option(help="Examples to profile on. Default: a quarter of each class."),
+        Path | None, typer.Option(help="Examples to profile on. Default: a quarter of each class.")
     ] = None,
     k: Annotated[str, typer.Option(help="Neighbours, or auto: chosen by cross-validation.")] = str(
         DEFAULT_K
@@ -122,9 +121,7 @@ def _read(path: Path, spec: ApplicationSpec) -> LabelledExamples:
         raise InvalidInput(error.problems) from error
 
 
-def _split(
-    given: LabelledExamples,
-) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
+def _split(given: LabelledExamples) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Rows and labels to train on, and those to validate on."""
     held = np.zeros(len(given.labels), bool)
     for label in np.unique(given.labels):

@@ -51,10 +51,7 @@ async def _show(url: str, credentials: httpx.BasicAuth | None) -> None:
         screen.press(typed.decode("utf-8", "replace"))
         changed.set()
 
-    with (
-        _raw_keyboard(),
-        Live(console=console, screen=True, auto_refresh=False) as live,
-    ):
+    with _raw_keyboard(), Live(console=console, screen=True, auto_refresh=False) as live:
         loop.add_reader(sys.stdin.fileno(), on_keys)
         following = asyncio.create_task(_follow(url, credentials, screen, changed))
         ending = asyncio.create_task(screen.end.wait())

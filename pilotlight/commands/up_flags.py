@@ -97,9 +97,7 @@ TokenIssuers = Annotated[
 Namespaces = Annotated[
     str,
     _tenants(
-        "NAMESPACES",
-        "Namespaces whose models pods serve, separated by commas.",
-        show_default="all",
+        "NAMESPACES", "Namespaces whose models pods serve, separated by commas.", show_default="all"
     ),
 ]
 StoragePrefixes = Annotated[
@@ -224,10 +222,7 @@ Placement = Annotated[
 ]
 Mps = Annotated[
     bool,
-    _gpu(
-        "MPS",
-        "Start NVIDIA's MPS daemon: pods on one GPU compute at once, within their shares.",
-    ),
+    _gpu("MPS", "Start NVIDIA's MPS daemon: pods on one GPU compute at once, within their shares."),
 ]
 Ephemeral = Annotated[
     bool,

@@ -156,11 +156,7 @@ async def cancel(
 @verbs.command()
 @flags.addresses(*flags.GATEWAY)
 async def delete(
-    target: PlatformTarget,
-    output: Output,
-    name: Name,
-    *,
-    namespace: flags.Namespace = None,
+    target: PlatformTarget, output: Output, name: Name, *, namespace: flags.Namespace = None
 ) -> None:
     """Delete a workflow; runs under way go on."""
     [workflow] = parse_model_names([name], namespace)

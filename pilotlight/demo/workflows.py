@@ -23,11 +23,7 @@ from pilotlight.errors import ExpectationFailed, RequestFailed
 from pilotlight.output import Output, ProgressReporter
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
-from pilotlight.sample_models.samples import (
-    WORKFLOW_SAMPLES,
-    prepare_domain_head,
-    prepare_samples,
-)
+from pilotlight.sample_models.samples import WORKFLOW_SAMPLES, prepare_domain_head, prepare_samples
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelSpec, Task
 

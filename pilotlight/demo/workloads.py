@@ -34,10 +34,7 @@ async def run_simple(
     await session.make_cold(spec)
     answers = []
     for index in range(requests):
-        headers = {
-            "x-pilotlight-policy": policy,
-            "x-pilotlight-seed": str(seed * 1000 + index),
-        }
+        headers = {"x-pilotlight-policy": policy, "x-pilotlight-seed": str(seed * 1000 + index)}
         answers.append(await session.predict(spec, SENTENCE, headers))
         await session.wait_idle()
     return SimpleRun(policy, seed, tuple(answers))

@@ -25,7 +25,7 @@ _PATHS: Final[Mapping[str, str]] = {
     "peer_authentications": "/apis/security.istio.io/v1/peerauthentications",
 }
 _SELECTORS: Final[Mapping[str, dict[str, str]]] = {
-    "config_maps": {"fieldSelector": "metadata.name=config-features"},
+    "config_maps": {"fieldSelector": "metadata.name=config-features"}
 }
 _METADATA_ONLY: Final = frozenset({"crds", "secrets"})
 """Their contents are large, or nobody's business."""

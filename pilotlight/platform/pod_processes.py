@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.backoff import KeyedBackoff
-from common.child_process import (
-    RESTART,
-    STABLE_S,
-    Command,
-    python_environment,
-    python_module,
-)
+from common.child_process import RESTART, STABLE_S, Command, python_environment, python_module
 from pilotlight.platform.supervised_process import SupervisedProcess
 
 logger = logging.getLogger(__name__)

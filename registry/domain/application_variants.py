@@ -51,9 +51,7 @@ def _problem(application: ApplicationSpec, spec: ModelSpec, state: ClusterState)
 
 
 def metadata_problems(
-    application: ApplicationSpec,
-    inputs: Sequence[InputTensor],
-    outputs: Sequence[str],
+    application: ApplicationSpec, inputs: Sequence[InputTensor], outputs: Sequence[str]
 ) -> list[str]:
     """Where a variant's V2 metadata contradicts the application; it may use only some inputs."""
     problems = []

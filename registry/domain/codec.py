@@ -26,13 +26,7 @@ from registry.domain.model import (
     decode_request_log,
 )
 from registry.domain.pod import CopyReport, PodInfo
-from registry.domain.profile import (
-    PLACEMENT_FIELDS,
-    PairFactor,
-    Profile,
-    ProfilePoint,
-    ShareFactor,
-)
+from registry.domain.profile import PLACEMENT_FIELDS, PairFactor, Profile, ProfilePoint, ShareFactor
 from registry.domain.task_options import Answers, Scores, TaskOptions
 
 MAX_STEP_MODELS: Final = 256

@@ -33,10 +33,7 @@ class PodRanking:
     """The pods of one pool that can be any model's entry pod, by a rank; ties by name."""
 
     def __init__(
-        self,
-        pods: Mapping[str, PodState],
-        changes: ChangeLog,
-        rank_of: Callable[[PodState], Rank],
+        self, pods: Mapping[str, PodState], changes: ChangeLog, rank_of: Callable[[PodState], Rank]
     ) -> None:
         self._changes = changes
         self._count = 0

@@ -191,10 +191,7 @@ def _service_of(predictor: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _import_service(
-    found: ModelmeshImport,
-    service: Mapping[str, Any],
-    entries: Mapping[str, _Entry],
-    pool: str,
+    found: ModelmeshImport, service: Mapping[str, Any], entries: Mapping[str, _Entry], pool: str
 ) -> None:
     mode = _mapping(_metadata(service).get("annotations")).get(MODE_ANNOTATION)
     if mode != MODE:

@@ -107,9 +107,7 @@ def _options(predictor: Predictor, parsed: ParsedAnnotations) -> TaskOptions:
     """Those of the arguments, where no annotation says otherwise."""
     options = predictor.arguments.options
     return replace(
-        options,
-        answers=parsed.answers or options.answers,
-        scores=parsed.scores or options.scores,
+        options, answers=parsed.answers or options.answers, scores=parsed.scores or options.scores
     )
 
 

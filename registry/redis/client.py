@@ -35,12 +35,7 @@ from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 from registry.domain.placement import START_TIMEOUT_S, PlacedPod, decode_place
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
 from registry.domain.profile import Profile
-from registry.domain.reservation import (
-    CLAIM_TTL_S,
-    Granted,
-    Refusal,
-    ReservationRequest,
-)
+from registry.domain.reservation import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions

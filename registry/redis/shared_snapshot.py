@@ -60,9 +60,7 @@ async def take_shared_snapshot(
     raise AssertionError("unreachable: the count does not end")
 
 
-async def _take_and_store(
-    transactions: Transactions,
-) -> tuple[ChannelVersions, int, Sequence[Any]]:
+async def _take_and_store(transactions: Transactions) -> tuple[ChannelVersions, int, Sequence[Any]]:
     taken = versions, _, snapshot = await transactions.snapshot()
     packed = await asyncio.to_thread(_pack, versions.news, snapshot)
     try:

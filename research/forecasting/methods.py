@@ -7,13 +7,7 @@ from typing import Final, TypeAlias
 
 from autoscaler.forecasting.forecasts import Fit, forecast_by_pattern, periodic, sparse, steady
 from autoscaler.forecasting.history import Forecast, ForecastHorizon, History
-from research.forecasting.mean_forecasts import (
-    ewma,
-    fft,
-    holt_winters,
-    naive,
-    seasonal_naive,
-)
+from research.forecasting.mean_forecasts import ewma, fft, holt_winters, naive, seasonal_naive
 from research.loading.idle_time_histogram import hybrid_histogram
 
 Method: TypeAlias = Callable[[History, Fit, ForecastHorizon], Forecast]

@@ -24,20 +24,12 @@ from load.report.run import Run
 from pilotlight.demo.runs import SimpleRun, WinRun
 from pilotlight.demo.scenarios import FULL, POLICIES, WIN_SCENARIOS, DemoScale
 from pilotlight.demo.session import LiveSession, live_session
-from pilotlight.demo.workloads import (
-    measure_machine_times,
-    run_simple,
-    run_win,
-)
+from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import StartFailed
 from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.bundled_servers import redis_binary
 from pilotlight.platform.processes import free_port
-from pilotlight.platform.settings import (
-    LocalAutoscalerSettings,
-    LocalPodSettings,
-    PlatformSettings,
-)
+from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models.samples import (
     LARGER_SAMPLES,
@@ -54,11 +46,7 @@ from research.experiments.prewarm.live_slice import TraceSlice
 from research.experiments.regret.live_slice import LIVE_POLICIES, LiveCell, LiveRun
 from research.live.elastic import burst_models, run_burst, run_spike, spike_model
 from research.live.prewarming import play_slice, prewarming_settings
-from research.live.regret_cells import (
-    REGRET_LINK_BYTES_PER_S,
-    regret_settings,
-    replay_cell,
-)
+from research.live.regret_cells import REGRET_LINK_BYTES_PER_S, regret_settings, replay_cell
 from research.live.replicas import run_concurrent
 
 T = TypeVar("T")

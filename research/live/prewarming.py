@@ -35,9 +35,7 @@ def prewarming_settings(
         allow_simulated_work=False,
     )
     autoscaler = LocalAutoscalerSettings(
-        loading=policy,
-        loading_value=live_value(policy, value, model_bytes),
-        pace=PACE,
+        loading=policy, loading_value=live_value(policy, value, model_bytes), pace=PACE
     )
     return replace(settings, pods=1, pod=pod, autoscaler=autoscaler)
 

@@ -46,11 +46,7 @@ def knowledge_card(
     card = rng.randrange(constants.CARDS)
     is_true = rng.random() < word_is_true
     word = card if is_true else rng.randrange(constants.CARDS)
-    calls = (
-        Call("language"),
-        Call(f"card-{card:02}", (0,), (0,)),
-        Call("language", (0, 1), (0,)),
-    )
+    calls = (Call("language"), Call(f"card-{card:02}", (0,), (0,)), Call("language", (0, 1), (0,)))
     return WorkflowRequest("knowledge-card", calls, frozenset({f"question:word-{word}"}))
 
 

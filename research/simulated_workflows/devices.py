@@ -15,11 +15,7 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
-from research.simulated_workflows.constants import (
-    HOST_BYTES_PER_S,
-    MODELS,
-    load_seconds,
-)
+from research.simulated_workflows.constants import HOST_BYTES_PER_S, MODELS, load_seconds
 from research.simulated_workflows.simulated_run import SimulatedStep
 from workflows.service.cluster_view import eviction_seconds
 

@@ -67,10 +67,7 @@ class LongestContext:
 
     def as_json(self, now_s: float) -> dict[str, object]:
         """All counts as of now, for storage."""
-        return {
-            "steps": self._counts.as_json(now_s),
-            "features": self._by_feature.as_json(now_s),
-        }
+        return {"steps": self._counts.as_json(now_s), "features": self._by_feature.as_json(now_s)}
 
     def read_json(self, stored: Mapping[str, object], now_s: float) -> None:
         """Add stored counts. Raises BadCountsError where they are damaged."""

@@ -12,12 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from workflows.scheduling.problem import (
-    Placement,
-    SchedulingProblem,
-    Step,
-    kinds_of,
-)
+from workflows.scheduling.problem import Placement, SchedulingProblem, Step, kinds_of
 from workflows.scheduling.transfers import Links
 
 
@@ -179,10 +174,7 @@ class DeviceQueue:
 
 
 def device_queue(
-    steps: Sequence[AssignedStep],
-    costs: Callable[[str], ModelCosts],
-    *,
-    foreign_s: float = 0.0,
+    steps: Sequence[AssignedStep], costs: Callable[[str], ModelCosts], *, foreign_s: float = 0.0
 ) -> DeviceQueue:
     """Batches in the order in which the device will run them: what was sent first, first.
 

@@ -81,11 +81,7 @@ def _profiled_s(profile: Profile, size: int) -> float:
 
 
 def device_of(
-    state: ClusterState,
-    pod: PodState,
-    queue: DeviceQueue,
-    models: Sequence[str],
-    now_s: float,
+    state: ClusterState, pod: PodState, queue: DeviceQueue, models: Sequence[str], now_s: float
 ) -> Device:
     """A pod, with what loading each of these models there would take, and cost other models."""
     loaded, load_s, harm_s = set(), {}, {}

@@ -168,8 +168,5 @@ class PodQueues:
         """Learn the size of a model's outputs."""
         if step.outputs is None:
             return
-        size, key = (
-            float(outputs_bytes(step.outputs)),
-            self.key(step.model),
-        )
+        size, key = (float(outputs_bytes(step.outputs)), self.key(step.model))
         self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size

@@ -67,11 +67,7 @@ def set_defaults(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"allowed": True}  # the mode cannot change; the validating webhook reports it
     path = "/metadata/annotations/" + MODE.replace("~", "~0").replace("/", "~1")
     patch = orjson.dumps([{"op": "add", "path": path, "value": MODEL_MODE}])
-    return {
-        "allowed": True,
-        "patchType": "JSONPatch",
-        "patch": base64.b64encode(patch).decode(),
-    }
+    return {"allowed": True, "patchType": "JSONPatch", "patch": base64.b64encode(patch).decode()}
 
 
 def _object(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -232,11 +232,7 @@ def _model_status(condition: ReadyCondition, facts: ModelFacts) -> dict[str, Any
 
 
 def seconds_until_write(
-    service: ServiceObject,
-    status: Mapping[str, Any],
-    *,
-    age_s: float,
-    since_last_s: float,
+    service: ServiceObject, status: Mapping[str, Any], *, age_s: float, since_last_s: float
 ) -> float | None:
     """Seconds until the status is written; 0: now; None: never, the object has this status.
 

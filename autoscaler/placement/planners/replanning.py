@@ -71,10 +71,7 @@ def should_replan(state: PlannedFor, seen: Observation) -> tuple[PlannedFor, str
 
 
 def _reason(
-    state: PlannedFor,
-    seen: Observation,
-    rates: Mapping[str, float],
-    off: Sequence[str],
+    state: PlannedFor, seen: Observation, rates: Mapping[str, float], off: Sequence[str]
 ) -> str:
     accelerators = {each.name for each in seen.accelerators}
     if changed := sorted(accelerators ^ state.accelerators):

@@ -12,9 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from common.sizes import parse_duration_s, parse_rate, parse_size
-from load.simulator.cluster.application_file import (
-    ApplicationSection,
-)
+from load.simulator.cluster.application_file import ApplicationSection
 from registry.domain.pod import default_slots
 
 

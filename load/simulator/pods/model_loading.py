@@ -186,10 +186,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         return None
 
     def ended(
-        self,
-        load: SimulatedLoad,
-        entry: SimulatedResident | None,
-        error: PodError | None,
+        self, load: SimulatedLoad, entry: SimulatedResident | None, error: PodError | None
     ) -> None:
         waiting, load.requests = load.requests, []
         if error is not None:

@@ -197,10 +197,7 @@ def _minute_start_s(block: Block) -> NDArray[np.float64]:
 
 
 def _matrix_counts(
-    block: Block,
-    columns: list[str],
-    start_s: NDArray[np.float64],
-    models: NDArray[np.int32],
+    block: Block, columns: list[str], start_s: NDArray[np.float64], models: NDArray[np.int32]
 ) -> BinCounts:
     """The counts above 0 of all columns; starts and models are broadcast to the matrix."""
     matrix = block.count_matrix(columns, maximum=_MAX_COUNT)

@@ -90,9 +90,7 @@ def run(settings: Settings) -> Result:
         _row(models, scenario, [results[scenario.task(models, seed)] for seed in seeds])
         for models, scenario in pairs
     )
-    tables = [
-        Table(f"Simulated; median of {len(seeds)} runs (lowest to highest)", _COLUMNS, rows),
-    ]
+    tables = [Table(f"Simulated; median of {len(seeds)} runs (lowest to highest)", _COLUMNS, rows)]
     notes = [
         f"seeds {listed(seeds)}; one request per model, all at the same moment; policy `auto` "
         "where none is named",

@@ -78,9 +78,7 @@ class PodScaler:
                 actions.end_pod(name)
 
 
-def arrivals_and_latencies_s(
-    run: Simulation,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def arrivals_and_latencies_s(run: Simulation) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Runs the simulation: arrival time and latency of each request, infinite for a failed one."""
     at_s, latency_s = [np.zeros(0)], [np.zeros(0)]
     for batch in run:

@@ -180,9 +180,7 @@ def _goodput_table(found: list[SimulatedPlan]) -> Table:
         goodput = [round(mine[name].goodput_rps, 1) for name in _COMPARED]
         rows.append((cell.figure, cell.x, cell.total_rps, *goodput))
     return Table(
-        "Simulated goodput, in req/s",
-        ("figure", "GPUs or req/s", "load", *_COMPARED),
-        tuple(rows),
+        "Simulated goodput, in req/s", ("figure", "GPUs or req/s", "load", *_COMPARED), tuple(rows)
     )
 
 

@@ -38,11 +38,7 @@ def draw_plans(
 
 
 def _draw_plan(
-    axes: Axes,
-    stated: StatedPlan,
-    plan: Placement,
-    profiles: Profiles,
-    colours: dict[str, str],
+    axes: Axes, stated: StatedPlan, plan: Placement, profiles: Profiles, colours: dict[str, str]
 ) -> None:
     accelerators = stated.cell.accelerators()
     is_wsm = stated.planner == "wsm-milp"

@@ -20,11 +20,7 @@ _PROGRESS_REPORTS: Final = 20
 
 
 def parallel_map(
-    function: Callable[[Task], TaskResult],
-    tasks: Sequence[Task],
-    settings: Settings,
-    *,
-    what: str,
+    function: Callable[[Task], TaskResult], tasks: Sequence[Task], settings: Settings, *, what: str
 ) -> list[TaskResult]:
     """The results of all tasks; `function` must be at module level, so that workers can import it.
 

@@ -87,9 +87,7 @@ def read(window: ReplayWindow, path: Path, *, with_history: bool) -> ForecastCac
         return ForecastCache(window, dict(arrays), with_history=with_history)
 
 
-def _arrivals_by_tick(
-    window: ReplayWindow,
-) -> dict[int, tuple[list[str], list[float], list[int]]]:
+def _arrivals_by_tick(window: ReplayWindow) -> dict[int, tuple[list[str], list[float], list[int]]]:
     """Models, times and counts of arrivals, by the first tick after each arrival."""
     found: dict[int, tuple[list[str], list[float], list[int]]] = {}
     for batch in window.trace():

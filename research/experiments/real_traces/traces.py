@@ -132,7 +132,5 @@ def _row(task: TraceTask, summary: dict[str, Any]) -> tuple[Cell, ...]:
 
 
 EXPERIMENT: Final = Experiment(
-    "traces",
-    "Real traces (GenTD26, Huawei, Azure LLM) under every routing policy",
-    run,
+    "traces", "Real traces (GenTD26, Huawei, Azure LLM) under every routing policy", run
 )

@@ -98,11 +98,7 @@ def simulate(task: SchedulerTask) -> SchedulerResult:
     plan = cluster(setting, task.seed)
     scaler = PlannedAutoscaler(config.policy, plan, every_s=config.every_s)
     run = Simulation(
-        plan,
-        workload.trace(task.seed),
-        seed=task.seed,
-        autoscaler=scaler,
-        queueing=config.queueing,
+        plan, workload.trace(task.seed), seed=task.seed, autoscaler=scaler, queueing=config.queueing
     )
     run.set_measured_times(profiled_s(plan))
     log = ResidencyLog(task.machine)

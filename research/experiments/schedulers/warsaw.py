@@ -189,10 +189,7 @@ def _short(value: float) -> str:
 
 
 def _notes(
-    settings: Settings,
-    workload: Workload,
-    seeds: Sequence[int],
-    results: Sequence[SchedulerResult],
+    settings: Settings, workload: Workload, seeds: Sequence[int], results: Sequence[SchedulerResult]
 ) -> list[str]:
     first = results[0]
     notes = [

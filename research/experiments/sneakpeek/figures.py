@@ -177,10 +177,7 @@ def mechanisms(bench: Bench) -> Table:
         cells += [(bench.load, policy, each) for each in options]
     scores = bench.scores(cells, "figure 8", windows=bench.main_windows)
     rows = [
-        (
-            str(policy),
-            *(_interval(each, _utility) for each in scores[3 * at : 3 * at + 3]),
-        )
+        (str(policy), *(_interval(each, _utility) for each in scores[3 * at : 3 * at + 3]))
         for at, policy in enumerate(policies)
     ]
     return Table(

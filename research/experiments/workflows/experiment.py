@@ -12,11 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from research.experiments.harness.experiment import (
-    Experiment,
-    Result,
-    Settings,
-)
+from research.experiments.harness.experiment import Experiment, Result, Settings
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.workflows import durations
 from research.experiments.workflows.accuracy import AccuracyTask, ceiling, next_step_accuracy

@@ -14,12 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Final
 
-from research.experiments.harness.experiment import (
-    Experiment,
-    Result,
-    Settings,
-    Table,
-)
+from research.experiments.harness.experiment import Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import spread
 from research.experiments.workflows import durations
