@@ -1,7 +1,5 @@
 """`python -m benchmarks [WHAT …]`: run benchmarks, print Markdown, save raw samples."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -4,8 +4,6 @@ Two gateways with a pod each, on one core: both serve the same models, one appli
 They get load in turns, so that what disturbs the machine disturbs both; ratios are of one turn.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

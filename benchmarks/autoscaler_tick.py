@@ -4,8 +4,6 @@ Half of the models are warm, three quarters of those on two pods. Arrivals are t
 `benchmarks.forecasting`, one second of them between two plans. No pod gets a request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

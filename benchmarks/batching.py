@@ -5,8 +5,6 @@ Redis use another. All servers of a model run at once and take turns in short bu
 change of the machine's speed affects all of them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ cluster state, record the explanation. Between decisions the state changes as by
 updates, untimed. `measure_in_flight`: `auto` alone, with requests of one warm model in flight.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import time

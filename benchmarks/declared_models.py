@@ -1,7 +1,5 @@
 """Declares the models that a benchmark asks for."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 

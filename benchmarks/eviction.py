@@ -5,8 +5,6 @@ access, once with models of one size and once of sizes from MiniLM to T5-base. N
 device: loads and the seconds they would take are counted. Simulated.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence

@@ -4,8 +4,6 @@
 Skips libraries that are not installed (scipy and statsmodels are not dependencies).
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import resource

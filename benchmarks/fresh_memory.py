@@ -4,8 +4,6 @@ A virtual machine gives free memory back to its host, and the next to write ther
 as much as whoever comes soon after another: the order of contestants would decide.
 """
 
-from __future__ import annotations
-
 import errno
 import mmap
 from typing import Final

@@ -7,8 +7,6 @@ simulates the same requests with the measured profiles. Prints both mean utiliti
 difference; 5 % is the mark.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

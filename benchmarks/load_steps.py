@@ -4,8 +4,6 @@ CPU seconds of this process, which other work on the machine lengthens less than
 the thesis downloads is downloaded before: see the benchmarks `storage` and `tiers`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

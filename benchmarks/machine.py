@@ -1,7 +1,5 @@
 """Facts of the machine that a benchmark ran on, and the folder of results."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

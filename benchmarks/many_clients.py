@@ -4,8 +4,6 @@ Event loops that accept one connection per turn let hundreds of new clients wait
 busy ones, so a client without any response counts with the time that it waited.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import tempfile

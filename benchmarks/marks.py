@@ -1,7 +1,5 @@
 """Targets of a benchmark, and whether its figures reach them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Only benchmarks use it: `python -m benchmarks.peers install` makes it. Loaders r
 the benchmark, with its torch, which this environment lacks.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import venv

@@ -4,8 +4,6 @@ Problems are drawn from table A.1 of Elvinger 2024 where PILOTLIGHT_DATA has it,
 profiles. Times are CPU seconds of one core.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

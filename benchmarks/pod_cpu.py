@@ -4,8 +4,6 @@
 are so small that the device's thread does what it does beside a GPU: Python and torch's dispatch.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

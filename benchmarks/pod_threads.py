@@ -3,8 +3,6 @@
 `python -m benchmarks.pod_threads FILE ARG…` takes the arguments of `python -m runtime`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

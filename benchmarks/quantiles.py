@@ -1,7 +1,5 @@
 """Quantiles of samples, their spread over repeats, and the order of contestants."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median

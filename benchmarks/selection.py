@@ -3,8 +3,6 @@
 Planning is timed by the clock, and by its CPU time, which other work on the machine stretches less.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

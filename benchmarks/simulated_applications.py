@@ -1,7 +1,5 @@
 """Speed of the simulator with applications: three of them, 300 requests/s, windows of 15."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

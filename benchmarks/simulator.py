@@ -4,8 +4,6 @@ Poisson arrivals for models with Zipf popularity, at half of the devices' capaci
 time is the process' CPU time of the run alone (the trace is made before).
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

@@ -4,8 +4,6 @@ The same routes, server, store and sockets as a pod's, and beside them `/pickle`
 tensors are pickled and sent. Prints one line of JSON once it serves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import socket

@@ -5,8 +5,6 @@ other, alternate with direct requests. The CPU time of scheduler and runner is m
 does not depend on other work of the machine.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import re

@@ -1,7 +1,5 @@
 """Errors of load generation and simulation; every message is complete without its traceback."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -6,8 +6,6 @@ that a trace of any length is processed in flat memory. A **run** is record batc
 compared field by field.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final, TypeAlias
 

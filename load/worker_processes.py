@@ -3,8 +3,6 @@
 Ctrl-C in a terminal interrupts only the parent, which then stops the workers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -3,8 +3,6 @@
 A profile belongs to one generation of a model: a document of other generations is refused.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Expected failures of the command line and the platform; `cli` maps each to an exit status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ With `--json` standard output holds one JSON document and nothing else. Colours,
 progress bars are for terminals only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

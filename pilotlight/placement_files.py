@@ -3,8 +3,6 @@
 Models are named as in `predict`: those of the namespace `default` by their name alone.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

@@ -16,8 +16,6 @@ plug-in fitted to them is under its name (`igniter`: iGniter's coefficients). Th
 `pilotlight place` are read as well.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sizes and rates as flags write them (`4Gi`, `100MB/s`), and sizes as tables print them."""
 
-from __future__ import annotations
-
 from math import inf
 
 from common import sizes

@@ -4,8 +4,6 @@ A call of a model begins a step and returns a handle, which may be passed to oth
 `await` fetches it. See `docs/workflows.md`.
 """
 
-from __future__ import annotations
-
 import random as random_module
 import uuid
 from collections.abc import Callable, Sequence

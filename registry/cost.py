@@ -6,8 +6,6 @@ gains by a load, the autoscaler with what holding another model saves. Times com
 clock, which may jump.
 """
 
-from __future__ import annotations
-
 from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, inf, isfinite

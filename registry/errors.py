@@ -1,7 +1,5 @@
 """Errors of the registry, and of model declarations."""
 
-from __future__ import annotations
-
 import re
 
 

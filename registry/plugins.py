@@ -4,8 +4,6 @@ A distribution offers a policy by an entry point of the kind's group; docs/plugi
 each kind. Entry points are read once, and a plug-in is imported when it is first used.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Run one scheduler of workflows: `python -m workflows --redis-url … --gateway-url …`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

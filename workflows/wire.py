@@ -6,8 +6,6 @@ model's call is
 step, {"step": number, "output": name or null}.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Rules, in this order (classification before forecasting: SPES, Lee et al. 2024):
 Reasons for these three: research/docs/forecasting.md.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final

@@ -14,8 +14,6 @@ and the rest from counts per second, so that each arrival is added once, in any 
 arrivals older than two days then have a resolution of ten minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias

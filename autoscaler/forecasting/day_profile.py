@@ -4,8 +4,6 @@ It defines *operational time*: time stretched so that all arrivals together are 
 day. In operational time, a quiet night does not lengthen the gap between two arrivals.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

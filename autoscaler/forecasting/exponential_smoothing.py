@@ -6,8 +6,6 @@ spread over an hour of arrivals in bursts. Exponential smoothing with count nois
 section 3; weights by past loss: Vovk 1990.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -12,8 +12,6 @@ without its prior of one half. The forecasts by pattern cover periods of five mi
 one covers intervals of up to two and a half minutes, since counts per second are kept for five.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -4,8 +4,6 @@ A Poisson count whose rate is gamma distributed: variance = mean + mean^2 / size
 Poisson. scipy is not a dependency, and its `nbinom.ppf` searches for every value.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from statistics import NormalDist

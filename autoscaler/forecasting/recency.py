@@ -8,8 +8,6 @@ It reacts faster to the end of a burst than the forecasts by pattern, which mode
 `p_minute` combines both by their log-odds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

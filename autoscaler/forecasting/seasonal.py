@@ -5,8 +5,6 @@ those of the same hours in earlier cycles. Noise: the variance between cycles. P
 of cycles with an arrival.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

@@ -4,8 +4,6 @@ Level-triggered: it acts on the current state. An application whose object is go
 another pool, is deleted from the registry; those that no object declares stay.
 """
 
-from __future__ import annotations
-
 import datetime
 import logging
 from collections.abc import Mapping, Sequence

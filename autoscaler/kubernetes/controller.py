@@ -4,8 +4,6 @@ Every replica follows the cluster and the registries; only the leader acts. A ne
 all models first.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

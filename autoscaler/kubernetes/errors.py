@@ -1,7 +1,5 @@
 """Errors of the controller's work with the cluster. Class names are metric labels."""
 
-from __future__ import annotations
-
 
 class KubernetesError(Exception):
     """Root of the errors of this package."""

@@ -5,8 +5,6 @@ moved to another pool is deleted from the registry; workflows that no object dec
 Mistakes are warning events of the object, whose status KServe writes.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from typing import Any

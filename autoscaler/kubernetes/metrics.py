@@ -1,7 +1,5 @@
 """Metrics of the controller."""
 
-from __future__ import annotations
-
 from prometheus_client import Counter, Gauge
 
 STATUS_WRITES = Counter("pilotlight_controller_status_writes_total", "Statuses of models written")

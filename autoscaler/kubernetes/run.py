@@ -1,7 +1,5 @@
 """Run one replica of the controller: `pilotlight controller`."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

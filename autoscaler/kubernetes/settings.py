@@ -1,7 +1,5 @@
 """Settings of the controller: flags and environment variables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from common.settings_table import option, parse_int

@@ -9,8 +9,6 @@ The pods' batching takes the place of Clockwork's strategies by batch size, and 
 that of its order of requests.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile

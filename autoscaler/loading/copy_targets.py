@@ -1,7 +1,5 @@
 """How many pods should hold each model on their device."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

@@ -7,8 +7,6 @@ as a load allows, but at least a minute: what is not worth holding for the next 
 later. Rows of arrays are the models of the view.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf

@@ -4,8 +4,6 @@ The policy of OpenWhisk and of the other platforms in Shahrad et al. 2020, "Serv
 section 4.1 (10 minutes there). A model's `keep-alive` annotation takes precedence.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The loading policies by the name used in settings, metrics and plots, plug-ins included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from inspect import signature

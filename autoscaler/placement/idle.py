@@ -1,7 +1,5 @@
 """Idle pods, which schedulers may use for a load, and idle copies, which may be evicted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import inf

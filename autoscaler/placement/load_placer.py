@@ -4,8 +4,6 @@ If no pod has free memory, the idle models of one pod are evicted, if their loss
 gain. A placer is made from a view, changes while the plan is made, and is used for one plan.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

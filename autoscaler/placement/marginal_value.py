@@ -6,8 +6,6 @@ counts as much as a second of cold start, so that the queue of one model can be 
 only copy of another.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Final

@@ -4,8 +4,6 @@ A new copy is warm before the one it replaces leaves; where there is no room for
 leaves first. A pod that does not become warm in time ends the plan: what runs then stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ A pod alone knows its own models only, and bounds a namespace to the whole quota
 namespace's least recently used idle copies leave, whichever pod has them; no load may exceed it.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ longer possible is skipped. Each has a reason, for metrics, and a detail, a sent
 Models are given by key, pods by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Builds the `PoolView` that policies read from the registry's state and other observations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final

@@ -5,8 +5,6 @@ On one machine the platform reads the wanted number from the registry
 `autoscaler/kubernetes/pools/pool_actuator.py` too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

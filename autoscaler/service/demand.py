@@ -1,7 +1,5 @@
 """Reads the pool's arrivals from the registry, and forecasts in a thread of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -4,8 +4,6 @@ An action that is in progress, also one of an earlier leader, is not started aga
 action that failed is paused, longer after each failure. Nothing here decides what to do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Iterable

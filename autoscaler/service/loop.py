@@ -4,8 +4,6 @@ An error in one tick does not end the loop: the next tick starts from the regist
 autoscaler that is not the leader reads and plans too, so that it can take over at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

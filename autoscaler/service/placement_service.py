@@ -3,8 +3,6 @@
 The record in the registry is all of its state that counts: another leader continues from it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ model is due after an arrival, then after each growth of that time by a tenth, a
 `MAX_AGE_S`, since periodic arrivals come nearer. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final, Protocol

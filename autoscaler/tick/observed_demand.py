@@ -3,8 +3,6 @@
 The live autoscaler adds counts that it reads from the registry; the simulator adds every request.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

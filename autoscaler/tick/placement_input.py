@@ -3,8 +3,6 @@
 A model is planned for if it has a deadline, which is its SLO, and a profile on the accelerators.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt

@@ -1,7 +1,5 @@
 """The record of a new plan beside the pods that run, and how far latencies are from it. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

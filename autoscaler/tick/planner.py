@@ -4,8 +4,6 @@ The driver reads the registry's state and carries out the actions: `service/loop
 `load/simulator/autoscaling.py` in virtual time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

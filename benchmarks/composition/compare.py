@@ -5,8 +5,6 @@ round after round to one system and then to the other. Steps are timed by the co
 model, the rest by the client.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 from contextlib import ExitStack

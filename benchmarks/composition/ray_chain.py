@@ -5,8 +5,6 @@ calls the deployment of one model by its handle, one step after the other; one r
 model is also its own application, for direct requests. PACKAGES: the folder torch is read from.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -6,8 +6,6 @@ so that other work on the machine disturbs both sides alike; CPU time per reques
 since it depends less on that work.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import tempfile

@@ -4,8 +4,6 @@
 clients send requests, and models come, become warm and go, so that the page has something to draw.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import threading

@@ -1,7 +1,5 @@
 """One trace under every policy, live and simulated, and the difference of their latencies."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import tempfile

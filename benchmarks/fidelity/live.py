@@ -4,8 +4,6 @@ Preprocessing and postprocessing take a known time (`x-pilotlight-simulate`); lo
 are real, and their times are measured before, one request at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

@@ -3,8 +3,6 @@
 `python -m benchmarks.formats.bare KIND FILE` prints microseconds of CPU per prediction.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

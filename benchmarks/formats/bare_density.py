@@ -3,8 +3,6 @@
 Prints `{"bytes": …, "cpu_ms": …}` per model, with the options of the pod's sessions.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

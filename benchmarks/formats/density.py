@@ -4,8 +4,6 @@ Memory is private resident memory (`smaps_rollup`), less what onnxruntime alone 
 files. Load times are the pod's own (`server-timing`); CPU time beside them holds on a busy machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """CPU time of the load of an ONNX forest in a pod's engine, beside onnxruntime alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

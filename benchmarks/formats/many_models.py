@@ -4,8 +4,6 @@ MLServer loads all of its folder at its start; the pod brings a model at its fir
 and memory of the servers' processes, not the clock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

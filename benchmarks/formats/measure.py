@@ -4,8 +4,6 @@ CPU time of the servers' processes, not the clock: the figures hold on a busy ma
 not. Servers take turns in bursts; V2 in JSON, one row per request, one inference thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

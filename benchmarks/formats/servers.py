@@ -4,8 +4,6 @@ KServe's are read where `scripts/kubernetes/build` unpacks its Go module, MLServ
 of its own (`scripts/mlserver`); one that is missing is left out and named.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

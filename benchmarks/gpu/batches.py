@@ -1,7 +1,5 @@
 """Inferences per second with many clients: batches of the device worker, and eager one by one."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

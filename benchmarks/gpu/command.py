@@ -4,8 +4,6 @@ Each takes minutes, and a machine may be lent for ten at a time: `--only copies`
 `--only sharing`.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

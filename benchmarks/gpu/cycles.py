@@ -1,7 +1,5 @@
 """Memory of the device after many loads, inferences and unloads of one model."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

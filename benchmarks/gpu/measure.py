@@ -1,7 +1,5 @@
 """All measurements on one device, their table and their marks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

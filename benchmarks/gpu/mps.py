@@ -1,7 +1,5 @@
 """NVIDIA's MPS daemon for the time of a measurement."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The sections of `docs/benchmarks.md` that runs on a GPU replace."""
 
-from __future__ import annotations
-
 from typing import Final
 
 PARTS: Final = ("copies", "serving", "sharing")

@@ -1,7 +1,5 @@
 """Batches, tokens and swaps on one device: their measurement, table and marks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

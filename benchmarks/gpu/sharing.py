@@ -4,8 +4,6 @@ A pod here is what a pod does between its queue and its results, in a process of
 Python's work for it would hide the device. On a CPU in place of a GPU a share is a core.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Two pods on one device: the table and the marks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 from benchmarks.gpu.sharing import SHARES, TURNS, WAYS, Sharing, WayBurst

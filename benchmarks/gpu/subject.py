@@ -1,7 +1,5 @@
 """The device that is measured: CUDA, or the CPU in its place, which shows that a benchmark runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 The models are Llama's architecture with random weights in bf16, of about the size asked for.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -3,8 +3,6 @@
 Beside other work nothing is judged: threads that wait for cores cost a pod half as much again.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

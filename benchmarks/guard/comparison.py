@@ -3,8 +3,6 @@
 A figure is a ratio: its cost divided by that of a yardstick which was measured between its bursts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

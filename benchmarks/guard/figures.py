@@ -4,8 +4,6 @@ Costs are CPU times of the process that does the work. The clock of this machine
 within seconds, which bursts in turns see alike.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc

@@ -5,8 +5,6 @@
 latencies count from those times.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import sys

@@ -5,8 +5,6 @@ after it, tenants' latencies with those of the same requests without the greedy 
 Where other programs take turns with the pod, compare goodput per second of the pod's CPU time.
 """
 
-from __future__ import annotations
-
 import math
 import resource
 import time

@@ -3,8 +3,6 @@
 `python -m benchmarks.overload.model FOLDER LAYERS` writes it.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Final

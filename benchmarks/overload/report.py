@@ -1,7 +1,5 @@
 """Tables and targets of the benchmark under overload."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Final

@@ -1,7 +1,5 @@
 """Redis, a gateway and a pod that is warm for a model of each tenant, on pinned cores."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -4,8 +4,6 @@
 one each INTERVAL_S; other requests a constant answer at once, which any health check accepts.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 from typing import Final, cast

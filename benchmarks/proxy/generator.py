@@ -1,7 +1,5 @@
 """Closed-loop load on one URL: `wrk` if it is installed, else `benchmarks.proxy.client`."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 `--port` serves with uvicorn; `--address` only keeps another server registered.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

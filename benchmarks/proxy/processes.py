@@ -1,7 +1,5 @@
 """Processes of a benchmark: pinned to cores, with their CPU time, ended with their children."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Tables of a comparison: rates, latencies, ratios, targets."""
 
-from __future__ import annotations
-
 from statistics import median
 from typing import Final
 

@@ -5,8 +5,6 @@ once, and take turns. The routers of language models (smg, vllm-router, LiteLLM)
 Pilotlight does; Envoy and nginx pass it on.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import shutil

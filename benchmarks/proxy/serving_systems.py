@@ -4,8 +4,6 @@ Every system is started anew for every core layout and repeat. Systems that need
 run alone, so that they disturb no other. All send the same constant response and get the same load.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

@@ -4,8 +4,6 @@ Each connection sends one request and reads to its end. Prints one line of JSON:
 as they should, events, seconds, and the latest of the times to the first event.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time

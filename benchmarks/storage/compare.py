@@ -1,7 +1,5 @@
 """Every way fetches every object, in turn, again and again; what it brought is compared with it."""
 
-from __future__ import annotations
-
 import filecmp
 import json
 import random

@@ -6,8 +6,6 @@ connection. With the last two it answers as late as a store that is far, and giv
 no more than so much.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """The benchmark's S3 server beside this process, and what clients need to reach it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

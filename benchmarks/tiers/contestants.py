@@ -1,7 +1,5 @@
 """The ways to a usable network that the project's own environment has, but for its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -3,8 +3,6 @@
 They come from the peers' environment (`benchmarks.peers`); torch is this environment's.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final

@@ -4,8 +4,6 @@ Some leave bytes to be read when they are first used, so the first inference (on
 after each load, too. All networks must compute the same, or the comparison would be of nothing.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

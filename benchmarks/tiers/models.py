@@ -1,7 +1,5 @@
 """The models that are loaded, where their files lie, and whether the kernel has them in memory."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

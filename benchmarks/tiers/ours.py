@@ -1,7 +1,5 @@
 """The runtime's own parts as contestants: from disk and host; `again` has an earlier skeleton."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 Clients are made beforehand, as a pod has them; what was fetched is deleted after each load.
 """
 
-from __future__ import annotations
-
 import itertools
 import shutil
 from collections.abc import Iterator

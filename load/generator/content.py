@@ -1,7 +1,5 @@
 """Content of requests: from `--payload`, else by the model's V2 metadata, else text."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Sequence

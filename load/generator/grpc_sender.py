@@ -1,7 +1,5 @@
 """Requests over gRPC in the Open Inference Protocol, to a pod or KServe predictor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final
 

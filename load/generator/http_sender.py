@@ -1,7 +1,5 @@
 """Requests over HTTP in V1, V2 or OpenAI's protocol, on connections that are kept open."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Final

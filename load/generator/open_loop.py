@@ -4,8 +4,6 @@ A request that could not be sent in time is sent at once and visible by `sent_s`
 from the scheduled time: a generator that falls behind shows high latency instead of hiding it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Progress of a run: counts of each worker with a latency histogram, and their totals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping

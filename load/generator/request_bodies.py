@@ -4,8 +4,6 @@
 completions it counts the words of the prompt, about one token each.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The result of one request: times, status, and the headers and errors of its response."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field

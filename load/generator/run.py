@@ -4,8 +4,6 @@ Records are on disk from the start: in `OUTPUT.parts/` during the run, in one Pa
 A killed run leaves the parts, which the report reads as well.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """Settings of a run of the load generator; every worker process gets the same value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final

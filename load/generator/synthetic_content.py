@@ -1,7 +1,5 @@
 """Seeded texts of any length, of common English words (about a token each), and small images."""
 
-from __future__ import annotations
-
 import base64
 import io
 import random

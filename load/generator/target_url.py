@@ -1,7 +1,5 @@
 """The target of a run: its address, and the paths and host headers that name a model there."""
 
-from __future__ import annotations
-
 import re
 import ssl
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 of the input when the parent process has ended, ends the run; the records so far are kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import resource

@@ -1,7 +1,5 @@
 """Counts and latencies of requests, grouped by the name of their model, policy or tenant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Final, Protocol, TypeAlias
 

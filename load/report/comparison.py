@@ -1,7 +1,5 @@
 """A report from runs: all plots drawn, the page written, the summaries as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import warnings

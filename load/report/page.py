@@ -1,7 +1,5 @@
 """The report as one HTML page without outside resources: tables as text, plots as inline PNG."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Mapping, Sequence
 from html import escape

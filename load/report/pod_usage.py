@@ -4,8 +4,6 @@ A request's stages follow one another from when it was sent: queue, load, prepro
 times of requests that wait for one load overlap, so a pod's loading time is their union.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

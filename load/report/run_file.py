@@ -1,7 +1,5 @@
 """Runs from files: a Parquet file of RECORD_SCHEMA, or the parts of a run that was killed."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Sequence

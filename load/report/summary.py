@@ -4,8 +4,6 @@ Live and simulated runs give the same document. Percentiles are exact for a run 
 and come from buckets for a run that is summarised while it runs.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Readable times: bins of a round length, axis units, durations as text."""
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -4,8 +4,6 @@ An example's evidence and every variant's prediction for it were computed before
 and looking take no virtual time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final
 

@@ -1,7 +1,5 @@
 """A trace's record batches as rows of plain values, converted column by column for speed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, Final

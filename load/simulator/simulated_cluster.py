@@ -1,7 +1,5 @@
 """The cluster of one run: machines, pods, registry, gateway, and the autoscaler's actions there."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterator

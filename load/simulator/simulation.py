@@ -1,7 +1,5 @@
 """One simulated run: from a cluster, a trace and a policy to records and a summary."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 A specification is validated as a whole, files included, before anything is read or drawn.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress

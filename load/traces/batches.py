@@ -1,7 +1,5 @@
 """Record batches of `TRACE_SCHEMA`: made, cut, joined, summed up, with names as columns."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Sources: Shahrad et al. 2020 publish counts per minute. Blinowski et al. 2024, s
 arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, from a Gamma process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias

@@ -1,7 +1,5 @@
 """Arrivals in order of time: nearly sorted rows within a window, and several traces merged."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Names of objects as kubectl takes and prints them: with or without kind and namespace."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum

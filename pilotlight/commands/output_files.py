@@ -1,7 +1,5 @@
 """The output files of simulations and experiments: which may be replaced, and their removal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What pods measure of a model on request: batch sizes, shares of accelerators, and neighbours."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

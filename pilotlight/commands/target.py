@@ -1,7 +1,5 @@
 """The platform and the models that a verb addresses, and the clients to reach them."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager, suppress

@@ -1,7 +1,5 @@
 """What `top` shows, and what keys do to it. Fits 80 columns and 24 lines."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Runs the platform that `up` starts, detached or in the foreground; prints where its parts are."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 `python -m pilotlight.demo.formats GATEWAY-URL GRPC-ADDRESS MODELS [FORMAT …]`
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

@@ -3,8 +3,6 @@
 V1 and V2; by path, by path with namespace, and by Host header.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Mapping, Sequence

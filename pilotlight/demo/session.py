@@ -1,7 +1,5 @@
 """A running platform for live experiments: puts models in a known state and times requests."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Liu's workloads (thesis sections 6.2 and 6.4) on a running platform."""
 
-from __future__ import annotations
-
 import time
 
 from pilotlight.demo.runs import SimpleRun, WinRun

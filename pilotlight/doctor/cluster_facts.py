@@ -1,7 +1,5 @@
 """Reads from the API server what `cluster_findings` judges. Objects stay documents of the API."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final

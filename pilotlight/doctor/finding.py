@@ -1,7 +1,5 @@
 """One answer of `pilotlight doctor`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial

@@ -1,7 +1,5 @@
 """What of this machine would keep `pilotlight up` from working, or make it slow."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

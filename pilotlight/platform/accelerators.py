@@ -6,8 +6,6 @@ started again if it dies. Programs that use a GPU connect to it when CUDA starts
 of `mps_environment`; without it they share the GPU by turns, and shares have no effect.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

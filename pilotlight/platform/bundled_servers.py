@@ -6,8 +6,6 @@ read-only: each folder in it is a bucket, each file an object, so nothing is upl
 nothing is held in memory.
 """
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The platform's connection to its registry, with a watched copy of the cluster's state."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Self

@@ -4,8 +4,6 @@ Models with what is known of files that cannot be read, applications, workflows 
 nothing else of Redis: pods, leases and measurements are those of one run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -7,8 +7,6 @@ Redis, object store, gateway and autoscaler are supervised processes; a forkserv
 Requests do not pass through here: gateway and pods communicate through the registry.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -5,8 +5,6 @@ messages to it are {"spawn": fields} and {"stop": name, "grace_s"}; {"ready"}, {
 and {"exited", "status"} are received.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -5,8 +5,6 @@ no connection to the platform. Applying the same number twice changes nothing. O
 one starts whose node has most of what requests wait for on its disk.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Command, environment and log file of each process that the platform runs, from its settings."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Mapping, Sequence

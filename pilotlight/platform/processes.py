@@ -1,7 +1,5 @@
 """Whether ports are free and, by HTTP, whether a process is ready; the end of its log."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time

@@ -1,7 +1,5 @@
 """Settings of the platform on one machine, which the flags of `pilotlight up` fill."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Each holds a lock for as long as the process that made it runs, however that end
 starts removes those whose lock is free, which a killed one has left.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

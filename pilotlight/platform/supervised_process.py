@@ -1,7 +1,5 @@
 """A process of the platform that is kept running, and whether it is ready."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final

@@ -5,8 +5,6 @@ listed vocabulary is. Text decoded with its pieces is meaningless but readable, 
 padding.
 """
 
-from __future__ import annotations
-
 import itertools
 import string
 from collections.abc import Iterator, Mapping, Sequence

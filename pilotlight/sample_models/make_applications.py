@@ -8,8 +8,6 @@ profile and requests share no original example. Seeded noise makes the tasks har
 variants are trained on skewed class mixes, so that variants are good at different classes.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Writes `DIR/model.pt2`: `features` [rows, dimensions] to `scores` [rows, 3] and 
 the domains 0 cooking, 1 science, 2 travel. The sentences below are its training set.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Final

@@ -4,8 +4,6 @@ The same name gives the same bytes each time. The command line runs it as a proc
 `python -m pilotlight.sample_models.make_model NAME DIR`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

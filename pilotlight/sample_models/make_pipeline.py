@@ -1,7 +1,5 @@
 """Makes a small Stable Diffusion pipeline with random weights; needs the extra text-to-image."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Makes a small exported program with random weights: two layers, rows of four numbers."""
 
-from __future__ import annotations
-
 import hashlib
 import warnings
 from pathlib import Path

@@ -5,8 +5,6 @@ architectures with random weights. Models are made by processes of their own, be
 runtime only `make_model` and the modules that it calls import torch.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

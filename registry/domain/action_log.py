@@ -1,7 +1,5 @@
 """What autoscalers record: actions with their reasons, the pods wanted, the leader's lease."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final

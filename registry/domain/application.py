@@ -3,8 +3,6 @@
 `registry.inference_service` parses YAML into them; here they become JSON documents of the registry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Which models are variants of an application, and why one cannot be chosen. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor

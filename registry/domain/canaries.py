@@ -4,8 +4,6 @@ A canary is declared like any model and has its own weights, policy, copies and 
 annotations make it a canary. Pure.
 """
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Only its owner (the watch, or the simulator) writes it. It may change at every a
 Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

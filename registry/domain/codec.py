@@ -3,8 +3,6 @@
 Fields that a newer version wrote are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Any, Final

@@ -5,8 +5,6 @@ their own counts, and without them alone: rates that are old, of another version
 ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -4,8 +4,6 @@ Kept as running sums, so that a forecast costs the same however many there are. 
 seconds on the registry's clock, which may jump.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ characteristic time are computed once a second, not with a decision; a pod's vic
 asked for after a change at the pod, or of another copy of one of its models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

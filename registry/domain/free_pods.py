@@ -1,7 +1,5 @@
 """Some pods' free ones in order, updated as their counts change rather than sorted per request."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Final

@@ -1,7 +1,5 @@
 """An InferenceGraph of KServe, as it is served: nodes that route a request through models."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

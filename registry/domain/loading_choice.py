@@ -4,8 +4,6 @@ A pool has one loading policy and one planner, since they weigh all models again
 model that names another one cannot be served by it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Final
 

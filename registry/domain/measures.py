@@ -8,8 +8,6 @@ output that was there. All are stored by the kind of the receiving pod's acceler
 and bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final

@@ -5,8 +5,6 @@ machine the platform starts and drains the pods that the record lists; on a clus
 which pods of the pool take. Pods read their batch cap from it.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ Its slots are the requests that it serves at once. A batch contains only request
 slot, so one slot means batches of one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -4,8 +4,6 @@ Policies ask a pool of a thousand pods, per request, for the least loaded pod an
 a cold start is cheapest. Pods are kept in groups of equal rank, each group in the order of names.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final

@@ -5,8 +5,6 @@ others. A share of the refusals would be most of the work under overload, so pro
 the time that they take. Pure; times in seconds of the caller's clock, which may jump.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Final
 

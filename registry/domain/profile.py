@@ -4,8 +4,6 @@
 reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Values of reservations and load claims: what is requested, how it is granted or refused."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final

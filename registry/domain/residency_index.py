@@ -4,8 +4,6 @@ Policies read these lists per request; residency changes far less often. A list 
 use and dropped when the model's residency changes or any pod starts or stops accepting requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """What an InferenceService asks of its task beyond the model's own files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final

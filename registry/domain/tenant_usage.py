@@ -4,8 +4,6 @@ Tenants that always have requests get equal shares: the one that used least come
 half after `HALF_LIFE_S`, so that one that was idle is ahead of all others that long.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from typing import Final
 

@@ -4,8 +4,6 @@ Other modules read a typed `ModelPolicy`. All mistakes of one object are reporte
 unknown key under the prefix is a mistake.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import re

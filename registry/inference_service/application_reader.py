@@ -1,7 +1,5 @@
 """Reads InferenceApplication YAML; all mistakes of all objects are reported together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

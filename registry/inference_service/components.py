@@ -4,8 +4,6 @@ They are containers of the user's. In mode ModelMesh KServe makes their pods on 
 an explainer only beside a transformer (KServe 0.20, `controller.go` and `components/`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, Final

@@ -3,8 +3,6 @@
 Of InferenceApplications and InferenceGraphs; InferenceServices have rules of their own (`reader`).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

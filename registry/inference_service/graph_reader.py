@@ -4,8 +4,6 @@ What fails in KServe's router whatever the request is, is a mistake here; what i
 warning. Fields about the router's pod are allowed and mean nothing: graphs have no pod.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A file of KServe's users holds more than models: their Secrets, accounts and nam
 as `kubectl get -o yaml` writes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 

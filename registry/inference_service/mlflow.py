@@ -4,8 +4,6 @@ A flavor is a way to read a model: that of its own library is taken. `python_fun
 models have too, is code.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Pure. ServingRuntimes become nothing, since a pool's pods read the formats thems
 secrets only buckets and kinds are read.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import copy

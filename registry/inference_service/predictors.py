@@ -5,8 +5,6 @@ defaulter reads it. A field is honoured, translated to a policy, left to the poo
 by name; a model that needs what a pool has not is accepted, and says so instead of loading.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -3,8 +3,6 @@
 All mistakes of all objects are reported together: file, object, field, value, what is allowed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ All servers take `--model_name`; the others are those of KServe's Hugging Face s
 counterpart here is named in `ignored`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

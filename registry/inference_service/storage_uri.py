@@ -1,7 +1,5 @@
 """Storage URIs of models: the supported schemes, and which URIs are valid."""
 
-from __future__ import annotations
-
 from urllib.parse import unquote, urlsplit
 
 LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")

@@ -4,8 +4,6 @@ All rules are texts `NAMESPACE=VALUES; NAMESPACE=VALUES` (`*`: every namespace),
 the pool's InferenceService or settings of its processes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

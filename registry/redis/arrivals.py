@@ -7,8 +7,6 @@ Schedulers of workflows announce arrivals, which autoscalers read at each tick: 
 replaces its own, and those of one that is gone end with their time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 from typing import Final

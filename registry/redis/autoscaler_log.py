@@ -4,8 +4,6 @@ One autoscaler at a time leads, by a lease with a fencing token. It records an a
 carries the action out, so that its successor does not repeat it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """What the registry knows beside the watched copy: reports of heartbeats, times of declarations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 

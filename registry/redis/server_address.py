@@ -3,8 +3,6 @@
 redis-py asks Sentinels and Clusters; it is imported only for these, since that takes 0.4 s.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ asked first, since every later change is pushed to the client.
 The stored snapshot is of the channel `news`, which leaves out counts: gateways take their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

@@ -4,8 +4,6 @@ While one batch is in flight, further operations queue for the next: at low load
 one round trip, at high load many share one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -5,8 +5,6 @@ Published changes carry consecutive versions. A gap, a lost connection or a vers
 expired leases and reservations, and confirms that the copy is complete.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import random

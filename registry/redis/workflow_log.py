@@ -4,8 +4,6 @@ A run has one owner at a time, by a lease with a fencing token. What an owner ap
 order of its calls. All methods raise RegistryUnavailable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

@@ -4,8 +4,6 @@ At each origin a method gets only the history that `Counts` would hold then. Onl
 arrival before the origin are scored. Windows are whole minutes, as the counts of traces are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final

@@ -4,8 +4,6 @@ Each is a negative binomial, as in `forecasts`, whose size follows from the meth
 The back-test therefore compares means, not a forecast with noise and one without.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, TypeAlias
 

@@ -1,7 +1,5 @@
 """All forecast methods by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 

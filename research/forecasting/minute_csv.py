@@ -4,8 +4,6 @@ Either `minute,model,count` without rows of no arrivals, or one column per model
 (`minute,R1,R2,...`), where an empty cell is 0.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Iterator, Sequence

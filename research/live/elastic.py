@@ -4,8 +4,6 @@ Latencies are measured by a plain HTTP client; pods and loads are read from the 
 the cluster.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A compressed trace on a platform with one pod, under one loading policy of its autoscaler."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The experiment regret's live cells: one trace under each policy, with every pod empty before."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Liu's requests at once to a cold model (thesis section 3.1) on a running platform."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pilotlight.demo.scenarios import SENTENCE

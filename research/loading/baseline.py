@@ -7,8 +7,6 @@ further ahead in the order is reserved for them. The gateway's queue decides whi
 serves, by priority and deadline; the thesis takes starved requests first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial

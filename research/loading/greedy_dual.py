@@ -7,8 +7,6 @@ limit of its memory (`runtime.tiers.eviction`); this policy keeps idle models be
 The policy preloads no models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -5,8 +5,6 @@ Source: Shahrad et al. 2020, "Serverless in the Wild", section 4.2; the histogra
 again at the start of its window, and demoted at the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final

@@ -11,8 +11,6 @@ is the share of idle times that end in the window among those longer than the cu
 0. Counts follow the mean rate. Idle times are those between the last 128 minutes with arrivals.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """The mixed-integer program of `milp.py` for given patterns, and its relaxation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

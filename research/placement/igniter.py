@@ -4,8 +4,6 @@ Source: Xu et al. 2022, algorithms 1 and 2; Elvinger 2024, section 5.1.3. The nu
 planned freely; of a larger plan the first GPUs are kept (section 5.1.5).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf

@@ -4,8 +4,6 @@ Source: Xu et al., TPDS 34(3), 2022, formulas 1-11 and theorem 1 (Elvinger 2024,
 Times are in ms, shares in % of an accelerator, as published.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf

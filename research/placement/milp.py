@@ -7,8 +7,6 @@ patterns with (m, b). Mixed kinds have patterns and coefficients per kind. Ties:
 then smallest batches. Reads of the params: `max_replicas`, `max_nodes`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf

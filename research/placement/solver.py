@@ -3,8 +3,6 @@
 Equal programs have equal solutions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite

@@ -5,8 +5,6 @@ Each request is sent at once; the pod collects the batch (`max-batch-wait` of 10
 Elvinger 2024, section 4.3.3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 A baseline of Wolfrath et al. 2025, section 6.1.
 """
 
-from __future__ import annotations
-
 from gateway.selection.greedy_placement import by_deadline, place_most_accurate
 from gateway.selection.planning_problem import PlanningProblem, Step
 

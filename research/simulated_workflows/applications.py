@@ -1,7 +1,5 @@
 """The applications' requests: which models each calls, with which inputs, known when."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

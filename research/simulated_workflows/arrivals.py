@@ -3,8 +3,6 @@
 GenTD26 is that trace's own application: its requests ask for the models of their minute.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import random

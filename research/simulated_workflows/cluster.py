@@ -1,7 +1,5 @@
 """Simulated devices that run one batch at a time, as the scheduling policies see them."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias

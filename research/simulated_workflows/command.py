@@ -1,7 +1,5 @@
 """`simulate --workflows`: workflows on simulated devices, placed by the live policies."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

@@ -4,8 +4,6 @@ Fixed before policies were compared. "Chosen" marks what has no source. Times in
 in bytes.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Zhang et al. 2025, sections 5.1, 5.4 and 6.1: queued steps of one model form a b
 recently used model goes, and models of queued steps stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -6,8 +6,6 @@ Zhang et al. 2025, section 5.2. The key (a, T_k) reads as the last step, the tex
 of observed tasks") as all steps so far: both are here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Final, Protocol

@@ -1,7 +1,5 @@
 """One request of an application, while it runs, and its steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import inf
 

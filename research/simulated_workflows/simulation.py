@@ -1,7 +1,5 @@
 """Runs an application's requests on simulated devices, by the scheduling code of production."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ placement that the speculative scheduler held longest. Here models which that pl
 added where they were held longest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 

@@ -6,8 +6,6 @@ held for 30 s, and fewer after 10 minutes. Ours: a model without a copy gets one
 copies make room, those beyond what their model wants first. Times in seconds, sizes in bytes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ A pod runs one batch at a time in one process, so a model has at most one copy a
 that ends is merely not used any more: the pod evicts its model when it needs the memory.
 """
 
-from __future__ import annotations
-
 from math import inf
 from typing import Final
 

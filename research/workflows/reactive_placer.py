@@ -1,7 +1,5 @@
 """Steps to copies that grow with their queues, by the policy `reactive`."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 Zhang et al. 2025, section 8, on Triton Inference Server.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -4,8 +4,6 @@ Resource limits always hold. A user namespace without network, Landlock and a fi
 are used where the kernel grants them; the runner reports which.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import resource

@@ -1,7 +1,5 @@
 """The workflows that a file defines, and their parameters."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

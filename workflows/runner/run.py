@@ -4,8 +4,6 @@ A run is resumed by executing its function again with the outputs it has seen. S
 delivered one at a time, each when the code has nothing else to do, in the order of the first time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import random

@@ -1,7 +1,5 @@
 """Placing a run's steps one after the other, in the order of the calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 

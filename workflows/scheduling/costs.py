@@ -6,8 +6,6 @@ batch of its model that is neither full nor begun; otherwise it waits for the wh
 seconds from now.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf

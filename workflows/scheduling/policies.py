@@ -1,7 +1,5 @@
 """The scheduling policies of workflows by name; those of plug-ins place one step at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum

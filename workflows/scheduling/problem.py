@@ -3,8 +3,6 @@
 Zhang et al. 2025 (DyOrc), section 5.3: a step is their task, a device their worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf

@@ -5,8 +5,6 @@ model that come together as one batch. So the steps are also placed with their t
 of several calls, and the better schedule counts. Times in seconds.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Measured where pods have measured it, else as assumed. Within one device an outp
 Times in seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf

@@ -1,7 +1,5 @@
 """Pods and models of the local cluster state as the scheduling policies read them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise

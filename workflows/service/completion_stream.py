@@ -4,8 +4,6 @@ Without a temperature the likeliest tokens are taken, and the seed follows from 
 another attempt gives the same text.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final

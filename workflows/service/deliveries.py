@@ -3,8 +3,6 @@
 A resumed run gets the same things in the same order as the first time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors of a workflow's request with their HTTP status, and how a step fails."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Carries out what the code of runs does: its messages, and how runs end."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from functools import partial

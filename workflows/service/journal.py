@@ -4,8 +4,6 @@ Results of steps are in it where they are small, and the order in which outputs 
 clients that wait here, results are read of runs that another scheduler has taken over.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections import deque

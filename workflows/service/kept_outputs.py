@@ -3,8 +3,6 @@
 Only the steps that made lost ones run again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence

@@ -1,7 +1,5 @@
 """What predictions are made of, read from the registry and added to it by all schedulers."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import suppress

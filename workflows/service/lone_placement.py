@@ -1,7 +1,5 @@
 """Places steps one by one when their inputs are there: `greedy` and plug-ins."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Sequence
 

@@ -1,7 +1,5 @@
 """Metrics of the scheduler of workflows."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram

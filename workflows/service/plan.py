@@ -1,7 +1,5 @@
 """A run's plan: the pods of its steps, known and predicted; explained, and announced. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, prod

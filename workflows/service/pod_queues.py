@@ -3,8 +3,6 @@
 The steps are those that this scheduler has put on each pod, and those that its plans predict there.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 

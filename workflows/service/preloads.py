@@ -1,7 +1,5 @@
 """Loads models ahead of planned steps, and takes loads back that no run wants any more."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

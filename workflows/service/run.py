@@ -1,7 +1,5 @@
 """One run as its scheduler knows it: its steps, who waits for them, and how it ended."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from collections import deque

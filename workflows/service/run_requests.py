@@ -3,8 +3,6 @@
 Raises BadRequest, TooLarge.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

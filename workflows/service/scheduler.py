@@ -1,7 +1,5 @@
 """One scheduler: accepts runs, owns them by leases, resumes those of schedulers that are gone."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import logging

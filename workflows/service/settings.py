@@ -1,7 +1,5 @@
 """The settings of one scheduler of workflows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from common.pod_secret import parse_secret_file

@@ -1,7 +1,5 @@
 """Sends steps through the gateway as ordinary V2 requests, to the pod that the plan names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Executes the steps of runs: when and how often a step is sent, and what follows from its end."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A value is one row: its tensor gets a first dimension of 1, and loses it again when it is fetched.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Mapping, Sequence

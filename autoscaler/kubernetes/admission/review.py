@@ -4,8 +4,6 @@ Validation uses the reader of `pilotlight apply`, so the messages are the same. 
 being deleted are allowed: their finalizers must be removable whatever their annotations are.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """HTTPS server of the admission webhooks. Every replica serves them, leader or not."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

@@ -4,8 +4,6 @@ Writes are patches of single fields. The client's errors are translated to those
 `autoscaler.kubernetes.errors`.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import logging

@@ -1,7 +1,5 @@
 """Local copy of the cluster's InferenceServices and of the pods of pools. No I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

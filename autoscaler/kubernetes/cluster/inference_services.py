@@ -4,8 +4,6 @@ A pool has the label `pilotlight.io/pool`, which KServe copies to its pods; a mo
 in the annotation of the same name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -6,8 +6,6 @@ client fails at its first call: its lock passes a boolean where the same release
 string.)
 """
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import logging

@@ -5,8 +5,6 @@ one to the pool `default`. Graphs with the annotation are served by that pool; a
 KServe's alone, and so is the status of all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final

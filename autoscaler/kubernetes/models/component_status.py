@@ -7,8 +7,6 @@ these are left as they are: what we write differently, it would write again, wit
 components' readiness is part of our PredictorReady.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit

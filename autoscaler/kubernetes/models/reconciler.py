@@ -4,8 +4,6 @@ Level-triggered: it acts on the current state, not on events, so it may run at a
 any outage.
 """
 
-from __future__ import annotations
-
 import datetime
 import logging
 import time

@@ -1,7 +1,5 @@
 """Drains pods before their removal: no new requests, and time to finish the running ones."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """Pods that leave: those that drain, and those that a newer revision replaces. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby

@@ -4,8 +4,6 @@ The registry gets these changes before the pods' own processes report them, so t
 end get no new requests.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import defaultdict

@@ -4,8 +4,6 @@ A rotation adds a new secret, and takes the old one away when every kubelet has 
 the mounted files. A Secret without the annotation is somebody else's and stays as it is.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import datetime

@@ -5,8 +5,6 @@ scale down it drains the pods that leave, gives them the lowest deletion cost, a
 of replicas once they are idle.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

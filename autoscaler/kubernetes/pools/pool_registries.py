@@ -1,7 +1,5 @@
 """Clients of the pools' registries: one live copy per pool, opened at the first use of the pool."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Callable

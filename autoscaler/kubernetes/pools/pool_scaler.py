@@ -4,8 +4,6 @@ Never competes with another scaler: where one exists, the pool is left unchanged
 names that scaler.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bounds of a pool's size, other scalers of the pool, and the order of deletion of pods. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """The planners by name, plug-ins included, with what commands must know of each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias

@@ -4,8 +4,6 @@ Profiled goodput counts what the batches can compute one after the other; predic
 the requests that are answered within the SLO, with waiting, batch building and neighbours.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Two rounds of a matching of minimum weight merge groups in pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Reads profiles and rates from CSV. Columns and units: docs/placement.md."""
 
-from __future__ import annotations
-
 import csv
 from collections import defaultdict
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 Goodput of a model: min(rate, sum of the throughputs of its replicas), Elvinger 2024, section 5.4.1.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

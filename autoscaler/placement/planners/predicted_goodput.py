@@ -5,8 +5,6 @@ plan and from Usher's, and is never predicted below any. Reads all params but `g
 the programs. A share is set where it protects a neighbour more than it slows its model.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ Neighbours slow batches down by how busy they are, which depends on how slow the
 point. Requests wait for a batch and for the device, by router.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

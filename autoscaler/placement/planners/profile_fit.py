@@ -4,8 +4,6 @@ A profile keeps each fit as JSON under the plug-in's name (`Profile.fits`), whic
 reads: `research/placement/igniter_file.py` has iGniter's coefficients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final

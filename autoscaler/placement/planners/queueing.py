@@ -9,8 +9,6 @@ a batch is sent when it is full or its first request has waited `max_wait_s`, an
 Intervals between the batches of a replica are taken as gamma distributed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

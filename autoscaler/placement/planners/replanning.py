@@ -1,7 +1,5 @@
 """When to plan anew, whether to adopt the new plan, and in which order copies move. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final

@@ -3,8 +3,6 @@
 Estimates, where nothing was measured, are fitted to what Elvinger 2024 states for a V100.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache

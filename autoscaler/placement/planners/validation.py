@@ -1,7 +1,5 @@
 """Checks the input of planners; all mistakes are reported together."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal

@@ -3,8 +3,6 @@
 `python -m benchmarks.proxy.peers.kserve_model PORT`.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from typing import Any

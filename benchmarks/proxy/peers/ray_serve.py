@@ -4,8 +4,6 @@
 RAY_SERVE_ENABLE_HA_PROXY=1 in the environment its HAProxy takes the requests, else its own proxy.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

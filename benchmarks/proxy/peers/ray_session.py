@@ -1,7 +1,5 @@
 """Ray Serve on loopback until SIGTERM; runs in the peers' environment."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Plots with a row or a group of bars per run: cold starts by tier, stages, fairness, utility."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

@@ -3,8 +3,6 @@
 After Blinowski et al. 2024, figures 5.6 and 5.7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

@@ -3,8 +3,6 @@
 After Blinowski et al. 2024, figures 5.2 to 5.5.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Final

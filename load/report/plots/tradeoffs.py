@@ -1,7 +1,5 @@
 """Trade-offs: goodput against offered load, wasted memory against cold starts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

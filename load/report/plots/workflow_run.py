@@ -1,7 +1,5 @@
 """A workflow's run over time, by pod: when its steps queued, loaded, moved data and inferred."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 

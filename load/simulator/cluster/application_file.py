@@ -1,7 +1,5 @@
 """Reads the applications of a cluster file, and the files that it names for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ Sizes in bytes. The pods of a machine share its host memory and its disk, which 
 model for all of them.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

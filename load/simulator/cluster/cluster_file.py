@@ -3,8 +3,6 @@
 Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simulator.md`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path

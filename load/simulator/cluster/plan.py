@@ -3,8 +3,6 @@
 Times in seconds, sizes in bytes, rates in bytes per second (infinity: no limit).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field

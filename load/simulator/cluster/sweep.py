@@ -1,7 +1,5 @@
 """Variants of a cluster file: several values of one of its keys."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ between two iterations, complete sequences leave and requests join in order of a
 `iterations` decides when an iteration runs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass
 from math import inf

@@ -4,8 +4,6 @@ Batches and their order are decided by `runtime.device.batch` and `runtime.devic
 those of the model's profile divided by the device's speed.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from itertools import count

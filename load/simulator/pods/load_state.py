@@ -1,7 +1,5 @@
 """State of a simulated pod: models on its device, and loads in progress."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from load.simulator.cluster.plan import ModelPlan

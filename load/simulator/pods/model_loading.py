@@ -4,8 +4,6 @@ The runtime's code orders the steps of a load (`runtime.loading.load_lifecycle`)
 waits for memory (`runtime.tiers.device_cache`). Here a step is a transfer over shared links.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from math import inf
 

@@ -5,8 +5,6 @@ postprocess. With remote proxying, the entry pod pre- and postprocesses, and the
 the model and infers.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A simulated pod's lease, heartbeats and load claims, as `runtime.registration.registry_agent`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import suppress
 

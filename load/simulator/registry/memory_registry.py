@@ -5,8 +5,6 @@ changes immediately, as if publishing a change took no time. Times in seconds, `
 scripts' own contract tests run against it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf

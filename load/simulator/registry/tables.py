@@ -4,8 +4,6 @@ Pods: leases and reservations; models: declarations, profiles and where their we
 seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf

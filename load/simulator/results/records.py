@@ -4,8 +4,6 @@ The columns are lists of plain values: one object per request would slow the gar
 Columns that follow from others are computed for a whole batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

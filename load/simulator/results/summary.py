@@ -3,8 +3,6 @@
 Latencies are in buckets of fixed relative width: memory depends on the names, not the requests.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Blocks of rows with checked columns; the first invalid cell is reported with file and row."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass

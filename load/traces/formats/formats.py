@@ -3,8 +3,6 @@
 A new format is a reader in `readers` and an entry here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

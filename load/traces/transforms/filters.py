@@ -1,7 +1,5 @@
 """Which arrivals a trace keeps or copies, and when they are."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import chain, pairwise

@@ -1,7 +1,5 @@
 """Plays a trace against a server for `load run`: its settings, its start, the run and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Progress of a load run on standard error, on a terminal as a bar; then its summary."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@ What was not measured keeps the simulator's defaults. Rates of links and disks a
 registry: measured times of loads take their place.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any, Final
 

@@ -1,7 +1,5 @@
 """Checks that the cluster has the trace's models, simulates, and prints a table of the results."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """The runs of a `simulate` command: every combination of policy, loading policy and swept value."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Simulated on a large cluster, and live on one machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One simulated run of the burst: models without copies, each requested once at the same moment."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from math import inf

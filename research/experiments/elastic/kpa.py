@@ -7,8 +7,6 @@ panic window" and "Target utilization", with its defaults (60 s, 10 % of it, 200
 1,000 times up and half down at a time).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

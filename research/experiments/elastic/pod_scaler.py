@@ -3,8 +3,6 @@
 Every pod starts `start_s` after its request. A pod finishes its requests before it ends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 from typing import Protocol

@@ -1,7 +1,5 @@
 """One simulated run of the spike scenario, and its measures: how long responses are late."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf

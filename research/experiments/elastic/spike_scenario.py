@@ -1,7 +1,5 @@
 """The scenario of a spike: the load before and during it, the pods, and the arrivals. Seconds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import inf
 from typing import Final

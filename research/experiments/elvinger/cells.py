@@ -1,7 +1,5 @@
 """The settings of Elvinger 2024, chapters 5 and 6: models, rates, SLOs, numbers of GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache

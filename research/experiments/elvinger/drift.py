@@ -6,8 +6,6 @@ plan at every tick, and the first plan kept. Goodput is predicted by one model f
 simulated or measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final

@@ -4,8 +4,6 @@ All requests pass one router, `batch-round-robin`, and late ones are served, as 
 interference is one that no planner uses (`research.experiments.elvinger.simulated`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path

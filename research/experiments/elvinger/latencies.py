@@ -1,7 +1,5 @@
 """Where requests spend their time under chosen plans: figures 6.6, 6.13, 6.17, 6.19, simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Goodput is expected, by each planner's own rules, and predicted, by one model of
 queueing and batch building for all plans. Nothing is measured.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final

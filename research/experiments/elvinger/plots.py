@@ -1,7 +1,5 @@
 """Plots of plans after Elvinger 2024: GPUs with their models, and goodput by planner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

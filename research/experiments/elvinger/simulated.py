@@ -4,8 +4,6 @@ Requests are routed by `batch-round-robin`, late ones are served. Interference i
 no planner uses.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

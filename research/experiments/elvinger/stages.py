@@ -4,8 +4,6 @@ A pod computes one batch at a time: what is left of a request's time at the pod 
 built, and after the batch before has ended, is its inference.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each result is kept (`Settings.keep`) as soon as it is available: a run that is 
 only unfinished tasks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import Future, as_completed
 from typing import Final, TypeVar

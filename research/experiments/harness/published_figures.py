@@ -1,7 +1,5 @@
 """Published figures by their number in a CSV file of the data folder."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """A result as text: cells for a terminal, Markdown for `research/docs/`, JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs an experiment; prints and writes its tables and single results."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Liu 2025, section 6.3: sequences so long that the initial cold starts are amortised."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil

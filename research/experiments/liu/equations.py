@@ -4,8 +4,6 @@ Kept beside the forecasts that `auto` uses (`gateway/routing/latency_model.py`),
 experiment liu-wins compares both. Seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final

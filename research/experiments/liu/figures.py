@@ -1,7 +1,5 @@
 """Liu 2025, figures 6.1 to 6.3 and 3.2, drawn from the runs of ten sequential requests."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias

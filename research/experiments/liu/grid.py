@@ -5,8 +5,6 @@ Liu 2025, section 6.5, names the four factors and leaves the map open. Three wor
 `stream` a random sequence for two models on pods with memory for one. Measured is the mean latency.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from pathlib import Path

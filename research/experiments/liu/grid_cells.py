@@ -1,7 +1,5 @@
 """Cells of the grid of liu-grid: one combination of times under one workload, and its winners."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator, Mapping

@@ -3,8 +3,6 @@
 Each pair has a random workload and arrival time; policies break ties at random.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 from typing import Final

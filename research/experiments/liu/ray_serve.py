@@ -5,8 +5,6 @@ is made once it was wanted for its whole delay. Source: Ray Serve's documentatio
 `AutoscalingConfig` (2.x), with its defaults; the thesis sets 1 to 4 replicas and target 2.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import ceil
 

@@ -4,8 +4,6 @@ The thesis ran Ray Serve with 1 to 4 replicas and a target of 2 ongoing requests
 rule, Knative's, and the platform's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median

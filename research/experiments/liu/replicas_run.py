@@ -1,7 +1,5 @@
 """Liu 2025, section 3.1, simulated: 100 concurrent requests to T5-small on one to four pods."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf

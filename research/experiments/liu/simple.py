@@ -4,8 +4,6 @@ Runs ten requests, and sequences long enough to amortise cold starts: simulated 
 timings for three model sizes, live for the sizes given with `--model`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final

@@ -3,8 +3,6 @@
 Requests take the times of `ModelTimings`; policies and everything else are those of production.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final

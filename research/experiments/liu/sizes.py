@@ -1,7 +1,5 @@
 """The three T5 models of Liu 2025, section 6.2, with the thesis's times and figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final

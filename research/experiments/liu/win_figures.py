@@ -1,7 +1,5 @@
 """Liu 2025, figures 6.4 to 6.6: mean time per stage and policy in the workloads of section 6.4."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final

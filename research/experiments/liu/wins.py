@@ -4,8 +4,6 @@ The thesis leaves open how to choose a policy per request (6.5, 7.2), as `auto` 
 each workload and on a mixture of all three.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Final
 

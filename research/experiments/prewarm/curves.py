@@ -1,7 +1,5 @@
 """Policies compared at equal memory: the results of each are a curve over its parameter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

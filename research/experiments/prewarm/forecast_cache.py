@@ -4,8 +4,6 @@ The live autoscaler would make them at each tick from the same counts, except th
 more often.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from functools import lru_cache
 from pathlib import Path

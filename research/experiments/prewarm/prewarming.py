@@ -3,8 +3,6 @@
 Each policy runs with several values of its parameter; real arrivals (GenTD26), simulated cluster.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 It compares the loading policies, each with one value of its parameter.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final

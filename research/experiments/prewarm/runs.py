@@ -1,7 +1,5 @@
 """One simulated run of prewarming: a policy with one value of its parameter, over the window."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

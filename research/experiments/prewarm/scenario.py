@@ -1,7 +1,5 @@
 """The trace and the cluster of prewarming: one pod with memory for all models."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

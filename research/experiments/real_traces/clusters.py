@@ -5,8 +5,6 @@ and devices are busy for a fifth to a half of the time. A load transfers the mod
 if the literature states the size, and takes the measured time if the data contains it.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ al., EuroSys 2025): a day of five regions, with cold starts per minute in place 
 (Patel et al., ISCA 2024): an hour of requests to two language models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial

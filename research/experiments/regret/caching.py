@@ -4,8 +4,6 @@ LRU and Belady's rule see one cache with the places of all pods together and ser
 order of arrival. The rule of Ray Serve's model multiplexing is computed with times.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Sequence

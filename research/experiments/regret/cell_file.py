@@ -1,7 +1,5 @@
 """All runs of the experiment regret with the parameters of their cells, as Parquet and CSV."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Cells with an even hash are for choosing constants, the others for reporting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum

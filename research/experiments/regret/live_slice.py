@@ -4,8 +4,6 @@ Preprocessing and postprocessing sleep for a stated time; loads and inference ar
 simulation has the medians of the live runs.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@
 cache of four places and no times; ours and Ray Serve's choose between two pods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean

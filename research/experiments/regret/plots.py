@@ -1,7 +1,5 @@
 """Plots of the experiment regret: heat maps of `auto`'s regret, and every policy over the cells."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final

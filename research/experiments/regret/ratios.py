@@ -1,7 +1,5 @@
 """Each policy against the best fixed one of every cell, and the marks that `auto` must reach."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median

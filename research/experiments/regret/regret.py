@@ -3,8 +3,6 @@
 Simulated with the production policies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path

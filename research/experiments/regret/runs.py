@@ -1,7 +1,5 @@
 """The runs of one policy in one cell: all seeds, pooled."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Two pods of one slot, four models, twelve requests. Pods are so far apart that r
 pays: the search for the optimum knows no proxying.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, Final

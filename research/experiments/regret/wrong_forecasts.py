@@ -1,7 +1,5 @@
 """Forecasts that are wrong by a factor: a fault that policies must tolerate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from autoscaler.forecasting.history import Forecast

@@ -5,8 +5,6 @@ pods are assigned round robin, regardless of the models' popularity, which follo
 Models are assigned to ten tenants round robin. Measured times are CPU times of this thread.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The experiment scale: 10 to 1,000 pods, 10 to 10,000 models, and the capacity of one registry."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from registry.domain.model import RoutingPolicy

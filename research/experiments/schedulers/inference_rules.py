@@ -6,8 +6,6 @@ Machines take turns in the order of names. Pure: from queues and machines to inf
 order in which they start. Times in seconds.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Sequence

@@ -3,8 +3,6 @@
 The machines are equal and serve one request at a time.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ does so in `PlacementDriver.before_dispatch`. A machine runs one model at a time
 take requests of the same batch.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import islice

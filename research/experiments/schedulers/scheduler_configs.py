@@ -1,7 +1,5 @@
 """The compared schedulers: those of Blinowski et al. 2024, and `predictive`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ The thesis limits a machine to two models (6.1) and gives no number of machines;
 configuration has 20 (tiger-simulator). Section 5.4 varies the distribution of load over models.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final
 

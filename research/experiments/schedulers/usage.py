@@ -4,8 +4,6 @@ Loads are read from the registry, so that those of the scheduler are included, w
 waits for.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 

@@ -4,8 +4,6 @@ Reproduces Blinowski et al. 2024, chapter 6, with the thesis's rules and the pro
 policies in the simulator, and adds the scheduler `predictive`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

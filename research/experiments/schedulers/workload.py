@@ -11,8 +11,6 @@ Blinowski, Mrozicki, Potrzebowski, Wasowski). Its VGG16 and VGG-16 are two names
 latencies; Stable diffusion v2 of the thesis's list has neither latency nor size there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """Measures of estimates and of optimal plans, which no policy's score shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise

@@ -4,8 +4,6 @@ The three demo applications in the simulator, with the live gateway's windows an
 their smallest variants are warm. An hour per load stands for a gateway that never begins one.
 """
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from pathlib import Path

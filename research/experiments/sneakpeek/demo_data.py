@@ -4,8 +4,6 @@ Read from the folder that `pilotlight.sample_models.make_applications` writes. L
 times are nominal, in the ratio 1 : 4 : 16 of the variants; the experiment scales them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

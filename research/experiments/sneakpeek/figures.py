@@ -1,7 +1,5 @@
 """The tables of the experiment, one function per figure of the paper."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The picture of the experiment: utility of each policy over deadlines (figure 11a)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Runs policies on drawn windows and scores their plans against the true labels."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Each window is planned alone, at its end, and runs as planned. The paper prints 
 are scaled by one factor that brings `lo-edf` to a mean utility of 0.40, on seeds of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Final

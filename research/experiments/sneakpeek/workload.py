@@ -1,7 +1,5 @@
 """Windows of requests for the demo applications, by seed; Wolfrath et al. 2025, section 6.1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

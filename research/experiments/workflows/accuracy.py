@@ -1,7 +1,5 @@
 """How often the next step is predicted right, by predictor and application: figure 12."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass

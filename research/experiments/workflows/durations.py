@@ -1,7 +1,5 @@
 """How long the simulated runs of the experiments on workflows last, and their seeds."""
 
-from __future__ import annotations
-
 from typing import Final
 
 MINUTES: Final = 10

@@ -4,8 +4,6 @@ Simulated. Figures 6 to 12, and where speculation pays; policies, costs and pred
 the live scheduler.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace

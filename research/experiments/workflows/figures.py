@@ -1,7 +1,5 @@
 """The tables of the experiment workflows."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

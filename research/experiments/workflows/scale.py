@@ -4,8 +4,6 @@ Zhang et al. 2025, section 8.5, figures 13 and 14. Simulated. The time of each p
 virtual time by a table that `python -m benchmarks workflows` has measured once.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Zhang et al. 2025, section 8.4. Ends of runs count as steps; each step is scored
 learned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
