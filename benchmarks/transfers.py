@@ -48,7 +48,7 @@ from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
-from runtime.wire.request_head import parse_request_head
+from runtime.wire import parse_request_head
 
 ROUNDS: Final = 40
 WARM_UP: Final = 5

@@ -127,22 +127,25 @@ KSERVE_HISTOGRAMS: Final = {
     Stage.INFER: PREDICT_HIST_TIME,
     Stage.POSTPROCESS: POST_HIST_TIME,
 }
-_of_models: dict[tuple[Stage, str], Histogram] = {}
-"""Looked up once, since that takes as long as a sample."""
 request_counter: Final = cache(REQUESTS.labels)
 """By stage and status."""
-_stage_histogram: Final = cache(STAGE_SECONDS.labels)
 
 
-def observe_stage(stage: Stage, model: str, seconds: float) -> None:
-    """Record a stage of a request; `model`: as in paths."""
-    _stage_histogram(stage).observe(seconds)
-    histogram = _of_models.get((stage, model))
-    if histogram is None:
-        if stage not in KSERVE_HISTOGRAMS:
-            return
-        histogram = _of_models[stage, model] = KSERVE_HISTOGRAMS[stage].labels(model)
-    histogram.observe(seconds)
+@cache
+def batch_series(model: str) -> tuple[Counter, Histogram, Histogram]:
+    """Of batches that ended well: their number, size and waiting time."""
+    return BATCHES.labels(model, "ok"), BATCH_SIZE.labels(model), QUEUE_SECONDS.labels(model)
+
+
+@cache
+def stage_histograms(stage: Stage, model: str) -> tuple[Histogram, ...]:
+    """Those that record a stage of a request; `model`: as in paths.
+
+    Looked up once, since that takes as long as a sample.
+    """
+    ours: Histogram = STAGE_SECONDS.labels(stage)
+    kserves = KSERVE_HISTOGRAMS.get(stage)
+    return (ours,) if kserves is None else (ours, kserves.labels(model))
 
 
 _OURS: Final = (BATCH_SIZE, BATCHES, QUEUE_SECONDS)
@@ -156,6 +159,7 @@ def drop_series(model: ModelName) -> None:
     """
     for ours in _OURS:
         ours.remove_by_labels({"model": str(model)})
-    for stage, histogram in KSERVE_HISTOGRAMS.items():
-        _of_models.pop((stage, model.path_segment), None)
+    for histogram in KSERVE_HISTOGRAMS.values():
         histogram.remove_by_labels({"model_name": model.path_segment})
+    batch_series.cache_clear()
+    stage_histograms.cache_clear()

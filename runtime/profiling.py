@@ -158,12 +158,11 @@ class Profiler:
     async def profile(self, spec: ModelSpec, plan: ProfilePlan) -> Profile:
         """Measure the model's profile and store it in the registry; raises as an inference does."""
         async with self._turn:
-            acquired = await self.coordinator.acquire(spec)
-            try:
-                with bound_to_cores(self._cores(plan)):
-                    profile = await self._sweep(acquired.model, plan)
-            finally:
-                self.coordinator.release(acquired)
+            with (
+                await self.coordinator.acquire(spec) as acquired,
+                bound_to_cores(self._cores(plan)),
+            ):
+                profile = await self._sweep(acquired.model, plan)
             if not plan.is_stored:
                 return profile
             await self.profiles.store(profile)

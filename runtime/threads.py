@@ -46,17 +46,6 @@ async def in_thread(
         del call, future  # they keep the error, whose traceback has this frame
 
 
-def call_here(function: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
-    """The result of `function(*arguments)`; raises errors as `in_thread` does."""
-    try:
-        return function(*arguments)
-    except BaseException as error:
-        exception = as_exception(error)
-        if exception is error:
-            raise
-        raise exception from error
-
-
 def _call(
     loop: asyncio.AbstractEventLoop,
     waiting: list[asyncio.Future[Result]],

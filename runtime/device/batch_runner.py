@@ -17,7 +17,7 @@ from runtime.device.device_errors import (
 )
 from runtime.device.queue import InferenceResult, Job, resolve
 from runtime.errors import InferenceFailed
-from runtime.metrics import BATCH_SIZE, BATCHES, QUEUE_SECONDS
+from runtime.metrics import BATCHES, batch_series
 from runtime.threads import as_exception
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ def _finish(
     resolve(list(zip(jobs, outcomes, strict=True)))
     if jobs[0].queued.batch_key is None:  # not a request: a warm-up, or a profile
         return
-    BATCHES.labels(model, "ok").inc()
-    BATCH_SIZE.labels(model).observe(outcomes[0].rows)
-    queue_seconds = QUEUE_SECONDS.labels(model)
+    batches, batch_size, queue_seconds = batch_series(model)
+    batches.inc()
+    batch_size.observe(outcomes[0].rows)
     for result in outcomes:
         queue_seconds.observe(result.wait_s)
 

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from common.inference_protocol.tensors import BF16, NUMPY_OF, Tensor
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import BF16, BYTES, NUMPY_OF, Tensor
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     import numpy.typing as npt
+    from transformers import PreTrainedModel
 
 DATATYPE_OF: Final[Mapping[torch.dtype, str]] = {
     torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in NUMPY_OF.items()
@@ -141,6 +143,20 @@ def values_on(device: torch.device, tensor: Tensor) -> torch.Tensor:
     array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
     values = torch.from_numpy(array)
     return values.to(device, torch.bfloat16 if tensor.datatype == BF16 else values.dtype)
+
+
+def torch_inputs(
+    inputs: Sequence[Tensor], network: PreTrainedModel, required: str = "input_ids"
+) -> dict[str, torch.Tensor]:
+    """The network's keyword arguments on its device; raises InvalidRequest."""
+    arguments, device = {}, network.device  # found among its parameters each time
+    for tensor in inputs:
+        if tensor.datatype == BYTES:
+            raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
+        arguments[tensor.name] = values_on(device, tensor)
+    if required not in arguments:
+        raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
+    return arguments
 
 
 def concatenated(parts: Sequence[Tensor]) -> DeviceTensor | None:

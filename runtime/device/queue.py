@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from registry.domain.probes import ProbeBudget
 from registry.domain.tenant_usage import TenantUsage
-from runtime.device.batch import QueuedRows, form_batch
+from runtime.device.device_model import QueuedRows, form_batch
 
 if TYPE_CHECKING:
     import asyncio

@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from runtime.device.batch import QueuedRows
 from runtime.device.batch_runner import BatchRunner, HangWatch, RunningBatch
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel, Payload, digest_of
+from runtime.device.device_model import DeviceModel, Payload, QueuedRows, digest_of
 from runtime.device.device_tensor import KeptMemory
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
 from runtime.errors import (

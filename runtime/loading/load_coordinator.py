@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from common.inference_protocol.errors import PodError
     from registry.redis.watch import ClusterWatch
     from runtime.loading.model_loader import ModelLoader
+    from runtime.loading.model_store import ModelStore
     from runtime.loading.served_model import ServedModel
     from runtime.registration.measurements import Measurements
     from runtime.registration.registry_agent import RegistryAgent
@@ -38,18 +39,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AcquiredModel:
-    """A model that a request uses on the device, until `LoadCoordinator.release`."""
+    """A model that a request uses on the device, until `release` or the end of a `with` block."""
 
+    store: ModelStore
     entry: StoreEntry
-    start: str
-    """`warm`, or the tier that the load started from."""
-    load_s: float
+    start: str = "warm"
+    """Or the tier that the load started from."""
+    load_s: float = 0.0
+    on_release: Callable[[], None] | None = None
 
     @property
     def model(self) -> ServedModel:
         return self.entry.model
+
+    def release(self) -> None:
+        self.store.end_request(self.entry)
+        if self.on_release is not None:
+            self.on_release()
+
+    def __enter__(self) -> AcquiredModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 @dataclass(eq=False, slots=True)
@@ -105,7 +119,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             DeadlinePassed: the load did not end before the deadline.
         """
         if (entry := self._acquire_entry(spec)) is not None:
-            return AcquiredModel(entry, "warm", 0.0)
+            return AcquiredModel(self._store, entry)
         started_s = time.monotonic()
         remaining_s = None if deadline_s is None else deadline_s - started_s
         try:
@@ -113,7 +127,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
                 while (load := self._cancelled_load(spec.key)) is not None:
                     await load.ended.wait()
                     if (entry := self._acquire_entry(spec)) is not None:
-                        return AcquiredModel(entry, "warm", 0.0)
+                        return AcquiredModel(self._store, entry)
                 return await self._load_and_acquire(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
@@ -139,10 +153,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
         except BaseException:
             self._stop_waiting(load)
             raise
-        return AcquiredModel(entry, load.source.value, time.monotonic() - started_s)
-
-    def release(self, acquired: AcquiredModel) -> None:
-        self._store.end_request(acquired.entry)
+        return AcquiredModel(self._store, entry, load.source.value, time.monotonic() - started_s)
 
     def _stop_waiting(self, load: _LiveLoad) -> None:
         """Remove a waiter; if the load is complete, end the use that it acquired for the waiter."""

@@ -9,10 +9,17 @@ from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound
 from runtime.openai.requests import Body, parse_openai_body
 from runtime.openai.responses import openai_error
-from runtime.protocols.client import receive_body, while_connected
-from runtime.protocols.response import HttpResponse, common_headers, headers_of, respond, stage_of
+from runtime.protocols.exchange import (
+    HttpResponse,
+    common_headers,
+    headers_of,
+    receive_body,
+    respond,
+    stage_of,
+    while_connected,
+)
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.request_head import RequestHead, parse_request_head
+from runtime.wire import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping

@@ -12,7 +12,7 @@ from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.openai.responses import DONE, CompletionFormat, token_usage
-from runtime.protocols.response import JSON, Headers, HttpResponse, server_timing
+from runtime.protocols.exchange import JSON, Headers, HttpResponse, server_timing
 from runtime.serving.generation_service import Conversation, GenerationRequest, Prompt
 
 if TYPE_CHECKING:

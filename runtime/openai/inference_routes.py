@@ -11,9 +11,9 @@ from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor
 from runtime.openai.requests import InvalidField
 from runtime.openai.responses import embeddings
-from runtime.protocols.response import JSON, provenance_headers
+from runtime.protocols.exchange import JSON, provenance_headers
 from runtime.tasks.embedding import Embedding
-from runtime.wire.bodies import DecodedBody, WireProtocol
+from runtime.wire import DecodedBody, WireProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runtime.openai.requests import Body, EmbeddingBody
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
-    from runtime.wire.request_head import RequestHead
+    from runtime.wire import RequestHead
 
 Kind = TypeVar("Kind")
 

@@ -11,7 +11,7 @@ import orjson
 
 from runtime.errors import ModelNotFound, PromptTooLong
 from runtime.openai.requests import InvalidField
-from runtime.protocols.response import Failure, error_status, server_sent_event
+from runtime.protocols.exchange import Failure, error_status, server_sent_event
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from registry.domain.pod import PodInfo, host_port
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
-from runtime.device.batch import GPU_SEQUENCES
+from runtime.device.device_model import GPU_SEQUENCES
 from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
 from runtime.device.gpu_sensors import GpuWatch
 from runtime.generation.limits import GPU_CACHE_SHARE

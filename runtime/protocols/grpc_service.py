@@ -29,13 +29,12 @@ from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, cod
 from common.pod_secret import HEADER
 from runtime.errors import Unauthorized
 from runtime.metrics import REQUESTS
-from runtime.protocols.response import error_headers, error_status, provenance_headers, stage_of
-from runtime.protocols.server import REFUSAL
+from runtime.protocols.application import REFUSAL
+from runtime.protocols.exchange import error_headers, error_status, provenance_headers, stage_of
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire.bodies import DecodedBody, WireProtocol
-from runtime.wire.request_head import RequestHead, parse_request_head
+from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping

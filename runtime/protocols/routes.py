@@ -19,10 +19,10 @@ from common.shown_value import kind_of, shown
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import ModelNotFound
-from runtime.protocols.infer_route import InferRoute
-from runtime.protocols.response import ErrorForm, error_response, kserve_error
+from runtime.protocols.application import InferRoute
+from runtime.protocols.exchange import ErrorForm, error_response, kserve_error
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
-from runtime.wire.bodies import WireProtocol
+from runtime.wire import WireProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine

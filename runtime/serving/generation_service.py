@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runtime.registration.model_catalog import ModelCatalog
     from runtime.serving.predict_service import PredictService
     from runtime.tasks.text_generation import TextPrompts
-    from runtime.wire.request_head import RequestHead
+    from runtime.wire import RequestHead
 
 T = TypeVar("T")
 

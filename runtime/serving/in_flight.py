@@ -1,13 +1,18 @@
-"""The requests in flight: admission to slots and step queue, draining, and cancellation of all."""
+"""The requests in flight: admission to slots and step queue, draining, and cancellation of all.
+
+Of a predict request also its stage times and its response's provenance.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from common.inference_protocol.errors import InvalidRequest
+from registry.domain.pod import Stage
 from runtime.errors import (
     AlreadyBegun,
     DeadlinePassed,
@@ -16,10 +21,16 @@ from runtime.errors import (
     SlotsFull,
     StepQueueFull,
 )
-from runtime.metrics import SLOTS_USED, STEPS_QUEUED
+from runtime.metrics import SLOTS_USED, STEPS_QUEUED, stage_histograms
 
 if TYPE_CHECKING:
-    from runtime.wire.request_head import RequestHead
+    from collections.abc import Mapping
+
+    from common.inference_protocol.bodies import EncodedBody
+    from registry.domain.model import ModelSpec
+    from runtime.loading.load_coordinator import AcquiredModel
+    from runtime.registration.measurements import Measurements
+    from runtime.wire import RequestHead
 
 MAX_BEGUN = 10_000
 PLACES: Final = 64
@@ -211,3 +222,55 @@ class StepQueue:
         if not self._by_namespace[namespace]:
             del self._by_namespace[namespace]
         STEPS_QUEUED.set(self._by_namespace.total())
+
+
+@dataclass(frozen=True, slots=True)
+class PredictResponse:
+    body: EncodedBody
+    predict_pod: str
+    start: str
+    stages: Mapping[Stage, float]
+    """Seconds per stage."""
+    batch: str = ""
+    """Number of its inference and the items in it, see `InferenceResult`; empty: not known."""
+
+
+@dataclass(slots=True)
+class PredictRequest:
+    """One request. Mutable: owned by the task that serves it."""
+
+    head: RequestHead
+    spec: ModelSpec
+    predict_pod: str
+    measurements: Measurements
+    is_small: bool = False
+    """Whether its body has at most `QUICK_BYTES`, with all of its tensors."""
+    start: str = "warm"
+    stages: dict[Stage, float] = field(default_factory=dict)
+    batch: str = ""
+
+    def has(self, acquired: AcquiredModel) -> None:
+        """Record where the model came from."""
+        self.start = acquired.start
+        if acquired.load_s:
+            self.record(Stage.LOAD, acquired.load_s)
+
+    async def simulate(self, stage: Stage) -> float:
+        """Sleep as the request's simulated work asks for; returns the seconds."""
+        seconds = self.head.simulated_work.get(stage, 0.0)
+        if seconds:
+            await asyncio.sleep(seconds)
+        return seconds
+
+    def response(self, body: EncodedBody) -> PredictResponse:
+        return PredictResponse(body, self.predict_pod, self.start, self.stages, self.batch)
+
+    def record(self, stage: Stage, seconds: float, *, sample_s: float | None = None) -> None:
+        """Record a stage's time; `sample_s` is the sample for the registry's estimates."""
+        self.stages[stage] = seconds
+        for histogram in stage_histograms(stage, self.spec.name.path_segment):
+            histogram.observe(seconds)
+        if sample_s is not None and stage is Stage.INFER:
+            self.measurements.add_inference(self.spec.key, sample_s, self.head.body_bytes)
+        elif sample_s is not None:
+            self.measurements.add(self.spec.key, str(stage), sample_s)

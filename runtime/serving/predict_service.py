@@ -22,9 +22,9 @@ from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import on_host
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
-from runtime.serving.predict_request import PredictRequest, PredictResponse
-from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, call_here, in_thread
-from runtime.wire.bodies import DecodedBody, WireProtocol, decode_body, encode_body
+from runtime.serving.in_flight import PredictRequest, PredictResponse
+from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, as_exception, in_thread
+from runtime.wire import DecodedBody, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from runtime.serving.remote_inference import RemoteInference
     from runtime.serving.step_tensors import StepTensors
     from runtime.tasks.task import Processor
-    from runtime.wire.request_head import RequestHead
+    from runtime.wire import RequestHead
 
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]
 
@@ -159,7 +159,8 @@ class PredictService:
             check_values(body)  # the server, too, parses them one by one
         else:
             headers = {"content-type": BINARY_TYPE, LENGTH_HEADER: head.v2_header_length}
-        with await self._acquire(request) as acquired:
+        with await self.acquire(head, spec, deadline_s=head.deadline_s) as acquired:
+            request.has(acquired)
             model = acquired.model
             if not isinstance(model, ProxiedModel):
                 raise TypeError(f"{spec.key} is not a model of the model server")
@@ -182,30 +183,26 @@ class PredictService:
         *,
         keeps_outputs: bool,
     ) -> PredictResponse:
-        if request.head.predict_address in {None, self.address}:
-            processor, outputs = await self._infer_here(request, body, keeps_outputs=keeps_outputs)
+        head, spec = request.head, request.spec
+        if head.predict_address is None or head.predict_address == self.address:
+            with await self.acquire(head, spec, deadline_s=head.deadline_s) as acquired:
+                request.has(acquired)
+                processor = acquired.model.processor
+                inputs = await self._preprocess(request, processor, body)
+                outputs = await self._infer(request, acquired, inputs, keeps_outputs=keeps_outputs)
         else:
             processor, outputs = await self._infer_remotely(request, body)
         started_s = time.monotonic()
-        name = request.head.response_model_name
         is_small = encode is None and sum(each.host_bytes for each in outputs) <= QUICK_BYTES
         content = await self._convert(
-            processor, is_small, postprocess_body, processor, body, outputs, name, encode
-        )
-        await request.simulate(Stage.POSTPROCESS)
+            processor, is_small, postprocess_body, processor, body, outputs,
+            head.response_model_name, encode,
+        )  # fmt: skip
+        if head.simulated_work:
+            await request.simulate(Stage.POSTPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.POSTPROCESS, seconds, sample_s=seconds)
         return request.response(content)
-
-    async def _infer_here(
-        self, request: PredictRequest, body: DecodedBody, *, keeps_outputs: bool
-    ) -> tuple[Processor, tuple[Tensor, ...]]:
-        with await self._acquire(request) as acquired:
-            processor = acquired.model.processor
-            inputs = await self._preprocess(request, processor, body)
-            return processor, await self._infer(
-                request, acquired, inputs, keeps_outputs=keeps_outputs
-            )
 
     async def _infer_remotely(
         self, request: PredictRequest, body: DecodedBody
@@ -234,7 +231,9 @@ class PredictService:
 
     async def _serve_inference(self, request: PredictRequest, body: DecodedBody) -> PredictResponse:
         inputs = body.v2.inputs if body.v2 is not None else ()
-        with await self._acquire(request) as acquired:
+        head = request.head
+        with await self.acquire(head, request.spec, deadline_s=head.deadline_s) as acquired:
+            request.has(acquired)
             batching = acquired.model.processor.batching
             checked = await in_thread(self.threads, batching.validate, inputs)
             outputs = await self._infer(request, acquired, checked)
@@ -249,29 +248,26 @@ class PredictService:
 
     # Stages
 
-    async def _acquire(self, request: PredictRequest) -> HeldModel:
-        head = request.head
-        held = await self.acquire(head, request.spec, deadline_s=head.deadline_s)
-        request.start = held.acquired.start
-        if held.acquired.load_s:
-            request.record(Stage.LOAD, held.acquired.load_s)
-        return held
-
     async def acquire(
         self, head: RequestHead, spec: ModelSpec, *, deadline_s: float | None
-    ) -> HeldModel:
+    ) -> AcquiredModel:
         """The model on the device, held until the end of the `with` block of what this returns.
 
         Raises as `LoadCoordinator.acquire` does.
         """
+        on_release = None
+        if head.reservation is not None:
+            on_release = partial(self.end_notifier.notify, head.reservation)
         try:
             acquired = await self.coordinator.acquire(
                 spec, token=head.load_token, deadline_s=deadline_s
             )
         except BaseException:
-            self.end_notifier.notify(head.reservation)
+            if on_release is not None:
+                on_release()
             raise
-        return HeldModel(self, acquired, head.reservation)
+        acquired.on_release = on_release
+        return acquired
 
     async def _convert(
         self,
@@ -285,16 +281,22 @@ class PredictService:
         Not beside other requests: they would wait, and reach the device one by one rather than
         in batches, which costs it more (`benchmarks.pod_cpu` with 16 clients).
         """
-        if is_small and processor.is_quick and self.in_flight.is_alone:
-            return call_here(function, *arguments)
-        return await in_thread(self.threads_for(processor), function, *arguments)
+        if not (is_small and processor.is_quick and self.in_flight.is_alone):
+            return await in_thread(self.threads_for(processor), function, *arguments)
+        try:
+            return function(*arguments)
+        except Exception:
+            raise
+        except BaseException as error:  # a library's panic
+            raise as_exception(error) from error
 
     async def _preprocess(
         self, request: PredictRequest, processor: Processor, body: DecodedBody
     ) -> tuple[Tensor, ...]:
         started_s = time.monotonic()
         inputs = await self._convert(processor, request.is_small, preprocess_body, processor, body)
-        await request.simulate(Stage.PREPROCESS)
+        if request.head.simulated_work:
+            await request.simulate(Stage.PREPROCESS)
         seconds = time.monotonic() - started_s
         request.record(Stage.PREPROCESS, seconds, sample_s=seconds)
         return inputs
@@ -333,22 +335,6 @@ class PredictService:
         rows = acquired.model.processor.batching.rows_of(inputs)
         self.measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)
         return result.value
-
-
-@dataclass(frozen=True, slots=True)
-class HeldModel:
-    """A model on the device and the reservation of a request, until the `with` block ends."""
-
-    service: PredictService
-    acquired: AcquiredModel
-    reservation: str | None
-
-    def __enter__(self) -> AcquiredModel:
-        return self.acquired
-
-    def __exit__(self, *_: object) -> None:
-        self.service.coordinator.release(self.acquired)
-        self.service.end_notifier.notify(self.reservation)
 
 
 def preprocess_body(processor: Processor, body: DecodedBody) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from common.pod_responses import (
     parse_server_timing,
 )
 from runtime.errors import DeadlinePassed, InputLost, RemoteInferenceFailed, RemotePodUnreachable
-from runtime.wire.request_head import BODY_BYTES_HEADER
+from runtime.wire import BODY_BYTES_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from common.inference_protocol.tensors import Tensor
     from common.pod_secret import PodSecret
     from common.tls import PartTls
-    from runtime.wire.request_head import RequestHead
+    from runtime.wire import RequestHead
 
 INFERENCE_STALL_S = 600.0
 TRANSFER_STALL_S = 30.0

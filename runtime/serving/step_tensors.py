@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from runtime.serving.block_exchange import BlockClient
     from runtime.serving.remote_inference import RemoteInference
     from runtime.serving.tensor_store import TensorStore
-    from runtime.wire.request_head import RequestHead
+    from runtime.wire import RequestHead
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ import numpy as np
 
 from common.inference_protocol.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 from registry.domain.task_options import Answers, Scores
+from runtime.device.device_tensor import torch_inputs
 from runtime.tasks import kserve_answers
-from runtime.tasks.task import Processor, torch_inputs
+from runtime.tasks.task import Processor
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:

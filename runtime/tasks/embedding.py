@@ -10,11 +10,10 @@ import torch
 
 from common.inference_protocol.tensors import named_arrays, numeric_tensor
 from registry.domain.task_options import Answers
-from runtime.device.device_tensor import DeviceTensor
+from runtime.device.device_tensor import DeviceTensor, torch_inputs
 from runtime.errors import ModelInvalid
 from runtime.tasks import kserve_answers
 from runtime.tasks.sentence_modules import Dense, Normalize, read_modules
-from runtime.tasks.task import torch_inputs
 from runtime.tasks.tensor_batching import TensorRule
 from runtime.tasks.text import TextInputs, TextModel
 

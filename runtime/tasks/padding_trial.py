@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_tensor import torch_inputs
 from runtime.engines.networks.padding import is_never_padded, tolerance
-from runtime.tasks.task import torch_inputs
 from runtime.tasks.text import TextInputs
 from runtime.tasks.text_generation import TextOutputs
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from common.inference_protocol.encodings import from_json
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import BYTES, Tensor, parse_tensor_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from transformers import PreTrainedModel
 
     from runtime.tasks.tensor_batching import Batching
 
@@ -106,18 +102,3 @@ def nested_tensor(name: str, datatype: str, data: Any) -> Tensor:
     values = data if shape else [data]
     path = f"instances, input {name!r}"
     return from_json(values, parse_tensor_spec(name, datatype, shape, path))
-
-
-def torch_inputs(
-    inputs: Sequence[Tensor], network: PreTrainedModel, required: str = "input_ids"
-) -> dict[str, torch.Tensor]:
-    """The network's keyword arguments on its device; raises InvalidRequest."""
-    arguments, device = {}, network.device  # found among its parameters each time
-    for tensor in inputs:
-        if tensor.datatype == BYTES:
-            raise InvalidRequest(f"tensor {tensor.name!r} must be numeric, was BYTES")
-        array = tensor.data if tensor.data.flags.writeable else tensor.data.copy()
-        arguments[tensor.name] = torch.from_numpy(array).to(device)
-    if required not in arguments:
-        raise InvalidRequest(f"inference needs a tensor {required!r}, got {sorted(arguments)}")
-    return arguments

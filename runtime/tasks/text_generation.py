@@ -16,9 +16,9 @@ import torch
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
+from runtime.device.device_tensor import torch_inputs
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidExpression, PromptTooLong
-from runtime.tasks.task import torch_inputs
 from runtime.tasks.text import MAX_CHARACTERS_PER_TOKEN, TEXT_TYPE, TextInputs
 
 if TYPE_CHECKING:

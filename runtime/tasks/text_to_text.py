@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from common.inference_protocol.tensors import Tensor, named_arrays, numeric_tensor
+from runtime.device.device_tensor import torch_inputs
 from runtime.engines.networks.position_limit import output_limit
-from runtime.tasks.task import torch_inputs
 from runtime.tasks.tensor_batching import TensorRule
 from runtime.tasks.text import TEXT_TYPE, TextModel
 from runtime.tasks.text_generation import TextOutputs, TextPrompts, end_ids, without_padding

@@ -23,10 +23,10 @@ from common.inference_protocol.tensors import (
     numeric_tensor,
 )
 from registry.domain.task_options import Answers, Scores
+from runtime.device.device_tensor import torch_inputs
 from runtime.errors import ModelInvalid
 from runtime.tasks import kserve_answers
 from runtime.tasks.classification import softmax
-from runtime.tasks.task import torch_inputs
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ async def test_request_that_comes_while_a_load_is_given_up_loads_anew(
         await asyncio.wait({first})
         gated_store.open.set()
         async with asyncio.timeout(60):
-            pod.coordinator.release(await second)
+            (await second).release()
 
 
 async def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
@@ -97,7 +97,7 @@ async def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
         second = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: ticket.is_urgent, "it is urgent again")
         gated_store.open.set()
-        pod.coordinator.release(await second)
+        (await second).release()
         assert len(gated_store.starts()) == SPANS
 
 
@@ -141,7 +141,7 @@ async def test_unloading_a_model_that_is_loaded_gives_everything_back(
         cache = pod.loader.resolver.cache
         assert not list(cache.folder_of(large_spec.key).rglob("*.part*"))
         gated_store.open.set()
-        pod.coordinator.release(await pod.coordinator.acquire(large_spec))
+        (await pod.coordinator.acquire(large_spec)).release()
         assert gated_store.starts().count(0) == 2  # nothing was left of the first download
 
 
@@ -160,7 +160,7 @@ async def test_load_that_waits_for_room_ends_with_its_last_waiter(
         await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
         store.cancel_reservation("other")
         assert store.reserved_bytes == 0
-        pod.coordinator.release(await pod.coordinator.acquire(large_spec))
+        (await pod.coordinator.acquire(large_spec)).release()
 
 
 async def test_pod_that_waits_for_anothers_download_stops_waiting_when_it_is_told(

@@ -114,7 +114,7 @@ async def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
         await pod.coordinator.preload(spec, ANY_COPIES, tier)  # which is nothing more to do
         held = await pod.coordinator.acquire(spec)
         assert held.start == tier.value
-        pod.coordinator.release(held)
+        held.release()
 
 
 async def test_model_on_disk_is_copied_to_host_without_a_download(

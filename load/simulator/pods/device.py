@@ -1,7 +1,7 @@
 """A simulated device: one inference at a time, batched by the runtime's own rules.
 
-Batches and their order are decided by `runtime.device.batch` and `runtime.device.queue`; times are
-those of the model's profile divided by the device's speed.
+Batches and their order are decided by `runtime.device.device_model` and `runtime.device.queue`;
+times are those of the model's profile divided by the device's speed.
 """
 
 import random
@@ -17,9 +17,8 @@ from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIt
 from load.simulator.pods.shared_gpu import GpuBatch, SharedGpu
 from load.simulator.pods.simulated_request import SimulatedRequest
 from registry.domain.profile import Profile
-from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel
+from runtime.device.device_model import DeviceModel, QueuedRows
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue
 
 _WHOLE_PCT: Final = 100.0

@@ -1,9 +1,12 @@
-"""How many files a warm request visits in the gateway, which its reader has to know; no more."""
+"""How many files a warm V1 predict visits in gateway and pod: what its reader has to know."""
 
 import asyncio
+import http.client
+import json
+import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -17,13 +20,17 @@ from gateway.telemetry import explanations
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport, Samples
 from registry.redis.client import Registry
+from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.gateway.http.test_server import connected, read_response
 from tests.gateway.placer_harness import eventually
+from tests.registry.redis.clients import act
 from tests.servers import REPOSITORY, RedisServer
 
 MOST_IN_GATEWAY: Final = 30
 MOST_IN_ALL: Final = 41
+MOST_IN_RUNTIME: Final = 20
+MOST_IN_POD: Final = 26
 WARM_UP: Final = 3
 SPEC: Final = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST: Final = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
@@ -89,3 +96,45 @@ async def test_a_warm_request_visits_no_more_files_than_recorded(
     in_gateway = [each for each in ours if each.startswith("gateway/")]
     assert 10 < len(in_gateway) <= MOST_IN_GATEWAY, in_gateway
     assert len(ours) <= MOST_IN_ALL, ours
+
+
+def test_a_warm_request_visits_no_more_files_of_the_pod_than_recorded(
+    redis: RedisServer, pool: str, tmp_path: Path
+) -> None:
+    from pilotlight.sample_models.make_model import make_model
+
+    model = make_model("tiny-bert", tmp_path / "model")
+    spec = ModelSpec(SPEC.name, model.as_uri())
+    act(redis.url, pool, lambda registry: registry.put_models([spec]))
+    place = str(tmp_path / "s")
+    program = ("tests.gateway.end_to_end.recording_pods", place)
+    with (
+        servers.forkserver(program=program) as parent,
+        servers.pod(
+            parent, name="pod-a", redis_url=redis.url, pool=pool, folder=tmp_path / "pod"
+        ) as pod,
+        closing(http.client.HTTPConnection("127.0.0.1", pod.port)) as client,
+        socket.socket(socket.AF_UNIX) as recorder,
+    ):
+
+        def predict() -> str | None:
+            client.request("POST", "/v1/models/m:predict", b'{"instances": ["some words"]}')
+            response = client.getresponse()
+            assert len(json.loads(response.read())["predictions"]) == 1
+            return response.headers["x-pilotlight-start"]
+
+        predict()
+        recorder.connect(place)
+        lines = recorder.makefile("rb")
+        visits: list[set[str]] = []
+        for _ in range(WARM_UP + 8):
+            recorder.sendall(b"x")
+            lines.readline()
+            assert predict() == "warm"
+            recorder.sendall(b"x")
+            visits.append(set(json.loads(lines.readline())))
+    visited = sorted(set.intersection(*visits[WARM_UP:]))  # without what runs beside some of them
+    ours = [each for each in visited if each.startswith(("runtime/", "registry/", "common/"))]
+    in_runtime = [each for each in ours if each.startswith("runtime/")]
+    assert 10 < len(in_runtime) <= MOST_IN_RUNTIME, in_runtime
+    assert len(ours) <= MOST_IN_POD, ours

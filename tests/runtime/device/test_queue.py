@@ -4,9 +4,8 @@ import pytest
 
 from registry.domain.measures import MAX_AGE_S
 from registry.domain.profile import Profile, ProfilePoint
-from runtime.device.batch import QueuedRows
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel
+from runtime.device.device_model import DeviceModel, QueuedRows
 from runtime.device.queue import DeviceQueue, Queued
 
 NOW_S = 100.0

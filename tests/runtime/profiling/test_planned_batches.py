@@ -12,9 +12,8 @@ from registry.domain.pod import PodInfo
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.device.batch import batch_cap
 from runtime.device.batch_times import INITIAL_MAX_ROWS, BatchTimes
-from runtime.device.device_model import DeviceModel
+from runtime.device.device_model import DeviceModel, batch_cap
 from runtime.profiling import ProfileSync
 from tests import servers
 from tests.registry.redis.clients import until

@@ -12,7 +12,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.protocols.server import DirectRoutes, GoneClients
+from common.pod_secret import PodSecret
+from runtime.protocols.application import PodApplication
 
 
 async def _closed_transport() -> asyncio.Transport:
@@ -45,7 +46,8 @@ async def _send_to(transport: asyncio.Transport, *, is_wrapped: bool) -> None:
     async def send(message: Message) -> None:
         transport.write(message["body"])
 
-    await (GoneClients(respond) if is_wrapped else respond)({"type": "http"}, receive, send)
+    app = PodApplication(respond, (), PodSecret()) if is_wrapped else respond
+    await app({"type": "http"}, receive, send)
 
 
 def test_what_is_sent_to_a_closed_connection_is_dropped() -> None:
@@ -69,7 +71,7 @@ def test_other_errors_are_not_hidden() -> None:
     async def ignore(message: Message) -> None: ...
 
     with pytest.raises(RuntimeError, match="something else"):
-        asyncio.run(GoneClients(fail)({"type": "http"}, nothing, ignore))
+        asyncio.run(PodApplication(fail, (), PodSecret())({"type": "http"}, nothing, ignore))
 
 
 class Echo:
@@ -98,7 +100,7 @@ def client(echo: Echo) -> TestClient:
         Route("/v1/models/{model}:predict", echo, methods=["POST"]),
         Route("/v1/models/{model}", ready, methods=["GET"]),
     ]
-    app: ASGIApp = DirectRoutes(Starlette(routes=routes), routes)
+    app: ASGIApp = PodApplication(Starlette(routes=routes), routes, PodSecret())
     return TestClient(app)
 
 

@@ -24,7 +24,7 @@ from common.inference_protocol.tensors import (
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from runtime.errors import InputLost
-from runtime.protocols.server import SecretCheck
+from runtime.protocols.application import PodApplication
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving import remote_inference
 from runtime.serving.remote_inference import RemoteInference
@@ -46,7 +46,7 @@ def run(check: Callable[[], Awaitable[None]]) -> None:
 async def serving(store: TensorStore, secret: PodSecret, tls: PartTls) -> AsyncIterator[str]:
     """The address of a server of a pod's routes for tensors."""
     with ThreadPoolExecutor(1) as threads:
-        app = SecretCheck(Starlette(routes=tensor_routes(store, threads)), secret)
+        app = PodApplication(Starlette(routes=tensor_routes(store, threads)), (), secret)
         server = HttpServer(app, host="127.0.0.1", tls=tls.server)
         async with asyncio.TaskGroup() as tasks:
             serve = tasks.create_task(server.serve())

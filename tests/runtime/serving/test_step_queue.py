@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import SlotsFull, StepQueueFull
 from runtime.serving.in_flight import PLACES, InFlightRequests, StepQueue
-from runtime.wire.request_head import RequestHead, parse_request_head
+from runtime.wire import RequestHead, parse_request_head
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post

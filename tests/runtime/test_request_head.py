@@ -3,7 +3,7 @@
 import pytest
 
 from common.inference_protocol.errors import InvalidRequest
-from runtime.wire.request_head import parse_request_head
+from runtime.wire import parse_request_head
 
 
 def test_a_step_is_due_before_the_deadline_by_what_follows() -> None:
