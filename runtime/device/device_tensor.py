@@ -28,16 +28,11 @@ from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     import numpy.typing as npt
     from transformers import PreTrainedModel
-
-DATATYPE_OF: Final[Mapping[torch.dtype, str]] = {
-    torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in NUMPY_OF.items()
-} | {torch.bfloat16: BF16}
-
 
 _origins = count()
 DEFAULT_SHARE: Final = 1 / 16

@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 DEVICE_NODES: Final = Path("/dev")
 """Has `nvidia0` and so on in a pod that was given GPUs, whether or not they can be used."""
-_DTYPES: Final = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 
 
 class CpuMemory:
@@ -117,7 +116,8 @@ def dtype_on(
     if wanted is Precision.BFLOAT16 and device.type == "cuda" and not has_bfloat16:
         logger.warning("the GPU has no bfloat16; weights stay as they are stored")
         return None
-    return None if wanted is None else _DTYPES[wanted]
+    stored: torch.dtype | None = None if wanted is None else getattr(torch, wanted)
+    return stored
 
 
 def use_tf32() -> None:

@@ -19,13 +19,14 @@ from common.inference_protocol.tensors import (
     v1_values,
 )
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.device_tensor import DATATYPE_OF, DeviceTensor, on_host, values_on
+from runtime.device.device_tensor import DeviceTensor, on_host, values_on
 from runtime.engines.libraries.onnx_file import onnx_signature
 from runtime.engines.libraries.rows import output_tensor
 from runtime.engines.programs.program import Program, program_signature
 from runtime.errors import InferenceFailed, InferenceTooLarge, ModelInvalid
 from runtime.tasks.program_batching import ProgramBatching
 from runtime.tasks.task import Processor, nested_tensor
+from runtime.weights.safetensors_files import DATATYPE_OF
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,14 +14,16 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
+from common.inference_protocol.tensors import BF16, NUMPY_OF
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 HEADER_LENGTH_BYTES = 8
@@ -56,6 +58,10 @@ DTYPES = {
     "C64": torch.complex64,
 }
 """Torch types by their names in safetensors."""
+DATATYPE_OF: Final[Mapping[torch.dtype, str]] = {
+    torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in NUMPY_OF.items()
+} | {torch.bfloat16: BF16}
+"""The protocol's datatypes of torch types; some have none."""
 SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 """Last parts of the names of scales of weights of 8 bits (`compressed-tensors`, `fp8`)."""
 ALIGNMENT_BYTES = 64

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import CONSTANTS, WEIGHTS, require_object
+from runtime.weights.archive import CONSTANTS, STORED_DTYPES, WEIGHTS, require_object
+from runtime.weights.safetensors_files import DATATYPE_OF, DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 DATATYPES = {
-    1: "UINT8", 2: "INT8", 3: "INT16", 4: "INT32", 5: "INT64", 6: "FP16", 7: "FP32", 8: "FP64",
-    12: "BOOL", 13: "BF16", 28: "UINT16", 34: "UINT32", 35: "UINT64",
-}  # fmt: skip
+    code: DATATYPE_OF[DTYPES[name]]
+    for code, name in STORED_DTYPES.items()
+    if DTYPES[name] in DATATYPE_OF
+}
 """The protocol's datatypes by the codes of `torch._export.serde.schema.ScalarType`."""
 SYMBOL = re.compile(r"(?:Symbol\('(\w+)'(?:, \w+=\w+)*\)|([su]\d+))")
 ANY = ""
