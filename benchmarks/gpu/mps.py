@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pilotlight.errors import StartFailed
 from pilotlight.platform.accelerators import MPS_COMMAND, is_mps_ready, mps_environment, mps_spec
-from pilotlight.platform.supervised_process import SupervisedProcess
+from pilotlight.platform.processes import SupervisedProcess
 
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0

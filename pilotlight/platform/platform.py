@@ -40,10 +40,9 @@ from pilotlight.platform.process_specs import (
     redis_spec,
     scheduler_spec,
 )
-from pilotlight.platform.processes import free_port, returns_ok, wait_for_ports
+from pilotlight.platform.processes import SupervisedProcess, free_port, returns_ok, wait_for_ports
 from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
 from pilotlight.platform.socket_folder import socket_folder
-from pilotlight.platform.supervised_process import SupervisedProcess
 from pilotlight.state_dir import PlatformState
 from registry.domain.placement import PlacedPod
 from registry.domain.pod import PodPhase

@@ -16,7 +16,7 @@ from typing import Any
 
 from common.backoff import KeyedBackoff
 from common.child_process import RESTART, STABLE_S, Command, python_environment, python_module
-from pilotlight.platform.supervised_process import SupervisedProcess
+from pilotlight.platform.processes import SupervisedProcess
 
 logger = logging.getLogger(__name__)
 

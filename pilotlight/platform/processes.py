@@ -1,15 +1,24 @@
-"""Whether ports are free and, by HTTP, whether a process is ready; the end of its log."""
+"""A kept process and whether it is ready; whether ports are free; the end of a log."""
 
 import asyncio
 import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from common.child_process import Command, KeptProcess
 from common.http_client import HttpClient, split_url
 from common.http_connection import HttpError
 from pilotlight.errors import StartFailed
+
+_PORT_TIMEOUT_S: Final = 2.0
+"""A platform that was just killed may keep the gateway's port for a moment."""
+_WITHOUT: Final = {
+    "--port": ", or any free one with --port 0",
+    "--grpc-port": ", or none with --grpc-port 0",
+}
+_READY_POLL_INTERVAL_S: Final = 0.03
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -36,15 +45,6 @@ def last_lines(log_file: Path, *, count: int = 8) -> str:
     except OSError:
         return ""
     return "\n".join(f"  | {line}" for line in lines[-count:])
-
-
-_PORT_TIMEOUT_S: Final = 2.0
-"""A platform that was just killed may keep the gateway's port for a moment."""
-
-_WITHOUT: Final = {
-    "--port": ", or any free one with --port 0",
-    "--grpc-port": ", or none with --grpc-port 0",
-}
 
 
 async def wait_for_ports(host: str, port: int, grpc_port: int) -> None:
@@ -80,3 +80,30 @@ def returns_ok(url: str) -> Callable[[], Awaitable[bool]]:
             client.close()
 
     return is_ready
+
+
+class SupervisedProcess(KeptProcess):
+    """With a log file, whose end says why it did not start."""
+
+    def __init__(
+        self, command: Command, *, is_ready: Callable[[], Awaitable[bool]], **callbacks: Any
+    ) -> None:
+        """For `callbacks` see KeptProcess."""
+        super().__init__(command, **callbacks)
+        self._is_ready = is_ready
+
+    async def wait_ready(self, *, timeout_s: float) -> None:
+        """Return when the child is ready; raises StartFailed if it dies first or is too slow."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not await self._is_ready():
+                    if self.deaths:
+                        raise self._start_failed("ended while starting")
+                    await asyncio.sleep(_READY_POLL_INTERVAL_S)
+        except TimeoutError:
+            raise self._start_failed(f"was not ready within {timeout_s:g} s") from None
+
+    def _start_failed(self, what: str) -> StartFailed:
+        log = self.command.log_file
+        tail = "" if log is None else last_lines(log)
+        return StartFailed(f"{self.command.name} {what}; the end of {log}:\n{tail}")

@@ -1,12 +1,20 @@
 """Runs an experiment; prints and writes its tables and single results."""
 
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, NoReturn
+
+import numpy as np
 
 from load.errors import LoadError
 from pilotlight.commands.experiment import ExperimentFlags
@@ -16,15 +24,70 @@ from pilotlight.output import Output, progress_bar
 from pilotlight.sample_models.samples import prepare_applications
 from pilotlight.signals import on_first_signal
 from pilotlight.state_dir import StateDir
-from research.experiments.harness.experiment import CellSelection, Experiment, Result, Settings
+from research.experiments.harness.experiment import (
+    CellSelection,
+    Experiment,
+    ExperimentError,
+    Result,
+    Settings,
+)
 from research.experiments.harness.rendering import as_document, as_markdown, as_text
-from research.experiments.harness.result_log import ResultLog
 from research.live.live_platform import LocalLivePlatform
 
 _DATA = "PILOTLIGHT_DATA"
 _TABLES_FILE: Final = "result.md"
 _RUNS_FILE: Final = "runs.jsonl"
 _HALVES: Final = ("choose", "report", "both")
+
+
+class ResultLog:
+    """A JSON document per line of each result as soon as it is there; truncated at the start.
+
+    An interrupted experiment writes no tables; this log holds its results so far.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        """Number of results in the file."""
+        self._file = path.open("wb", buffering=0)
+
+    def __enter__(self) -> ResultLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def keep(self, what: str, task: object, result: object) -> None:
+        """Append one result in one write. Raises ExperimentError."""
+        document = {"what": what, "task": _plain(task), "result": _plain(result)}
+        try:
+            self._file.write(json.dumps(document, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            raise ExperimentError(f"--out: cannot write {self.path}: {error}") from error
+        self.count += 1
+
+
+def _plain(value: Any) -> Any:
+    """Convert to JSON types: dataclasses to objects, arrays to lists, unknown types to text."""
+    match value:
+        case Enum():
+            return value.value
+        case float() if not math.isfinite(value):
+            return str(value)
+        case None | bool() | int() | float() | str():
+            return value
+        case np.ndarray() | np.generic():
+            return _plain(value.tolist())
+        case Mapping():
+            return {str(key): _plain(each) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(each) for each in value]
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = dataclasses.fields(value)
+            return {each.name: _plain(getattr(value, each.name)) for each in fields}
+        case _:
+            return str(getattr(value, "__qualname__", value))
 
 
 def run_command(experiment: Experiment, flags: ExperimentFlags, output: Output) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from math import ceil, inf
 from typing import Final
 
 import numpy as np
@@ -19,7 +19,6 @@ from registry.domain.profile import ProfilePoint
 from research.experiments.elastic.kpa import KpaParams
 from research.experiments.elastic.pod_scaler import Arrivals, PodScaler, Rule
 from research.experiments.elastic.rules import KnativeRule, PredictiveRule
-from research.experiments.liu.ray_serve import RayServeParams, RayServeState, ray_serve_replicas
 from research.experiments.liu.simulated import run_responses
 
 REQUESTS: Final = 100
@@ -36,6 +35,59 @@ PREDICTIVE: Final = "predictive"
 RULES: Final = (RAY_SERVE, KNATIVE, PREDICTIVE)
 _EPOCH_S: Final = 3600.0
 _MODEL: Final = ModelName("default", "t5-small")
+
+
+@dataclass(frozen=True, slots=True)
+class RayServeParams:
+    """Ray Serve's default rule, which Liu ran. Times in seconds.
+
+    Replicas keep the mean number of ongoing requests of the look-back window at its target; a
+    change is made once it was wanted for its whole delay. Source: Ray Serve's documentation of
+    `AutoscalingConfig` (2.x), with its defaults; the thesis sets 1 to 4 replicas and target 2.
+    """
+
+    min_replicas: int = 1
+    max_replicas: int = 4
+    target_ongoing: float = 2.0
+    """Ongoing requests per replica, queued ones included."""
+    metrics_interval_s: float = 10.0
+    """Between two reports of the ongoing requests."""
+    look_back_s: float = 30.0
+    upscale_delay_s: float = 30.0
+    downscale_delay_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RayServeState:
+    reports: tuple[tuple[float, float], ...] = ()
+    """Time and ongoing requests, of the look-back window."""
+    wanted_since_s: float | None = None
+    """Since when more, or fewer, replicas were wanted without a break; None: as many as now."""
+    is_up: bool = False
+
+
+def ray_serve_replicas(
+    ongoing: float, current: int, state: RayServeState, now_s: float, params: RayServeParams
+) -> tuple[int, RayServeState]:
+    """Replicas to have, and the next state. Call it more often than reports are made."""
+    reports = tuple(each for each in state.reports if each[0] > now_s - params.look_back_s)
+    last_s = state.reports[-1][0] if state.reports else 0.0
+    if now_s - last_s >= params.metrics_interval_s:
+        reports = (*reports, (now_s, ongoing))
+    if not reports:
+        return current, RayServeState(reports)
+    mean = sum(count for _, count in reports) / len(reports)
+    wanted = ceil(mean / params.target_ongoing)
+    wanted = min(max(wanted, params.min_replicas), params.max_replicas)
+    if wanted == current:
+        return current, RayServeState(reports)
+    is_up = wanted > current
+    is_same = state.wanted_since_s is not None and state.is_up == is_up
+    since_s = state.wanted_since_s if is_same and state.wanted_since_s is not None else now_s
+    delay_s = params.upscale_delay_s if is_up else params.downscale_delay_s
+    if now_s - since_s >= delay_s:
+        return wanted, RayServeState(reports)
+    return current, RayServeState(reports, since_s, is_up)
 
 
 @dataclass(frozen=True, slots=True)

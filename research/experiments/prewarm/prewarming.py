@@ -4,9 +4,12 @@ Each policy runs with several values of its parameter; real arrivals (GenTD26), 
 """
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+import numpy as np
 
 from load.report.style import COLOURS, DPI, MARKERS, legend_below, log_ticks, rows_of_axes, styled
 from research.experiments.harness.experiment import (
@@ -18,7 +21,6 @@ from research.experiments.harness.experiment import (
 )
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.prewarm import forecast_cache
-from research.experiments.prewarm.curves import AtEqualMemory, at_equal_memory
 from research.experiments.prewarm.runs import (
     BASELINES,
     PARAMETERS,
@@ -35,6 +37,66 @@ _HOURS: Final = (14 * 24, 16 * 24)
 """Forecasts' constants were tuned on days 5 to 14, the weight of recency on days 19 to 23."""
 _QUICK_HOURS: Final = (72, 78)
 _QUICK_VALUES: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class AtEqualMemory:
+    """One run of `predictive`, and the baselines at the same memory; None: out of their range."""
+
+    idle_model_h: float
+    cold: float
+    """Share of requests with a cold start."""
+    p75: float
+    baselines_cold: Mapping[str, float | None]
+    baselines_p75: Mapping[str, float | None]
+
+    @property
+    def is_fewer(self) -> bool:
+        """True if there are fewer cold starts than with every baseline in range."""
+        return all(each is None or self.cold < each for each in self.baselines_cold.values())
+
+    @property
+    def p75_ratio(self) -> float | None:
+        """`p75` divided by the best baseline's; None if no baseline is in range."""
+        known = [each for each in self.baselines_p75.values() if each is not None]
+        return self.p75 / min(known) if known and min(known) > 0 else None
+
+
+def at_equal_memory(results: Sequence[PrewarmResult]) -> list[AtEqualMemory]:
+    """Each run of `predictive` with at least one baseline in range, by memory."""
+    own = sorted(
+        (each for each in results if each.policy == PREDICTIVE), key=lambda each: each.idle_model_h
+    )
+    found = [
+        AtEqualMemory(
+            each.idle_model_h,
+            each.cold_share,
+            each.p75,
+            {
+                name: _interpolated(results, name, each, lambda one: one.cold_share)
+                for name in BASELINES
+            },
+            {name: _interpolated(results, name, each, lambda one: one.p75) for name in BASELINES},
+        )
+        for each in own
+    ]
+    return [each for each in found if any(one is not None for one in each.baselines_cold.values())]
+
+
+def _interpolated(
+    results: Sequence[PrewarmResult],
+    policy: str,
+    own: PrewarmResult,
+    figure: Callable[[PrewarmResult], float],
+) -> float | None:
+    """A baseline's figure at the memory of `own`, interpolated over the logarithm of memory."""
+    curve = sorted(
+        (max(each.idle_model_h, 1e-9), figure(each)) for each in results if each.policy == policy
+    )
+    if not curve or not curve[0][0] <= own.idle_model_h <= curve[-1][0]:
+        return None
+    memory, figures = zip(*curve, strict=True)
+    return float(np.interp(np.log(own.idle_model_h), np.log(memory), figures))
 
 
 def run(settings: Settings) -> Result:

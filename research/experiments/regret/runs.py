@@ -2,13 +2,17 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from autoscaler.forecasting.history import Forecast
 from autoscaler.loading.predictive import predictive
+from autoscaler.planning.pool_view import Demand
+from autoscaler.tick.forecaster import DemandForecaster
+from autoscaler.tick.observed_demand import ForecastInput
 from load.report.run import Bools, Floats
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
@@ -18,7 +22,6 @@ from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.profile import ProfilePoint
 from research.experiments.regret.cells import RegretCell
-from research.experiments.regret.wrong_forecasts import ScaledForecaster
 from research.experiments.schedulers.scheduler_configs import CLOCKWORK, scheduler_config
 
 FIXED: Final = ("random", "least-loaded", "colocation", "colocation-queueing", "remote-proxy")
@@ -39,6 +42,31 @@ _FIXED_SHARE: Final = 0.1
 """Part of a load's time that does not transfer bytes, where links are shared."""
 _QUEUE_TIMEOUT_S: Final = 86_400.0
 """Requests are rejected for their deadline only."""
+
+
+class ScaledForecaster(DemandForecaster):
+    """Expects `factor` times as many arrivals as production does: a fault to be tolerated."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def forecast(self, inputs: ForecastInput) -> Demand:
+        return scaled(super().forecast(inputs), self._factor)
+
+
+def scaled(demand: Demand, factor: float) -> Demand:
+    """Numbers of arrivals times the factor; probabilities are those of as many attempts."""
+    forecast = demand.forecast
+    return replace(
+        demand,
+        forecast=Forecast(
+            mean=factor * forecast.mean,
+            quantiles=factor * forecast.quantiles,
+            p_arrival=1 - (1 - forecast.p_arrival) ** factor,
+        ),
+        p_minute=1 - (1 - demand.p_minute) ** factor,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from autoscaler.loading.predictive import Predictive, predictive
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy, Tier
-from research.experiments.regret.wrong_forecasts import ScaledForecaster
+from research.experiments.regret.runs import ScaledForecaster
 from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 

@@ -18,7 +18,7 @@ from pilotlight.platform.accelerators import (
     mps_spec,
     visible_gpus,
 )
-from pilotlight.platform.supervised_process import SupervisedProcess
+from pilotlight.platform.processes import SupervisedProcess
 from tests import servers
 from tests.pilotlight.conftest import Cli, run_cli
 from tests.pilotlight.platform.running import command_of, pids_of, start_platform

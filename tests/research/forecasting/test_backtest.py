@@ -11,8 +11,8 @@ from autoscaler.forecasting.counts import Counts
 from autoscaler.forecasting.forecasts import Fit, fit
 from autoscaler.forecasting.history import BadHorizon, Floats, Forecast, ForecastHorizon, History
 from research.forecasting.backtest import BacktestParams, backtest, history_at
+from research.forecasting.command import BadArrivalTrace, read_minutes
 from research.forecasting.methods import METHODS
-from research.forecasting.minute_csv import BadArrivalTrace, read_minutes
 from research.forecasting.scores import scores, tally
 from tests.autoscaler.forecasting import streams
 

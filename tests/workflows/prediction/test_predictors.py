@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from research.experiments.workflows.scored_predictions import Accuracy, ObservedRun, score_and_learn
+from research.experiments.workflows.accuracy import Accuracy, ObservedRun, score_and_learn
 from research.simulated_workflows.predictors import (
     PREDICTORS,
     NextStepPredictor,

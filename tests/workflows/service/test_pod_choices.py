@@ -10,7 +10,7 @@ from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from research.workflows.reactive_copies import ReactiveCopies
+from research.workflows.reactive_placer import ReactiveCopies
 from workflows.scheduling.candidates import PodGroup
 from workflows.scheduling.policies import SchedulingPolicy
 from workflows.service.lone_placement import LonePlacement

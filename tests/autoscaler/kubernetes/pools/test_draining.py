@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from autoscaler.kubernetes.cluster.object_readers import PodObject, read_pod
-from autoscaler.kubernetes.pools.draining import PodDrain
 from autoscaler.kubernetes.pools.leaving_pods import replaced_pods
+from autoscaler.kubernetes.pools.pool_actuator import PodDrain
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, Refusal

@@ -11,7 +11,7 @@ import pytest
 
 from registry.domain.model import RoutingPolicy
 from research.experiments.harness.experiment import ExperimentError
-from research.experiments.harness.result_log import ResultLog
+from research.experiments.harness.running import ResultLog
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import pytest
 
 from research.experiments.harness.experiment import Settings
 from research.experiments.liu import grid
-from research.experiments.liu.grid_cells import (
+from research.experiments.liu.grid import (
     WORKLOADS,
     CellResult,
     CellTask,

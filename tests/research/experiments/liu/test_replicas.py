@@ -6,12 +6,14 @@ import pytest
 
 from research.experiments.harness.experiment import Settings
 from research.experiments.liu import replicas
-from research.experiments.liu.ray_serve import RayServeParams, RayServeState, ray_serve_replicas
 from research.experiments.liu.replicas_run import (
     PREDICTIVE,
     RAY_SERVE,
     REQUESTS,
     RULES,
+    RayServeParams,
+    RayServeState,
+    ray_serve_replicas,
     service_s,
     simulate_replicas,
 )

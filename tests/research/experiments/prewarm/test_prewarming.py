@@ -9,8 +9,7 @@ from autoscaler.planning.demand_forecast import fit_model, forecast_demand
 from autoscaler.tick.observed_demand import ForecastInput
 from research.experiments.harness.experiment import ExperimentError, Settings
 from research.experiments.prewarm import forecast_cache
-from research.experiments.prewarm.curves import at_equal_memory
-from research.experiments.prewarm.prewarming import FILE, draw, run
+from research.experiments.prewarm.prewarming import FILE, at_equal_memory, draw, run
 from research.experiments.prewarm.runs import (
     BASELINES,
     PREDICTIVE,

@@ -9,7 +9,7 @@ import pytest
 from registry.domain.model import RoutingPolicy
 from research.experiments.harness.experiment import ExperimentError, Settings
 from research.experiments.real_traces import traces
-from research.experiments.real_traces.clusters import column_quantile
+from research.experiments.real_traces.traces import column_quantile
 
 
 def test_without_data_every_trace_is_named_in_the_notes() -> None:

@@ -19,9 +19,9 @@ from research.experiments.regret.runs import (
     WRONG_FORECASTS,
     RegretResult,
     RegretTask,
+    scaled,
     simulate,
 )
-from research.experiments.regret.wrong_forecasts import scaled
 
 
 def _result(
