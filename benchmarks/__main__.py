@@ -175,17 +175,6 @@ def _tiers(arguments: argparse.Namespace, machine: Machine) -> None:
     _save("tiers", machine, {"repeats": repeats}, [asdict(each) for each in results])
 
 
-def _steps(arguments: argparse.Namespace, machine: Machine) -> None:
-    from benchmarks import load_steps  # imports torch
-    from benchmarks.tiers.models import folder_of
-
-    repeats = arguments.repeats or (1 if arguments.quick else 5)
-    print(f"## Steps of loading t5-small from local files ({repeats} repeats)\n")
-    steps = load_steps.measure(folder_of("t5-small"), repeats=repeats)
-    print(load_steps.summary(steps))
-    _save("steps", machine, {"repeats": repeats}, [asdict(each) for each in steps])
-
-
 def _batching(arguments: argparse.Namespace, machine: Machine) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         print("## Batching: skipped, needs two cores")
@@ -384,7 +373,6 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "clients": Benchmark(_clients, "the gateway with 512 busy clients and new ones beside them"),
     "storage": Benchmark(_storage, "from S3 on loopback to disk, against boto3"),
     "tiers": Benchmark(_tiers, "cold starts of T5 from every tier, against other loaders"),
-    "steps": Benchmark(_steps, "steps of loading T5-small, beside those of Liu 2025, table 3.1"),
     "eviction": Benchmark(_eviction, "loads by eviction rule (simulated)"),
     "batching": Benchmark(_batching, "a pod that batches against KServe's ModelServer"),
     "formats": Benchmark(_formats, "small models beside KServe's own servers and MLServer"),

@@ -301,7 +301,7 @@ def _python_proxy(module: str) -> StartSystem:
     def start_system(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
         pod, address = start_pod(stack, setup)
         port = free_port()
-        command = _python(f"benchmarks.proxy.peers.{module}", str(port), f"http://{address}")
+        command = _python("benchmarks.proxy.peers.serve", module, str(port), f"http://{address}")
         proxy = start_process(stack, setup, module, command, setup.system_cores)
         return ReadySystem(f"http://127.0.0.1:{port}{PATH}", proxy, [pod])
 

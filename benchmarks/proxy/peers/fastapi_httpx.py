@@ -1,16 +1,9 @@
-"""A simple Python proxy: FastAPI with httpx.
+"""A simple Python proxy: FastAPI with httpx."""
 
-`python -m benchmarks.proxy.peers.fastapi_httpx PORT UPSTREAM_URL`.
-"""
-
-from __future__ import annotations
-
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httpx
-import uvicorn
 from fastapi import FastAPI, Request, Response
 
 
@@ -37,17 +30,5 @@ def create_app(upstream: str) -> FastAPI:
             response.content, response.status_code, media_type=response.headers["content-type"]
         )
 
-    # the signature is read at run time, where this module's annotations are strings
-    forward.__annotations__ = {"path": str, "request": Request, "return": Response}
     app.post("/{path:path}", response_model=None)(forward)
     return app
-
-
-if __name__ == "__main__":
-    uvicorn.run(
-        create_app(sys.argv[2]),
-        port=int(sys.argv[1]),
-        log_level="error",
-        access_log=False,
-        backlog=4096,
-    )

@@ -1,16 +1,11 @@
-"""A faster Python proxy: Starlette on uvicorn with aiohttp.
-
-`python -m benchmarks.proxy.peers.starlette_aiohttp PORT UPSTREAM_URL`.
-"""
+"""A faster Python proxy: Starlette on uvicorn with aiohttp."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -39,13 +34,3 @@ def create_app(upstream: str) -> Starlette:
             )
 
     return Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
-
-
-if __name__ == "__main__":
-    uvicorn.run(
-        create_app(sys.argv[2]),
-        port=int(sys.argv[1]),
-        log_level="error",
-        access_log=False,
-        backlog=4096,
-    )

@@ -1,18 +1,13 @@
-"""The fastest proxy that ASGI allows: an ASGI callable on uvicorn with a raw pooled HTTP client.
-
-`python -m benchmarks.proxy.peers.uvicorn_raw PORT UPSTREAM_URL`.
-"""
+"""The fastest proxy that ASGI allows: an ASGI callable on uvicorn with a raw pooled HTTP client."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import urlsplit
 
 import httptools
-import uvicorn
 
 
 class Upstream(asyncio.Protocol):
@@ -88,14 +83,3 @@ def create_app(upstream: str) -> Callable[..., Awaitable[None]]:
         await send({"type": "http.response.body", "body": content})
 
     return app
-
-
-if __name__ == "__main__":
-    uvicorn.run(
-        create_app(sys.argv[2]),
-        port=int(sys.argv[1]),
-        log_level="error",
-        access_log=False,
-        backlog=4096,
-        lifespan="off",
-    )
