@@ -64,15 +64,9 @@ class AdmissionQueue(Generic[P]):
 
     def ahead_of(self, request: IncomingRequest) -> int:
         """Queued requests of the model that would be dispatched before this new one."""
-        if not self.waiting:
-            return 0
         record = self._state.models.get(request.model)
         priority = 0 if record is None else record.serving.policy.priority
         return self._fair_queue.ahead_of(self._key(request, priority))
-
-    def behind(self, placement: P) -> int:
-        """The number of the model's other queued requests, for the first one of them."""
-        return self.depth_of(placement.arrival.model) - 1
 
     def _key(self, request: IncomingRequest, priority: int) -> QueueKey:
         return queue_key(

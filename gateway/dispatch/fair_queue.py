@@ -53,9 +53,6 @@ class FairQueue:
         self._usage = TenantUsage()
         self.size = 0
 
-    def __len__(self) -> int:
-        return self.size
-
     def depth(self, tenant: str, model: str) -> int:
         return len(self._tenants.get(tenant, {}).get(model, ()))
 

@@ -7,28 +7,23 @@ another decision on newer state. A request that never waits does not enter the q
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Generic
 
 from common.backoff import Backoff
+from gateway.dispatch.admission import Admission
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
-from gateway.dispatch.placed_at import decision_at, planned_decision
-from gateway.dispatch.placement_guards import (
-    RecentRefusals,
-    RecentTenants,
-    RequestProbes,
-    leaves_slot,
-)
+from gateway.dispatch.placed_at import planned_decision
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
-from gateway.routing.route_request import RoutingResult, route_request
-from gateway.routing.ski_rental import ColdStartCredit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.dispatch.admission import OnRouted
     from gateway.dispatch.pending_placement import PlacementDriver
-    from gateway.routing.route_request import IncomingRequest
+    from gateway.routing.route_request import RoutingResult
     from gateway.routing.timers import Timers
     from registry.domain.cluster import ClusterState
     from registry.domain.demand import QueueStats
@@ -38,9 +33,6 @@ POLL_INTERVAL_S: Final = 0.25
 """Forecasts change with time alone, so queued requests are routed again without a change."""
 _MAX_DIRECT_TRIES: Final = 4
 _BACKOFF: Final = Backoff(0.002, 0.1)
-
-
-OnRouted = Callable[["IncomingRequest", "RoutingResult", "ClusterState", float], None]
 
 
 class PlanRefused(Rejected):
@@ -59,7 +51,7 @@ class Placer(Generic[P]):
         driver: PlacementDriver[P],
         timers: Timers,
         now_s: Callable[[], float],
-        on_routed: OnRouted | None = None,
+        on_routed: OnRouted = lambda *_: None,
         *,
         by_deadline: bool = True,
         warm_first: bool = True,
@@ -70,15 +62,10 @@ class Placer(Generic[P]):
         self._driver = driver
         self._timers = timers
         self._now_s = now_s
-        self._on_routed = on_routed
-        self._may_load = may_load
         self._queue: AdmissionQueue[P] = AdmissionQueue(
             state, by_deadline=by_deadline, warm_first=warm_first
         )
-        self._cold_start_credit = ColdStartCredit()
-        self._tenants = RecentTenants()
-        self._probes = RequestProbes()
-        self._refusals = RecentRefusals()
+        self._admission = Admission(state, self._queue, on_routed, may_load=may_load)
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False
@@ -95,15 +82,17 @@ class Placer(Generic[P]):
 
         While it `is_pending` it waits, and the driver receives the result later.
         """
-        now_s = self._now_s()
-        error = self._refused_like_another(placement, now_s)
-        if error is not None:
-            return error
+        now_s, admission = self._now_s(), self._admission
+        if admission.records:
+            error = admission.refused_like_another(placement, now_s)
+            if error is not None:
+                placement.is_pending = False
+                return error
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
             if self._is_changed:  # queued requests first, so that tenants take turns
                 self._dispatch_ready(only_if_free=True)
-            result = self._route_new(placement, now_s)
+            result = admission.decide(placement, now_s)
             decision = result.decision
             if isinstance(decision, SendTo):
                 placement.policy = result.policy
@@ -124,20 +113,16 @@ class Placer(Generic[P]):
 
         Queued requests go first, and a tenant leaves slots to others as with every decision.
         """
-        request, state, now_s = placement.arrival, self._state, self._now_s()
-        record = state.models.get(request.model)
+        state, now_s = self._state, self._now_s()
+        if self._is_changed:
+            self._dispatch_ready(only_if_free=True)
+        record = state.models.get(placement.arrival.model)
         decision = None if record is None else planned_decision(record.serving, pod, state)
         if record is None or decision is None:
             return False
         placement.is_planned, placement.spec = True, record.serving
-        if self._on_routed is not None:
-            self._on_routed(request, RoutingResult(decision, None, record.serving), state, now_s)
         placement.direct_tries += 1
-        if self._is_changed:
-            self._dispatch_ready(only_if_free=True)
-        self._tenants.record(request.model.namespace, now_s)
-        state.arrivals.record(placement.spec.key, now_s)
-        if self._leaves_slot(placement, decision, now_s):
+        if not self._admission.allows_planned(placement, decision, now_s):
             return False
         is_granted = self._reserve(placement, decision, now_s)
         if is_granted:
@@ -188,92 +173,18 @@ class Placer(Generic[P]):
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
-        if self._refusals.are_kept:
-            self._refusals.note_change(self._now_s())
+        if self._admission.refused:
+            self._admission.note_change(self._now_s())
         if not self._is_changed and self._queue.waiting and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
 
-    # Refusals
-
     def _refuse(self, placement: P, result: RoutingResult | None, error: Rejected) -> Rejected:
         """Reject a new request, and those like it until something changes."""
-        if result is not None and result.spec is not None and not placement.place_at:
-            queued = self._queue.depth_of(placement.arrival.model)
-            self._refusals.keep(
-                placement.arrival, result, error, queued=queued, now_s=self._now_s()
-            )
+        if result is not None:
+            self._admission.keep_refusal(placement, result, error, self._now_s())
         placement.is_pending = False
         return error
-
-    def _refused_like_another(self, placement: P, now_s: float) -> Rejected | None:
-        """Reject a new request without a decision, if one like it was just rejected."""
-        if placement.place_at or placement.direct_tries or not self._refusals.are_kept:
-            return None
-        request = placement.arrival
-        queued = self._queue.depth_of(request.model)
-        known = self._refusals.find(request, queued=queued, now_s=now_s)
-        if known is None:
-            return None
-        result = known.result
-        assert result.spec is not None
-        self._tenants.record(request.model.namespace, now_s)
-        self._state.arrivals.record(result.spec.key, now_s)
-        self._cold_start_credit.record(request.model, result.decision, now_s)
-        if isinstance(result.decision, Wait):
-            placement.policy = result.policy
-        if self._on_routed is not None:
-            self._on_routed(request, result, self._state, now_s)
-        placement.is_pending = False
-        return known.error.copy()
-
-    # Routing
-
-    def _route_new(self, placement: P, now_s: float) -> RoutingResult:
-        """Route a new request, which comes after the queued requests of its model."""
-        model, queue, credit = placement.arrival.model, self._queue, self._cold_start_credit
-        self._tenants.record(model.namespace, now_s)
-        ahead = queue.ahead_of(placement.arrival) if queue.waiting else 0
-        result = self._route(placement, now_s, ahead=ahead)
-        if placement.direct_tries == 1 and result.spec is not None:
-            self._state.arrivals.record(result.spec.key, now_s)
-        if credit.by_model or result.decision.loss is not None:
-            credit.record(model, result.decision, now_s)
-        return result
-
-    def _route(
-        self, placement: P, now_s: float, *, ahead: int = 0, behind: int = 0
-    ) -> RoutingResult:
-        request, state, queue = placement.arrival, self._state, self._queue
-        credit = self._cold_start_credit
-        result = route_request(
-            request, state.models, state, now_s=now_s, ahead=ahead, behind=behind,
-            stalled_s=queue.stalled_s(request.model, now_s) if queue.waiting else 0.0,
-            lost_s=credit.counted_s(request.model, now_s) if credit.by_model else 0.0,
-            queued=queue.size if queue.waiting else 0, may_load=self._may_load,
-            may_probe=self._probes.may_be_late(placement, now_s),
-            may_try_transfer=self._probes.may_try_transfer(request, now_s),
-        )  # fmt: skip
-        self._probes.count(placement, result, now_s)
-        if result.spec is not None:
-            placement.spec = result.spec
-        if placement.place_at and result.spec is not None:
-            result.decision = decision_at(
-                placement.place_at, result.spec.key, result.decision, state
-            )
-        decision = result.decision
-        if isinstance(decision, SendTo) and self._leaves_slot(placement, decision, now_s):
-            result.decision = Wait(Reason.QUEUE_NO_SLOT)
-        if self._on_routed is not None:
-            self._on_routed(request, result, self._state, now_s)
-        return result
-
-    def _leaves_slot(self, placement: P, decision: SendTo, now_s: float) -> bool:
-        tenant = placement.arrival.model.namespace
-        if not decision.takes_slot or not self._tenants.has_other(tenant, now_s):
-            return False
-        pod = self._state.pods.get(decision.entry)
-        return pod is not None and leaves_slot(tenant, pod)
 
     # The queue
 
@@ -308,7 +219,7 @@ class Placer(Generic[P]):
     def _end_pending(self, placement: P) -> None:
         placement.is_pending = False
         if placement.queue_key is not None:
-            self._refusals.note_change(self._now_s())
+            self._admission.note_change(self._now_s())
             self._queue.remove(placement)
             if placement.timeout is not None:
                 placement.timeout.cancel()
@@ -350,17 +261,16 @@ class Placer(Generic[P]):
 
     def _try_dispatch(self, placement: P) -> bool:
         now_s = self._now_s()
-        behind = self._queue.behind(placement)
-        decision = self._route(placement, now_s, behind=behind).decision
+        behind = self._queue.depth_of(placement.arrival.model) - 1  # it is the first of them
+        decision = self._admission.decide_queued(placement, now_s, behind)
         if isinstance(decision, Wait):
             self._queue.record_wait(placement, decision.reason, now_s)
             return False
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))
             return True
-        self._refusals.note_change(now_s)
+        self._admission.note_change(now_s)
         self._queue.take(placement, now_s)
-        self._cold_start_credit.settle(placement.arrival.model, decision)
         is_granted = self._reserve(placement, decision, now_s)
         if is_granted is not None:
             self._on_queued_reply(placement, is_granted=is_granted)

@@ -183,22 +183,21 @@ class Reservations(PlacementDriver["Placement"]):
             return
         self._release_registered(reservation)
 
-    def _release_registered(self, reservation: Reservation) -> None:
+    def _release_registered(
+        self, reservation: Reservation, released_s: float | None = None
+    ) -> None:
+        """`released_s`: when it was released without Redis; None: it was not."""
+
         def on_reply(result: object) -> None:
-            reservation.add_pending(1)
+            if released_s is None:
+                reservation.add_pending(1)
             if isinstance(result, RegistryUnavailable):
-                _count_down(reservation)
-                self._unreleased[reservation] = self._loop.time()
+                if released_s is None:
+                    _count_down(reservation)
+                self._unreleased[reservation] = released_s or self._loop.time()
 
-        self._send_release(reservation, on_reply)
-
-    def _send_release(self, reservation: Reservation, on_reply: Callable[[object], None]) -> None:
-        self._registry.release(
-            reservation.id,
-            entry=reservation.entry.name,
-            predict=reservation.predict.name,
-            on_result=on_reply,
-        )
+        entry, predict = reservation.entry.name, reservation.predict.name
+        self._registry.release(reservation.id, entry=entry, predict=predict, on_result=on_reply)
 
     def retry_releases(self) -> None:
         """Repeat releases made without Redis of reservations that have not expired."""
@@ -208,14 +207,7 @@ class Reservations(PlacementDriver["Placement"]):
         oldest_s = self._loop.time() - self._ttl_s
         for reservation, released_s in unreleased.items():
             if released_s > oldest_s:
-                self._retry_release(reservation, released_s)
-
-    def _retry_release(self, reservation: Reservation, released_s: float) -> None:
-        def on_reply(result: object) -> None:
-            if isinstance(result, RegistryUnavailable):
-                self._unreleased[reservation] = released_s
-
-        self._send_release(reservation, on_reply)
+                self._release_registered(reservation, released_s)
 
     async def register_periodically(self) -> None:
         """Register optimistic reservations that last longer than expected, until cancelled."""

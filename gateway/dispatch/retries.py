@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS: Final = 10
 _SUSPECT_S: Final = 1.0
 _DEVICE_FULL_S: Final = 0.1
+"""So that inferences that fill a device's memory can end."""
 _FULL: Final = Backoff(0.02, 0.5)
 
 
@@ -38,15 +39,8 @@ class PassiveHealth:
         self._timers = timers
         self._on_recovery = on_recovery
 
-    def suspect(self, pod: PodState) -> None:
+    def avoid(self, pod: PodState, for_s: float = _SUSPECT_S) -> None:
         """Send nothing to the pod for a while, or until the registry reports it again."""
-        self._avoid(pod, _SUSPECT_S)
-
-    def mark_device_full(self, pod: PodState) -> None:
-        """Avoid the pod briefly, so that inferences that fill its device's memory can end."""
-        self._avoid(pod, _DEVICE_FULL_S)
-
-    def _avoid(self, pod: PodState, for_s: float) -> None:
         pod.set_suspect(is_suspect=True)
         self._timers.after(for_s, self._trust, pod)
 
@@ -143,16 +137,16 @@ class Retries:
         match reason:
             case NotExecuted.DEVICE_FULL:
                 failed.was_device_full = True
-                self._health.mark_device_full(predict)
+                self._health.avoid(predict, _DEVICE_FULL_S)
             case NotExecuted.PREDICT_UNREACHABLE:
-                self._health.suspect(predict)
+                self._health.avoid(predict)
             case NotExecuted.SLOTS:
                 self._health.mark_full(entry, failed.for_slots)
                 failed.for_slots += 1
             case NotExecuted.LOAD_FAILED:
                 pass  # the pod serves other models
             case _:
-                self._health.suspect(entry)
+                self._health.avoid(entry)
 
     def take_retry(
         self, failed: FailedAttempts, reason: NotExecuted, *, is_free: bool = False

@@ -93,7 +93,7 @@ def least_loaded_free(
     """The least loaded pod with a free slot, except those in `excluded`; None if there is none."""
     if len(cluster.pods) > MAX_SCANNED:
         return cluster.pods.least_loaded(draw, excluded)
-    free = _free_except(cluster, excluded)
+    free = [pod for pod in free_pods(cluster) if pod.name not in excluded]
     return least_loaded(free, draw) if free else None
 
 
@@ -157,11 +157,6 @@ def cheapest_load(
         elif cost == least and cost[0] < inf:
             cheapest.append(pod)
     return least_loaded(cheapest, draw) if cheapest else None
-
-
-def _free_except(cluster: ClusterState, excluded: Collection[str]) -> list[PodState]:
-    free = free_pods(cluster)
-    return [pod for pod in free if pod.name not in excluded] if excluded else free
 
 
 def _nearest_free(cluster: ClusterState, key: str) -> list[PodState]:

@@ -41,7 +41,7 @@ def serve(queue: FairQueue, took_s: float = 0.01) -> QueueKey:
 def serve_all(queue: FairQueue) -> list[QueueKey]:
     """Serve one head at a time, as a pod with one slot would."""
     served = []
-    while queue:
+    while queue.size:
         served.append(serve(queue))
     return served
 
@@ -129,7 +129,7 @@ def test_removing_an_unknown_key_returns_false() -> None:
     queue = filled(key)
     assert queue.remove(key)
     assert not queue.remove(key)
-    assert len(queue) == 0
+    assert queue.size == 0
     assert queue.depth("a", "m") == 0
 
 
@@ -165,7 +165,7 @@ def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(keys: list[
 @given(key_lists)
 def test_depth_and_size_agree(keys: list[QueueKey]) -> None:
     queue = filled(*keys)
-    assert len(queue) == sum(queue.depth(t, m) for t in "abc" for m in "mn")
+    assert queue.size == sum(queue.depth(t, m) for t in "abc" for m in "mn")
 
 
 def by_tenant(heads: list[QueueKey]) -> list[list[QueueKey]]:

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from gateway.dispatch.placement_guards import MAX_AGE_S
-from gateway.dispatch.placer import POLL_INTERVAL_S
-from gateway.dispatch.retries import PassiveHealth
+from gateway.dispatch.admission import MAX_AGE_S
+from gateway.dispatch.pending_placement import PendingPlacement
+from gateway.dispatch.placer import POLL_INTERVAL_S, PlanRefused
+from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
 from gateway.routing.decision import Reason
+from gateway.routing.route_request import IncomingRequest
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
@@ -318,22 +320,56 @@ def test_the_error_of_a_timeout_does_not_depend_on_the_clock(elapsed_s: float) -
 
 
 @pytest.mark.parametrize(
-    ("mark", "for_s"),
+    ("reason", "for_slots", "for_s"),
     [
-        pytest.param(PassiveHealth.suspect, 1.0, id="suspect"),
-        pytest.param(PassiveHealth.mark_device_full, 0.1, id="device-full"),
-        pytest.param(lambda health, pod: health.mark_full(pod, 0), 0.02, id="full"),
-        pytest.param(lambda health, pod: health.mark_full(pod, 9), 0.5, id="full-again"),
+        pytest.param(NotExecuted.UNREACHABLE, 0, 1.0, id="suspect"),
+        pytest.param(NotExecuted.DEVICE_FULL, 0, 0.1, id="device-full"),
+        pytest.param(NotExecuted.SLOTS, 0, 0.02, id="full"),
+        pytest.param(NotExecuted.SLOTS, 9, 0.5, id="full-again"),
     ],
 )
-def test_a_pod_is_avoided_for_a_while(mark: object, for_s: float) -> None:
+def test_a_pod_is_avoided_for_a_while(reason: NotExecuted, for_slots: int, for_s: float) -> None:
     state = cluster(PodSketch("pod-a", "warm", slots=2), key=KEY)
     virtual = VirtualPlacer(state)
     health = PassiveHealth(virtual.events, virtual.placer.notify_change)
-    assert callable(mark)
-    mark(health, state.pods["pod-a"])
+    failed, pod = FailedAttempts(for_slots=for_slots), state.pods["pod-a"]
+    Retries(health, state).record_failure(failed, reason, entry=pod, predict=pod)
     virtual.place(declare(state, routing=QUEUEING))
     virtual.run_for(for_s - 0.001)
     assert virtual.placed == []
     virtual.run_for(0.002)
     assert len(virtual.placed) == 1
+
+
+# Plans
+
+
+def planned(virtual: VirtualPlacer, spec: ModelSpec) -> PendingPlacement:
+    return PendingPlacement(IncomingRequest("planned", spec.name, virtual.events.now_s, 0.0, 99))
+
+
+def test_a_plan_takes_no_slot_that_a_queued_request_waits_for() -> None:
+    virtual, spec = busy_pod()
+    queued = virtual.place(spec)
+    virtual.end_request("pod-a")
+    assert virtual.placer.place_planned(planned(virtual, spec), "pod-a") is False
+    assert virtual.placed == [queued]
+
+
+def test_a_plan_leaves_slots_to_other_tenants() -> None:
+    state = cluster(PodSketch("pod-a", "warm", slots=4), key=KEY)
+    spec, virtual = declare(state), VirtualPlacer(state)
+    virtual.place(declare(state, "other", namespace="quiet"))
+    granted = [virtual.placer.place_planned(planned(virtual, spec), "pod-a") for _ in range(3)]
+    assert granted == [True, True, False]
+
+
+def test_a_plan_whose_reservation_is_refused_is_made_again() -> None:
+    state = cluster(PodSketch("pod-a", "warm"), key=KEY)
+    spec, virtual = declare(state), VirtualPlacer(state)
+    virtual.replies.append(None)
+    request = planned(virtual, spec)
+    assert virtual.placer.place_planned(request, "pod-a") is None
+    virtual.placer.on_reply(request, is_granted=False)
+    assert [type(each) for each in virtual.errors] == [PlanRefused]
+    assert (len(virtual.reserved_s), request.is_pending) == (1, False)

@@ -1,17 +1,22 @@
 """Guards of the placer: slots left to other tenants, and probes, a few of each model."""
 
+import pytest
+
+from gateway.dispatch.admission import RECENT_S, Admission, RecentTenants
+from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import PendingPlacement
-from gateway.dispatch.placement_guards import RECENT_S, RecentTenants, RequestProbes
-from gateway.routing.decision import LatencyEstimate, Reason, SendTo
+from gateway.dispatch.request_probes import RequestProbes
+from gateway.routing.decision import LatencyEstimate, Reason, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest, RoutingResult
 from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.model import ModelName
+from registry.domain.model import ModelName, ModelSpec
 from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
 from registry.domain.reservation import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 
 NAME = ModelName("default", "m")
+KEY = ModelSpec(NAME, "file:///m").key
 
 
 def two_tenants(slots: int = 8) -> VirtualPlacer:
@@ -49,6 +54,16 @@ def test_a_tenant_with_many_requests_leaves_slots_to_one_that_sends_some() -> No
     assert flood(virtual) == 6
     assert not virtual.place(quiet).is_pending
     assert not virtual.place(quiet).is_pending
+
+
+def test_a_workflows_step_which_takes_no_slot_leaves_none() -> None:
+    virtual = two_tenants()
+    virtual.place(declare(virtual.state, namespace="quiet"))
+    flood(virtual)
+    loud = declare(virtual.state, namespace="loud")
+    step = PendingPlacement(IncomingRequest("step", loud.name, NOW_S, 0.0, 99), "pod-a")
+    assert virtual.placer.place(step) is None
+    assert not step.is_pending
 
 
 def test_slots_are_left_for_some_seconds_only() -> None:
@@ -103,7 +118,6 @@ def test_one_request_tries_a_transfer_that_was_never_measured_the_next_ones_do_n
     probes.count(first, proxied(is_measured=False), NOW_S)
     assert not probes.may_try_transfer(first.arrival, NOW_S + MAX_PAUSE_S / 2)
     assert probes.may_try_transfer(first.arrival, NOW_S + MAX_PAUSE_S)
-    assert probes.may_try_transfer(placement(deadline_s=None).arrival, NOW_S)
 
 
 def test_measured_transfers_are_not_limited() -> None:
@@ -125,7 +139,45 @@ def test_a_probe_that_loads_pauses_the_next_one_for_longer() -> None:
     assert probes.may_be_late(placement(), NOW_S + MAX_LOAD_PAUSE_S)
 
 
-def test_without_a_deadline_nothing_is_late() -> None:
-    probes, request = RequestProbes(), placement(deadline_s=None)
-    assert not probes.may_be_late(request, NOW_S)
-    assert not probes.may_be_late(request, NOW_S + 60.0)
+def test_without_a_deadline_every_request_may_try_a_transfer() -> None:
+    state = cluster(
+        PodSketch("pod-a", "warm", busy=1, ongoing=0), PodSketch("pod-b", slots=9), key=KEY,
+        measured={"infer": 0.3, "preprocess": 0.0, "postprocess": 0.5, "load:remote": 9.0},
+    )  # fmt: skip
+    spec, virtual = declare(state), VirtualPlacer(state)
+    are_waiting = []
+    for deadline_in_s in (5.0, 5.0, None):
+        are_waiting.append(virtual.place(spec, deadline_in_s=deadline_in_s).is_pending)
+        state.pods["pod-a"].set_counts(1, 0)
+    assert are_waiting == [False, True, False]
+    assert virtual.decisions[-1].reason is Reason.WARM_REMOTE
+
+
+def test_models_share_no_credit_and_a_load_takes_it_away() -> None:
+    times = {"load:remote": 3.0, "infer": 1.0, "preprocess": 0.0, "postprocess": 0.0}
+    state = cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), key=KEY, measured=times)
+    declare(state)
+    admission: Admission[PendingPlacement] = Admission(
+        state, AdmissionQueue(state), lambda *_: None, may_load=True
+    )
+    assert isinstance(admission.decide(placement(deadline_s=None), NOW_S).decision, Wait)
+    assert admission.credit_s(NAME, NOW_S + 10.0) == pytest.approx(1.0)
+    assert admission.credit_s(ModelName("default", "other"), NOW_S + 10.0) == 0.0
+    state.residency.drop(KEY, "pod-a")
+    decision = admission.decide(placement(deadline_s=None), NOW_S + 10.0).decision
+    assert isinstance(decision, SendTo)
+    assert decision.mode is LoadMode.LOAD
+    assert admission.credit_s(NAME, NOW_S + 10.0) == 0.0
+    assert not admission.records
+
+
+def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.dispatch.admission.MAX_MODELS", 2)
+    state = cluster(PodSketch("pod-a", slots=0), key=KEY)
+    virtual = VirtualPlacer(state)
+    specs = [declare(state, f"m-{number}", queue_depth=0) for number in range(4)]
+    for spec in specs:
+        virtual.place(spec)
+    assert list(virtual.placer._admission.records) == [specs[2].name, specs[3].name]
+    virtual.placer.notify_change()
+    assert not virtual.placer._admission.records

@@ -1,0 +1,275 @@
+"""Whether a request is placed now: its policy's decision, and the guards before and after it.
+
+What the guards remember of a model is one record, which most models lack: their requests are
+decided by the policy alone. Each guard says what happens without it. Pure; the clock is passed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Final, Generic
+
+from gateway.dispatch.pending_placement import P
+from gateway.dispatch.placed_at import decision_at
+from gateway.dispatch.request_probes import RequestProbes
+from gateway.routing.decision import Reason, SendTo, Wait
+from gateway.routing.route_request import RoutingResult, route_request
+from gateway.routing.ski_rental import ColdStartCredit
+from registry.domain.reservation import LoadMode
+
+if TYPE_CHECKING:
+    from gateway.dispatch.admission_queue import AdmissionQueue
+    from gateway.errors import Rejected
+    from gateway.routing.decision import Decision
+    from gateway.routing.route_request import IncomingRequest
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelName
+
+HEADROOM: Final = 4
+"""Of so many slots one is left to others: none of fewer."""
+RECENT_S: Final = 10.0
+"""How long ago another tenant's last request may have arrived."""
+MAX_AGE_S: Final = 0.02
+"""Of a refusal, also without a change: forecasts change with time alone."""
+NOTABLE_SHARE: Final = 0.05
+"""Of a queue: while less of it has left, a refusal holds whatever else changes. The queue refills
+as soon as it no longer holds, long before the pods run out of requests."""
+MAX_MODELS: Final = 4096
+"""With a record; above this number, the oldest one is dropped."""
+
+OnRouted = Callable[["IncomingRequest", RoutingResult, "ClusterState", float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    result: RoutingResult
+    error: Rejected
+    """Never raised itself, so that it keeps no traceback: raise copies."""
+    left_s: float
+    """What that request had until its deadline; infinite without one."""
+    until_s: float
+    least_queued: int
+    """It holds while as many requests of the model are queued; 0: until anything changes."""
+
+
+@dataclass(slots=True)
+class ModelGuards:
+    """What is special about the requests of one model."""
+
+    credit: ColdStartCredit | None = None
+    refusals: dict[tuple[object, ...], Refusal] = field(default_factory=dict)
+    """The latest of each kind of request."""
+
+
+class Admission(Generic[P]):
+    """Decides about requests. `state` must not change during a call."""
+
+    def __init__(
+        self, state: ClusterState, queue: AdmissionQueue[P], on_routed: OnRouted, *,
+        may_load: bool,
+    ) -> None:  # fmt: skip
+        self._state = state
+        self._queue = queue
+        self._on_routed = on_routed
+        self._may_load = may_load
+        self.records: dict[ModelName, ModelGuards] = {}
+        """Of models that are not decided by their policy alone."""
+        self.refused: set[ModelName] = set()
+        """Those with refusals."""
+        self._tenants = RecentTenants()
+        self._probes = RequestProbes()
+
+    # Decisions
+
+    def decide(self, placement: P, now_s: float) -> RoutingResult:
+        """About a new request, which comes after the queued requests of its model."""
+        model, queue = placement.arrival.model, self._queue
+        self._tenants.record(model.namespace, now_s)
+        ahead = queue.ahead_of(placement.arrival) if queue.waiting else 0
+        result = self._route(placement, now_s, ahead, 0)
+        if placement.direct_tries == 1 and result.spec is not None:
+            self._state.arrivals.record(result.spec.key, now_s)
+        if result.decision.loss is not None or self.records:
+            self._record_loss(model, result.decision, now_s)
+        return result
+
+    def decide_queued(self, placement: P, now_s: float, behind: int = 0) -> Decision:
+        """About one that waits."""
+        decision = self._route(placement, now_s, 0, behind).decision
+        if self.records and isinstance(decision, SendTo):
+            self._settle(placement.arrival.model, decision)
+        return decision
+
+    def allows_planned(self, placement: P, decision: SendTo, now_s: float) -> bool:
+        """Whether a new request may take what a plan has chosen for it."""
+        request = placement.arrival
+        result = RoutingResult(decision, None, placement.spec)
+        self._on_routed(request, result, self._state, now_s)
+        self._tenants.record(request.model.namespace, now_s)
+        self._state.arrivals.record(placement.spec.key, now_s)
+        return not self._leaves_slot(request.model.namespace, decision, now_s)
+
+    def _route(self, placement: P, now_s: float, ahead: int, behind: int) -> RoutingResult:
+        request, state, queue = placement.arrival, self._state, self._queue
+        probes = None if request.deadline_s is None else self._probes
+        result = route_request(
+            request, state.models, state, now_s=now_s, ahead=ahead, behind=behind,
+            stalled_s=queue.stalled_s(request.model, now_s) if queue.waiting else 0.0,
+            lost_s=self.credit_s(request.model, now_s) if self.records else 0.0,
+            queued=queue.size if queue.waiting else 0, may_load=self._may_load,
+            may_probe=probes is not None and probes.may_be_late(placement, now_s),
+            may_try_transfer=probes is None or probes.may_try_transfer(request, now_s),
+        )  # fmt: skip
+        if probes is not None:
+            probes.count(placement, result, now_s)
+        spec, decision = result.spec, result.decision
+        if spec is not None:
+            placement.spec = spec
+            if placement.place_at:
+                decision = decision_at(placement.place_at, spec.key, decision, state)
+        if isinstance(decision, SendTo) and self._leaves_slot(
+            request.model.namespace, decision, now_s
+        ):
+            decision = Wait(Reason.QUEUE_NO_SLOT)
+        result.decision = decision
+        self._on_routed(request, result, self._state, now_s)
+        return result
+
+    def _leaves_slot(self, tenant: str, decision: SendTo, now_s: float) -> bool:
+        """Whether the tenant holds most of the pod's slots, and may not take one of the last.
+
+        A request that finds no free slot waits for the end of a batch, and then at the device for
+        the next one, which began before it arrived. Without this, a tenant with many requests makes
+        those of all others wait so.
+        """
+        if not decision.takes_slot or not self._tenants.has_other(tenant, now_s):
+            return False
+        pod = self._state.pods.get(decision.entry)
+        if pod is None or pod.slots - pod.slots_busy > pod.slots // HEADROOM:
+            return False
+        prefix = f"{tenant}/"
+        return 2 * sum([each.key.startswith(prefix) for each in pod.work.holders]) >= pod.slots
+
+    # What is remembered of models
+
+    def refused_like_another(self, placement: P, now_s: float) -> Rejected | None:
+        """The error of a new request that is no better off than one just refused.
+
+        Where a queue is full, or too long for a deadline, thousands of requests in a second would
+        ask the policy the same: without this, refusals take the time that decisions need.
+        """
+        request = placement.arrival
+        record = self.records.get(request.model)
+        if record is None or placement.place_at or placement.direct_tries:
+            return None
+        known = record.refusals.get(_kind(request))
+        if known is None or self._queue.depth_of(request.model) < known.least_queued:
+            return None
+        if not 0 <= known.until_s - now_s <= MAX_AGE_S or _left_s(request, now_s) > known.left_s:
+            return None
+        result = known.result
+        assert result.spec is not None
+        self._tenants.record(request.model.namespace, now_s)
+        self._state.arrivals.record(result.spec.key, now_s)
+        self._record_loss(request.model, result.decision, now_s)
+        if isinstance(result.decision, Wait):
+            placement.policy = result.policy
+        self._on_routed(request, result, self._state, now_s)
+        return known.error.copy()
+
+    def keep_refusal(
+        self, placement: P, result: RoutingResult, error: Rejected, now_s: float
+    ) -> None:
+        """Refuse those like it, too: until something changes, or the queue is notably shorter."""
+        request = placement.arrival
+        if result.spec is None or placement.place_at:
+            return
+        queued = self._queue.depth_of(request.model)
+        notable = int(queued * NOTABLE_SHARE)
+        self._record(request.model).refusals[_kind(request)] = Refusal(
+            result, error.copy(), _left_s(request, now_s), now_s + MAX_AGE_S,
+            queued - notable if notable else 0,
+        )  # fmt: skip
+        self.refused.add(request.model)
+
+    def note_change(self, now_s: float) -> None:
+        """Forget refusals that hold until something changes, and old ones."""
+        for model in list(self.refused):
+            record = self._record(model)
+            record.refusals = {
+                kind: known
+                for kind, known in record.refusals.items()
+                if known.least_queued and now_s <= known.until_s
+            }
+            if not record.refusals:
+                self.refused.discard(model)
+                if record.credit is None:
+                    del self.records[model]
+
+    def credit_s(self, model: ModelName, now_s: float) -> float:
+        """Time that the model's requests have lost for lack of another copy (`ski_rental`).
+
+        Without it, requests that wait a little each never lead to the load that would spare them.
+        """
+        record = self.records.get(model)
+        if record is None or record.credit is None:
+            return 0.0
+        record.credit.advance(now_s)
+        return record.credit.counted_s
+
+    def _record_loss(self, model: ModelName, decision: Decision, now_s: float) -> None:
+        """Add what a new request loses by this decision, at least; a load resets the credit."""
+        self._settle(model, decision)
+        if (loss := decision.loss) is not None:
+            record = self._record(model)
+            if record.credit is None:
+                record.credit = ColdStartCredit(now_s, loss.load_s)
+            record.credit.add(loss, now_s)
+
+    def _settle(self, model: ModelName, decision: Decision) -> None:
+        """Reset the credit if the decision is a load."""
+        if isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD:
+            record = self.records.get(model)
+            if record is not None:
+                record.credit = None
+                if not record.refusals:
+                    del self.records[model]
+
+    def _record(self, model: ModelName) -> ModelGuards:
+        record = self.records.get(model)
+        if record is None:
+            if len(self.records) >= MAX_MODELS:
+                del self.records[next(iter(self.records))]
+            record = self.records[model] = ModelGuards()
+        return record
+
+
+def _kind(request: IncomingRequest) -> tuple[object, ...]:
+    return request.policy, request.size_class, request.deadline_s is None
+
+
+def _left_s(request: IncomingRequest, now_s: float) -> float:
+    return inf if request.deadline_s is None else request.deadline_s - now_s
+
+
+class RecentTenants:
+    """When a tenant other than a given one last sent a request: the last two tenants suffice."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._last_s = -inf
+        self._other_s = -inf
+        """Of the last tenant before `_last`."""
+
+    def record(self, tenant: str, now_s: float) -> None:
+        if tenant != self._last:
+            self._other_s = self._last_s
+            self._last = tenant
+        self._last_s = now_s
+
+    def has_other(self, tenant: str, now_s: float) -> bool:
+        """Whether another tenant has sent a request lately, by a clock that may be set back."""
+        other_s = self._other_s if tenant == self._last else self._last_s
+        return abs(now_s - other_s) <= RECENT_S
