@@ -348,10 +348,10 @@ def pod(
     name: str,
     redis_url: str,
     folder: Path,
-    ready_within_s: float = START_TIMEOUT_S,
+    until: Callable[[Pod], object] = Pod.is_ready,
     **settings: object,
 ) -> Iterator[Pod]:
-    """A ready pod with its files in `folder`; stopped at the end if it still runs."""
+    """A pod for which `until` holds, with its files in `folder`; stopped at the end if it runs."""
     folder.mkdir(parents=True, exist_ok=True)
     port = int(str(settings.pop("port", 0))) or free_port()
     fields = {
@@ -372,7 +372,7 @@ def pod(
     started = Pod(name, pid, port, folder, host, "https" if settings.get("tls_dir") else "http")
     try:
         try:
-            wait_until(started.is_ready, timeout_s=ready_within_s, what=f"pod {name} ready")
+            wait_until(lambda: until(started), what=f"pod {name} ready")
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{started.log}") from error
         yield started

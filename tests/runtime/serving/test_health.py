@@ -170,7 +170,6 @@ def test_is_not_ready_before_its_model_can_be_loaded(
             grpc_port=0,
             model_name="late",
             model_dir=str(place),
-            ready_within_s=2 * servers.START_TIMEOUT_S,
         )
 
         def has_failed() -> bool:

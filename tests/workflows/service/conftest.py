@@ -21,7 +21,7 @@ def harness(
     pool, folder = f"workflows-{next(_numbers)}", tmp_path_factory.mktemp("workflows")
     port = servers.free_port()
     with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=600))
         gateway = stack.enter_context(
             servers.gateway(
                 folder / "gateway", redis_url=redis.url, pool=pool,

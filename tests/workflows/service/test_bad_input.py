@@ -58,7 +58,7 @@ def test_wrong_arguments_are_refused(harness: WorkflowHarness, arguments: Any, t
 
 def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    name = harness.deploy(f"@workflow(deadline='55s')\nasync def f():\n{lines}")
+    name = harness.deploy(f"@workflow(deadline='600s')\nasync def f():\n{lines}")
     response = harness.run(name)
     return response.status_code, response.json()
 
