@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from math import ceil
 from types import coroutine
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, MutableSet
 
     from gateway.routing.timers import Timer, Timers
+
+logger = logging.getLogger(__name__)
 
 _SOON_S: Final = 1.0
 _WIDTH_MS: Final = 10
@@ -78,7 +81,10 @@ class Deadlines:
         now_ms = round(self._now_s() * 1000)
         while self._due_ms and self._due_ms[0] <= now_ms:
             for request in list(self._buckets.pop(heapq.heappop(self._due_ms))):
-                request.on_deadline()
+                try:
+                    request.on_deadline()
+                except Exception:
+                    logger.exception("a request failed when it was ended at its deadline")
         self._timer = None
         if self._due_ms:
             self._set_timer()

@@ -22,7 +22,7 @@ _HEAL_LIMIT_S: Final = 180.0
 _ROUNDS_PER_CHECK: Final = 5
 _POLL_S: Final = 0.1
 _LAG_S: Final = 0.25
-"""Between the end of a killed process's connections and what /proc says of it, either way."""
+"""From when /proc says that a process has ended to the end of its connections, at most."""
 _ALLOWED: Final = {200, 429, 502, 503, 504}
 """Statuses of answers under all faults."""
 _ALLOWED_WITH: Final = {"Redis emptied": (404, 0.0), "disk full": (507, DISK_FULL_BACKOFF.max_s)}
@@ -47,7 +47,10 @@ class Injected:
 
 @dataclass(slots=True)
 class Ended:
-    """The end of a process, between two looks at the table of processes."""
+    """The end of a process, between two looks at the table of processes.
+
+    That it was alive, at the first, does not count from the time of its kill on.
+    """
 
     process: Process
     alive_s: float
@@ -64,7 +67,7 @@ class Campaign:
     not_caused: Counter[str] = field(default_factory=Counter)
     """Faults by kind that met nothing to act on; they do not count among `faults`."""
     ends: list[Ended] = field(default_factory=list)
-    killed: set[tuple[int, int]] = field(default_factory=set)
+    killed: dict[tuple[int, int], float] = field(default_factory=dict)
     """Identities of processes that a fault has ended."""
     together: Sequence[str] = ()
     """Kinds of faults that every round causes, in place of random ones."""
@@ -225,7 +228,7 @@ class Campaign:
                 found.append(text)
             elif sent.outcome is Outcome.BROKEN:
                 if not any(
-                    each.alive_s - _LAG_S <= sent.ended_s and sent.began_s <= each.gone_s + _LAG_S
+                    each.alive_s <= sent.ended_s and sent.began_s <= each.gone_s + _LAG_S
                     for each in gateways
                 ):
                     found.append(text)
@@ -241,8 +244,9 @@ class Campaign:
 
     def _executed_twice(self) -> list[str]:
         executions = read_ledger(self.platform.ledger)
-        gone_s = [each.gone_s for each in self.ends if each.process.role == "pod"]
-        found = [f"executed twice: {text}" for text in executed_twice(executions, gone_s)]
+        ends = [each for each in self.ends if each.process.role == "pod"]
+        ends_s = [(each.alive_s, each.gone_s + _LAG_S) for each in ends]
+        found = [f"executed twice: {text}" for text in executed_twice(executions, ends_s)]
         return found + [
             f"{sent.id} was answered and is not in the ledger"
             for sent in self.load.requests
@@ -267,7 +271,8 @@ class Campaign:
             now_s = time.monotonic()
             alive = {each.identity: each for each in processes}
             for identity in known.keys() - alive.keys():
-                self.ends.append(Ended(known[identity], looked_s, now_s))
+                alive_s = min(looked_s, self.killed.get(identity, looked_s))
+                self.ends.append(Ended(known[identity], alive_s, now_s))
             known = alive
             looked_s = began_s  # a process may have ended while others were looked at
             await asyncio.sleep(_POLL_S)

@@ -5,10 +5,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-_SEEN_LATE_S: Final = 0.5
-"""Ends of processes are noticed this late at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +33,23 @@ def read_ledger(path: Path) -> dict[str, list[Execution]]:
 
 
 def executed_twice(
-    executions: Mapping[str, list[Execution]], pods_gone_s: Sequence[float]
+    executions: Mapping[str, list[Execution]], pods_ended_s: Sequence[tuple[float, float]]
 ) -> list[str]:
     """Requests that gave outputs twice although no pod ended in between.
 
     A second execution is allowed only after the end of the first one's pod, or of its entry pod,
     which the outputs of an inference elsewhere went to: nobody is left then who could send them to
     the client. The ledger does not name entry pods, so that the end of any pod excuses it.
-    `pods_gone_s`: when a pod was seen to be gone.
+    `pods_ended_s`: between which times a pod ended.
     """
     twice = []
     for request, each in executions.items():
         whole = [execution for execution in each if execution.ended_s is not None]
         for first, second in itertools.pairwise(whole):
-            latest_s = second.began_s + _SEEN_LATE_S
-            if not any(first.began_s < gone_s <= latest_s for gone_s in pods_gone_s):
+            if not any(
+                first.began_s < gone_s and alive_s <= second.began_s
+                for alive_s, gone_s in pods_ended_s
+            ):
                 twice.append(
                     f"{request}: pid {first.pid} ended {first.ended_s:.3f},"
                     f" pid {second.pid} began {second.began_s:.3f}"

@@ -9,6 +9,7 @@ import os
 import random
 import resource
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ class Cause:
 
     platform: PlatformUnderTest
     rng: random.Random
-    killed: set[tuple[int, int]]
-    """Identities of processes whose end a fault caused; faults add to it."""
+    killed: dict[tuple[int, int], float]
+    """When a fault caused the end of a process, by its identity; faults add to it."""
 
     def pick(self, role: str) -> Process:
         """One of this role's processes. Raises NotCaused: another fault has ended all."""
@@ -77,7 +78,8 @@ def _kill(role: str) -> Callable[[Cause], Fault]:
                 for each in cause.platform.processes()
                 if role == "supervisor" or each.role in {"forkserver", "pod"}
             }
-        cause.killed.update(lost)
+        for identity in lost:
+            cause.killed.setdefault(identity, time.monotonic())
         _send(victim.pid, signal.SIGKILL)
         if role == "supervisor":
             await asyncio.to_thread(_start_again, cause, lost)

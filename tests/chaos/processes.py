@@ -102,7 +102,7 @@ class ProcessTable:
         except OSError:
             return None
         parent, started = int(stat[1]), int(stat[19])
-        if stat[0] in "ZX":
+        if stat[0] in "ZX" and int(stat[17]) < 2:  # its other threads may still hold its sockets
             return None
         if self._mark in environment and command.strip():  # a dying one's command goes first
             role = next((role for part, role in _ROLES if part in command), "other")

@@ -21,7 +21,7 @@ TWICE = "begin 1.0 7 r\nend 2.0 7 r\nbegin 5.0 8 r\nend 6.0 8 r\n"
 def twice(tmp_path: Path, ledger: str, pods_gone_s: list[float]) -> list[str]:
     path = tmp_path / "ledger"
     path.write_text(ledger)
-    return executed_twice(read_ledger(path), pods_gone_s)
+    return executed_twice(read_ledger(path), [(each - 0.2, each) for each in pods_gone_s])
 
 
 def test_two_living_pods_are_one_too_many(tmp_path: Path) -> None:

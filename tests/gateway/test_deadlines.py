@@ -1,5 +1,7 @@
 """Deadlines of many requests share one timer."""
 
+import pytest
+
 from gateway.request_run import Deadlines
 from load.simulator.event_queue import EventQueue
 
@@ -35,3 +37,23 @@ def test_a_request_that_has_ended_does_not_expire() -> None:
     events.run_some(1000, until=lambda: False)
     assert not ended.expired_s
     assert len(open_request.expired_s) == 1
+
+
+def test_one_that_fails_at_its_deadline_keeps_no_other_open(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Failing(Request):
+        def on_deadline(self) -> None:
+            super().on_deadline()
+            raise ValueError("of the request's own")
+
+    events = EventQueue()
+    deadlines = Deadlines(events, events.now)
+    requests = [*(Failing(events) for _ in range(5)), *(Request(events) for _ in range(5))]
+    for request in requests:
+        deadlines.add(request, 0.5, 0.0)
+    later = Request(events)
+    deadlines.add(later, 1.5, 0.0)
+    events.run_some(1000, until=lambda: False)
+    assert [len(each.expired_s) for each in (*requests, later)] == [1] * 11
+    assert caplog.text.count("ValueError: of the request's own") == 5
