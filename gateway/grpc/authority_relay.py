@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError
+
+from common.socket_folder import socket_folder
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -254,8 +254,8 @@ async def relaying(host: str, port: int) -> AsyncIterator[str]:
 
     Raises OSError if the port is taken.
     """
-    with tempfile.TemporaryDirectory(prefix="pilotlight-grpc-") as folder:
-        path = str(Path(folder) / "server")
+    with socket_folder() as folder:
+        path = str(folder / "server")
         relay = _Relay(path)
         loop = asyncio.get_running_loop()
         try:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Self
 
 from common.child_process import Command
+from common.socket_folder import socket_folder
 from pilotlight.errors import StartFailed
 from pilotlight.platform.accelerators import (
     MPS,
@@ -42,7 +43,6 @@ from pilotlight.platform.process_specs import (
 )
 from pilotlight.platform.processes import SupervisedProcess, free_port, returns_ok, wait_for_ports
 from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
-from pilotlight.platform.socket_folder import socket_folder
 from pilotlight.state_dir import PlatformState
 from registry.domain.placement import PlacedPod
 from registry.domain.pod import PodPhase

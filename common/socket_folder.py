@@ -1,7 +1,7 @@
 """Folders for sockets: short, as a socket's path may have 107 bytes and that of --home has more.
 
-Each holds a lock for as long as the process that made it runs, however that ends. A platform that
-starts removes those whose lock is free, which a killed one has left.
+Each holds a lock for as long as the process that made it runs, however that ends. Who makes one
+removes those whose lock is free, which a killed process has left.
 """
 
 import fcntl
