@@ -90,7 +90,7 @@ class Inference:
         except GatewayError as error:
             if client.response_started:  # the response was counted when it started
                 logger.warning("response broke off", extra={"request_id": request_id})
-                client.abort_response()
+                client.abort_response(error)
                 return
             label, policy = "", None
             if exchange is not None:

@@ -13,6 +13,7 @@ from common.pod_responses import MAX_NAME_CHARACTERS
 from common.shown_value import shown
 from gateway.errors import BadRequest
 from gateway.grpc.authority_relay import AUTHORITY_HEADER
+from gateway.http.error_responses import body_and_headers
 from gateway.http.headers import PROTOBUF
 from gateway.http.routes import parse_path, target_of
 from gateway.request_run import RequestRun
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gateway.app import GatewayApp
+    from gateway.errors import GatewayError
     from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
@@ -175,5 +177,8 @@ class GrpcRequest:
     async def drain(self, timeout_s: float) -> None:
         """Return at once: the whole response is kept until it is sent as one message."""
 
-    def abort_response(self) -> None:
-        self.disconnected = True
+    def abort_response(self, error: GatewayError, /) -> None:
+        """Respond with the error: the call has got nothing of the response yet."""
+        body, headers = body_and_headers(error, is_openai=False)
+        headers += [pair for pair in self.metadata if pair[0] == b"x-request-id"]
+        self.respond(int(error.status), headers, body)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+    from gateway.errors import GatewayError
     from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
@@ -209,7 +210,7 @@ class ClientRequest:
             async with asyncio.timeout(timeout_s):
                 await self._flow.drain()
 
-    def abort_response(self) -> None:
+    def abort_response(self, _: GatewayError | None = None, /) -> None:
         """Close the connection during a response that cannot be completed."""
         self.disconnected = True
         if self._flow.write_paused:  # close() would wait for a client that may never read on

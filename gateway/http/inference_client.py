@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
+    from gateway.errors import GatewayError
     from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
     from gateway.http.routes import ModelTarget
@@ -44,7 +45,7 @@ class InferenceClient(BodySource, Protocol):
     async def drain(self, timeout_s: float) -> None:
         """Wait until the client accepts more; raises TimeoutError."""
 
-    def abort_response(self) -> None:
+    def abort_response(self, error: GatewayError, /) -> None:
         """End a response that cannot be completed."""
 
 

@@ -255,6 +255,31 @@ def test_a_deadline_ends_the_request_at_the_pod(
     harness.wait_idle(pods)
 
 
+@pytest.mark.parametrize(
+    ("wishes", "code", "text"),
+    [
+        ("pieces=2,gap=hold", Code.DEADLINE_EXCEEDED, "deadline passed"),
+        ("close=middle", Code.UNAVAILABLE, "pod"),
+    ],
+)
+def test_a_response_that_is_not_completed_says_why(
+    harness: GatewayHarness,
+    port: int,
+    pods: PodProcess,
+    wishes: str,
+    code: grpc.StatusCode,
+    text: str,
+) -> None:
+    content = calls.rows("team/iris", 1.0).SerializeToString()
+    error = calls.refused(
+        port, "ModelInfer", content, x_test=wishes, x_pilotlight_deadline_ms="1500",
+        x_request_id="broken",
+    )  # fmt: skip
+    assert (error.code(), text in error.details()) == (code, True), error.details()
+    assert ("x-request-id", "broken") in error.trailing_metadata()
+    harness.wait_idle(pods)
+
+
 def test_a_cancelled_call_ends_the_request_at_the_pod(
     harness: GatewayHarness, port: int, pods: PodProcess, held: ModelSpec
 ) -> None:
