@@ -208,7 +208,7 @@ class S3Server:
         """Upload every file of `folder` under `s3://bucket/prefix`, and create the bucket."""
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         with httpx.Client(
-            base_url=self.url, trust_env=False, verify=False, headers=_S3_HEADERS
+            base_url=self.url, trust_env=False, verify=False, headers=_S3_HEADERS, timeout=60
         ) as client:
             client.put(f"/{bucket}").raise_for_status()
             for path in sorted(folder.rglob("*")):

@@ -122,7 +122,9 @@ class Autoscalers:
         for pod in self._pods():
             address = pod["status"].get("podIP")
             try:
-                text = httpx.get(f"http://{address}:{PORT}/metrics", trust_env=False).text
+                text = httpx.get(
+                    f"http://{address}:{PORT}/metrics", trust_env=False, timeout=60
+                ).text
             except httpx.HTTPError:
                 continue
             for family in text_string_to_metric_families(text):

@@ -415,7 +415,7 @@ def test_withdrawn_model_leaves_with_its_series_of_metrics(cluster: Cluster, mod
 
     def of_models() -> dict[str, int]:
         """Number of series by model."""
-        text = httpx.get(f"{pod.url}/metrics", trust_env=False).text
+        text = httpx.get(f"{pod.url}/metrics", trust_env=False, timeout=60).text
         lines = [line for line in text.splitlines() if 'model="' in line or 'model_name="' in line]
         return {name: sum(name in line for line in lines) for name in ("kept", "withdrawn")}
 

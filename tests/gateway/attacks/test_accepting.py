@@ -86,13 +86,13 @@ def test_probes_have_a_port_of_their_own(redis: servers.RedisServer, tmp_path: P
     with servers.gateway(tmp_path, redis_url=redis.url, health_port=health_port) as started:
         for path in ("/healthz", "/readyz"):
             url = f"http://127.0.0.1:{health_port}{path}"
-            assert httpx.get(url, trust_env=False, verify=False).status_code == 200
+            assert httpx.get(url, trust_env=False, verify=False, timeout=60).status_code == 200
         assert started.is_ready()
         assert probe(f"http://127.0.0.1:{health_port}/").status_code == 404
 
 
 def probe(url: str) -> httpx.Response:
-    return httpx.get(url, trust_env=False, verify=False)
+    return httpx.get(url, trust_env=False, verify=False, timeout=60)
 
 
 def test_what_waited_half_of_its_deadline_is_not_begun(harness: GatewayHarness) -> None:

@@ -268,7 +268,9 @@ def test_a_tenant_cannot_take_all_streams(guarded: GatewayHarness) -> None:
     blue = {"authorization": basic("blue", KEYS["blue"])}
     url = f"{guarded.gateway.url}/console/events"
     with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(limits=httpx.Limits(max_connections=None)))
+        client = stack.enter_context(
+            httpx.Client(limits=httpx.Limits(max_connections=None), timeout=60)
+        )
         kept = []
         for _ in range(MAX_STREAMS_OF_TENANT):
             response = stack.enter_context(client.stream("GET", url, headers=red, timeout=60))

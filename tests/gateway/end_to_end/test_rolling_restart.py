@@ -72,13 +72,13 @@ def test_no_request_is_lost_while_gateways_are_replaced_one_by_one(
     def start(name: str, stack: ExitStack) -> servers.Gateway:
         started = stack.enter_context(
             servers.gateway(
-                tmp_path / name, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=2
+                tmp_path / name, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=5
             )
         )
         harness.wait_synced(started)
         return started
 
-    with ExitStack() as stack, httpx.Client(trust_env=False) as observer:
+    with ExitStack() as stack, httpx.Client(trust_env=False, timeout=60) as observer:
         old = [start("a", stack), start("b", stack)]
         balancer = LoadBalancer(harness, spec)
         balancer.endpoints = list(old)
@@ -104,7 +104,7 @@ def test_a_leaving_gateway_closes_each_connection_with_its_response(
         servers.gateway(
             tmp_path, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=30
         ) as leaving,
-        httpx.Client(trust_env=False) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
     ):
         harness.wait_synced(leaving)
         url = harness.url_of(spec, leaving)
@@ -130,7 +130,7 @@ def test_a_leaving_gateway_refuses_workflows_once_their_scheduler_has_ended(
             tmp_path, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=30,
             workflows_url=f"http://127.0.0.1:{servers.free_port()}",
         ) as leaving,
-        httpx.Client(trust_env=False, base_url=leaving.url) as client,
+        httpx.Client(trust_env=False, base_url=leaving.url, timeout=60) as client,
     ):  # fmt: skip
         before = client.request(method, path)
         assert (before.status_code, before.headers["x-pilotlight-reason"]) == (503, "not-ready")

@@ -242,7 +242,7 @@ def test_says_which_models_pods_cannot_read(
         b=SERVICE.format(name="broken", folder="two"),
     )
     with (
-        httpx.Client(trust_env=False) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
         running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
     ):
         unchecked = verb("apply", "-f", path, "--no-check")
@@ -271,7 +271,7 @@ def test_a_model_that_a_pod_reads_for_long_is_not_waited_for(
     monkeypatch.setattr(declaration_check, "_TIMEOUT_S", 0.5)
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="slow", folder="one"))
     with (
-        httpx.Client(trust_env=False) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
         running_pods("pod-a", "pod-b", redis_url=redis.url, pool="default", client=client),
     ):
         applied = verb("apply", "-f", path, "--strict")
@@ -297,7 +297,7 @@ def test_says_what_it_waits_for(
     monkeypatch.setattr(output, "_SILENCE_S", 0.0)
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"))
     with (
-        httpx.Client(trust_env=False) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
         running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
     ):
         applied = verb("apply", "-f", path)
@@ -312,7 +312,7 @@ def test_what_ails_one_pod_is_not_the_models(
 ) -> None:
     path = write_yaml(tmp_path / "yaml", a=SERVICE.format(name=name, folder="one"))
     with (
-        httpx.Client(trust_env=False) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
         running_pods("pod-a", "pod-b", redis_url=redis.url, pool="default", client=client),
     ):
         applied = verb("apply", "-f", path)

@@ -51,7 +51,7 @@ def test_simulates_the_running_platform(cli: Cli, redis: servers.RedisServer) ->
     arguments = ("simulate", "--cluster", "live", "--trace", trace, "--redis-url", redis.url)
     assert "no pod that accepts requests" in cli(*arguments).err
     with (
-        httpx.Client(trust_env=False) as client,
+        httpx.Client(trust_env=False, timeout=60) as client,
         running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
     ):
         ran = cli(*arguments, "--processes", "1", "--json")

@@ -99,4 +99,4 @@ def assert_stopped(running: RunningPlatform, pids: set[int]) -> None:
     )
     assert not StateDir(running.home).is_locked()
     with pytest.raises(httpx.ConnectError):
-        httpx.get(running.url, trust_env=False)
+        httpx.get(running.url, trust_env=False, timeout=60)

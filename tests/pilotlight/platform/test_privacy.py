@@ -33,9 +33,12 @@ def test_pods_refuse_other_users(platform: RunningPlatform) -> None:
     [pod] = platform.get("pods")
     for path in ("/v2/repository/index", "/v2/repository/models/default~m/load"):
         url = f"http://{pod['address']}{path}"
-        assert httpx.post(url, json={}, trust_env=False).status_code == 401
+        assert httpx.post(url, json={}, trust_env=False, timeout=60).status_code == 401
         headers = PodSecret(str(platform.home / "pod-secret")).headers
-        assert httpx.post(url, json={}, headers=headers, trust_env=False).status_code != 401
+        assert (
+            httpx.post(url, json={}, headers=headers, trust_env=False, timeout=60).status_code
+            != 401
+        )
 
 
 def test_files_and_sockets_are_the_users_own(platform: RunningPlatform) -> None:

@@ -99,7 +99,7 @@ def test_a_gateway_sends_nothing_to_a_pod_it_cannot_verify(
         )  # fmt: skip
         assert response.status_code in (503, 504)
     assert "Traceback" not in pod.log
-    metrics = httpx.get(f"{pod.url}/metrics", verify=False, trust_env=False).text
+    metrics = httpx.get(f"{pod.url}/metrics", verify=False, trust_env=False, timeout=60).text
     assert 'model="default/m"' not in metrics
 
 
@@ -142,7 +142,7 @@ def test_renewed_certificates_are_used_for_new_connections(
     renewed = write_certificates(tmp_path / "renewed")
     trusted = ssl.create_default_context(cafile=renewed / "ca.crt")
     trusted.check_hostname = False
-    with httpx.Client(verify=trusted, trust_env=False) as client:
+    with httpx.Client(verify=trusted, trust_env=False, timeout=60) as client:
         with pytest.raises(httpx.ConnectError):
             client.get(f"{pod.url}/v2/health/live")
         for name in ("ca.crt", "tls.key", "tls.crt"):

@@ -155,7 +155,7 @@ def test_the_device_is_freed_with_the_last_handle_and_with_the_run(declared: Clu
 
 
 def delete(url: str) -> Any:
-    return httpx.delete(url, trust_env=False).json()
+    return httpx.delete(url, trust_env=False, timeout=60).json()
 
 
 def test_a_load_that_needs_the_memory_has_it(declared: Cluster) -> None:

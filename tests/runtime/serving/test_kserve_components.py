@@ -72,7 +72,9 @@ def served(
 
 def _is_up(port: int) -> bool:
     try:
-        return httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).status_code == 200
+        return (
+            httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, timeout=60).status_code == 200
+        )
     except httpx.TransportError:
         return False
 
@@ -96,7 +98,7 @@ def test_the_models_own_request_has_the_id_of_the_callers(served: Served) -> Non
     assert response.headers["x-request-id"] == "kept-1"
     assert response.headers["x-pilotlight-reason"] == "transformer"
     explained = httpx.get(
-        f"{served.gateway.url}/pilotlight/v1/explain/kept-1", trust_env=False
+        f"{served.gateway.url}/pilotlight/v1/explain/kept-1", trust_env=False, timeout=60
     ).json()
     assert explained["model"] == "default/flowers"
 

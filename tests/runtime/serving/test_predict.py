@@ -202,7 +202,7 @@ def test_refuses_a_chunked_body_over_the_limit(served: servers.Pod) -> None:
     import httpx
 
     response = httpx.post(
-        served.url + V1, content=(b" " * 10_000 for _ in range(50)), trust_env=False
+        served.url + V1, content=(b" " * 10_000 for _ in range(50)), trust_env=False, timeout=60
     )
     assert response.status_code == 413
 

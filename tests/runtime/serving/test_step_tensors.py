@@ -89,7 +89,7 @@ def test_a_chain_passes_references_in_a_pod_and_between_pods(
     assert np.array_equal(read(first, once), ROWS * 2)
     assert np.array_equal(read(second, thrice), ROWS * 8)
     assert metric(first.url, "pilotlight_kept_tensor_bytes") == 2 * ROWS.nbytes
-    response = httpx.delete(f"{first.url}/v2/tensors/default/run-1", trust_env=False)
+    response = httpx.delete(f"{first.url}/v2/tensors/default/run-1", trust_env=False, timeout=60)
     assert response.json() == {"dropped": 2}
     assert metric(first.url, "pilotlight_kept_tensor_bytes") == 0
     for pod in pods:  # the pod itself, and the other, which asks it

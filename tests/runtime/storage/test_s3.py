@@ -330,7 +330,9 @@ def test_accepts_ranges_answered_with_200(spec: ModelSpec, weights: bytes, tmp_p
     )
     try:
         servers.wait_until(
-            lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False, verify=False),
+            lambda: httpx.get(
+                f"http://127.0.0.1:{port}/", trust_env=False, verify=False, timeout=60
+            ),
             what="rclone responds",
         )
         cache = DiskCache(tmp_path / "cache", storages, Bandwidth(None))

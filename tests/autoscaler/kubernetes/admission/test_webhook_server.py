@@ -10,7 +10,9 @@ from tests.autoscaler.kubernetes.objects import service
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=admission_app(lambda _: None))
-    async with httpx.AsyncClient(transport=transport, base_url="https://webhook") as made:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="https://webhook", timeout=60
+    ) as made:
         yield made
 
 
