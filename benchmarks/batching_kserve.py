@@ -4,8 +4,6 @@
 tokenises and infers in the coroutine, one request at a time.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -5,8 +5,6 @@ the same pod, mapped, sent as raw bytes, or pickled, in turns. Both processes' C
 as well: it depends less on other work of the machine.
 """
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import subprocess
@@ -63,7 +61,7 @@ class Took:
     wall_s: float
     cpu_s: float
 
-    def __add__(self, other: Took) -> Took:
+    def __add__(self, other: "Took") -> "Took":
         return Took(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
 
 

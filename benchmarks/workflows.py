@@ -4,8 +4,6 @@ Devices are busy and hold models at random. One plan is what the scheduler compu
 next call was not foreseen.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

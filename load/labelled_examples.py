@@ -1,7 +1,5 @@
 """Labelled examples of an application, from safetensors or `.npz`; nothing is ever unpickled."""
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ class LabelledExamples:
     labels: NDArray[np.int64]
     projection: NDArray[np.float32] | None
 
-    def take(self, rows: NDArray[np.int64]) -> LabelledExamples:
+    def take(self, rows: NDArray[np.int64]) -> "LabelledExamples":
         inputs = {name: values[rows] for name, values in self.inputs.items()}
         return LabelledExamples(inputs, self.labels[rows], self.projection)
 

@@ -1,7 +1,5 @@
 """Handling of SIGINT (Ctrl-C) and SIGTERM in synchronous commands, and of SIGHUP too in tasks."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator

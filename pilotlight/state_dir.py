@@ -4,8 +4,6 @@ A platform runs exactly while the lock is held. The kernel releases the lock how
 ends, so a state file left by a crash is never mistaken for a running platform.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -58,13 +56,13 @@ class StateDir:
     root: Path
 
     @classmethod
-    def default(cls) -> StateDir:
+    def default(cls) -> "StateDir":
         """`$PILOTLIGHT_HOME`, or `~/.pilotlight`."""
         named = os.environ.get("PILOTLIGHT_HOME")
         return cls(Path(named).expanduser() if named else Path.home() / ".pilotlight")
 
     @classmethod
-    def of(cls, folder: Path | None) -> StateDir:
+    def of(cls, folder: Path | None) -> "StateDir":
         """The folder as an absolute path; without one, the default."""
         return cls(folder.expanduser().absolute()) if folder else cls.default()
 

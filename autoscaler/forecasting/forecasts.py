@@ -4,8 +4,6 @@
 the counts after a restart.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Final, TypeVar
 
@@ -46,7 +44,7 @@ class Fit:
     """(models, 144): as `shared_profile`, of each model."""
     smoothing: SmoothingFit
 
-    def take(self, rows: Integers) -> Fit:
+    def take(self, rows: Integers) -> "Fit":
         """The parameters of the models at `rows`."""
         return replace(
             self,

@@ -4,8 +4,6 @@ Rows are models, in the order of the `Counts` they came from. Times are in secon
 since a common epoch, which must be a midnight in the time zone that daily patterns follow.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -95,7 +93,7 @@ class History:
         is_gap = self.active_minutes[:, :-1] != NEVER
         return np.where(is_gap, np.diff(self.active_minutes, axis=1), np.nan).astype(np.float64)
 
-    def take(self, rows: Integers | Booleans) -> History:
+    def take(self, rows: Integers | Booleans) -> "History":
         return replace(
             self,
             minutes=self.minutes[rows],
@@ -153,7 +151,7 @@ class Forecast:
     p_arrival: Floats
     """(models, windows): probability of at least one arrival, in [0, 1]."""
 
-    def take(self, rows: Integers) -> Forecast:
+    def take(self, rows: Integers) -> "Forecast":
         return Forecast(self.mean[rows], self.quantiles[rows], self.p_arrival[rows])
 
 

@@ -10,8 +10,6 @@ requests do not depend on the forecast, so that a wrong forecast is no worse tha
 gateways alone load for them, and beside other routing policies a first copy uses free memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial

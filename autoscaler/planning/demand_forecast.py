@@ -1,7 +1,5 @@
 """A pool's demand: fitted rarely, forecast at every plan, raised by announced arrivals. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -38,7 +36,7 @@ class FittedModel:
     models: tuple[str, ...]
     origin_s: float
 
-    def take(self, rows: Integers) -> FittedModel:
+    def take(self, rows: Integers) -> "FittedModel":
         """The parameters of the models at `rows`."""
         models = tuple(self.models[row] for row in rows.tolist())
         return replace(self, fit=self.fit.take(rows), models=models)

@@ -10,8 +10,6 @@ autoscaling to meet SLAs of machine learning inference services with resource ef
 pod serves one model, here it may hold many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum

@@ -3,8 +3,6 @@
 Made by `pool_snapshot`. Times in seconds on the registry's clock, sizes in bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -112,7 +110,7 @@ class Demand:
     p_minute: Floats
     """(models,): P(arrival within the next minute), see `autoscaler.forecasting.recency`."""
 
-    def take(self, rows: Integers) -> Demand:
+    def take(self, rows: Integers) -> "Demand":
         """The demand of the models at `rows`."""
         return replace(
             self,

@@ -3,8 +3,6 @@
 A plan is compared with what runs now, both by the predicted goodput.
 """
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
@@ -34,7 +32,7 @@ class PlanningProcess:
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None
 
-    async def plan(self, job: PlanningJob) -> tuple[PlanningResult, float]:
+    async def plan(self, job: "PlanningJob") -> "tuple[PlanningResult, float]":
         """The plan, and the CPU seconds that it took.
 
         Raises InvalidPlacementInput, or BrokenProcessPool if the process ended.
@@ -65,7 +63,7 @@ class PlanningProcess:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _plan(job: PlanningJob) -> tuple[PlanningResult, float]:
+def _plan(job: "PlanningJob") -> "tuple[PlanningResult, float]":
     """Runs in the new process."""
     started_s = time.process_time()
     return plan_and_compare(job), time.process_time() - started_s

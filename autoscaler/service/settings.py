@@ -1,7 +1,5 @@
 """Settings of one autoscaler: flags and environment variables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar

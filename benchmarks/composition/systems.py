@@ -3,8 +3,6 @@
 The same exported program, one process that runs it, the same requests.
 """
 
-from __future__ import annotations
-
 import http.client
 import os
 import sysconfig

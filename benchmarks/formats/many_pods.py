@@ -4,8 +4,6 @@ A platform of its own on loopback, bounded in time: every request that the gatew
 with 200 counts as failed. Fewer pods where memory or cores are short, and said so.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -4,8 +4,6 @@
 it: pickles are read by the version of scikit-learn that wrote them. Imports no module of ours.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

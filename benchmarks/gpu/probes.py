@@ -1,7 +1,5 @@
 """What bounds copies: readers of memory-backed files, sizes of pinned copies, registered memory."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import tempfile

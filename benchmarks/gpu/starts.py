@@ -1,7 +1,5 @@
 """Cold starts of T5 on the device, to the first token, against the usual ways on the same files."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 From the first token of any sequence to the last of all: transformers' start takes seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 `python -m benchmarks.proxy.client URL BODY_FILE CLIENTS SECONDS` prints one line of JSON.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import time
@@ -21,7 +19,7 @@ from benchmarks.quantiles import quantile
 class _Client(asyncio.Protocol):
     """One connection that sends the next request as soon as it has a response."""
 
-    def __init__(self, request: bytes, counts: _Counts) -> None:
+    def __init__(self, request: bytes, counts: "_Counts") -> None:
         self._request = request
         self._counts = counts
         self._transport: asyncio.Transport | None = None

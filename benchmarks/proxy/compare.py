@@ -1,7 +1,5 @@
 """The comparison: every system in every load cell, repeats interleaved over the systems."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -178,7 +176,7 @@ class _Comparison:
                     self.samples.append(self._quietest_burst(one, cell))
                     _report(_line(self.samples[-1]))
 
-    def _quietest_burst(self, one: _Participant, cell: LoadCell) -> LoadSample:
+    def _quietest_burst(self, one: "_Participant", cell: LoadCell) -> LoadSample:
         """A burst on one system, repeated while other processes disturb it."""
         core = one.setup.generator_core
         load(one.ready.url, cell.body, clients=cell.clients, seconds=_WARM_UP_S, core=core)

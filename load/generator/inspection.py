@@ -5,8 +5,6 @@ pods included, as of each pod's last heartbeat; a pod has its own current total.
 so the value of a run is a difference.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Requests and runs in columns, and the values derived from them for each request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +28,7 @@ class GroupedNames:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray) -> GroupedNames:
+    def of(cls, column: pa.ChunkedArray) -> "GroupedNames":
         """From a dictionary-encoded column."""
         whole = column.unify_dictionaries().combine_chunks()
         if isinstance(whole, pa.ChunkedArray):
@@ -127,7 +125,7 @@ class Answers:
     """Achieved; 0 without a response."""
 
     @classmethod
-    def of(cls, table: pa.Table) -> Answers:
+    def of(cls, table: pa.Table) -> "Answers":
         names = ("label", "prediction", "expected_utility", "utility")
         return cls(
             GroupedNames.of(table.column("variant").cast(table.schema.field("variant").type)),

@@ -5,8 +5,6 @@ they were added, and arrivals are never pushed to the heap. Times in seconds sin
 run. `runtime.loading.load_lifecycle` runs here as it does on an event loop of asyncio.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Coroutine, Generator, Iterable
 from heapq import heappop, heappush
 from typing import Any
@@ -79,7 +77,7 @@ class VirtualTasks:
     def close(self) -> None:
         self._is_closed = True
 
-    def future(self) -> VirtualFuture:
+    def future(self) -> "VirtualFuture":
         return VirtualFuture(self)
 
     def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -115,7 +113,7 @@ class VirtualFuture:
         if self.coroutine is not None:
             self._tasks.run(self.coroutine)
 
-    def __await__(self) -> Generator[VirtualFuture, None, bool]:
+    def __await__(self) -> "Generator[VirtualFuture, None, bool]":
         if not self.is_set:
             yield self
         return self._result

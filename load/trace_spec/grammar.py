@@ -8,8 +8,6 @@
 Quotes, single or double, make `| + , ( )` part of a path.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -35,7 +33,7 @@ class SpecStage:
 class Chain:
     """A source, or a mix of traces, and its transformations in order."""
 
-    source: SpecStage | tuple[Chain, ...]
+    source: "SpecStage | tuple[Chain, ...]"
     transforms: tuple[SpecStage, ...]
 
 

@@ -1,7 +1,5 @@
 """Typed parameters of the stages of a trace specification; all mistakes are reported together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
@@ -144,7 +142,7 @@ class CountParameters(FileParameters):
     cv: Burstiness | None = None
 
     @model_validator(mode="after")
-    def _cv_belongs_to_gamma(self) -> CountParameters:
+    def _cv_belongs_to_gamma(self) -> "CountParameters":
         if (self.cv is not None) != (self.within == "gamma"):
             raise ValueError("should have both within=gamma and cv=…, or neither")
         return self

@@ -1,7 +1,5 @@
 """Seeded randomness: one independent random stream per purpose, and Zipf's law over models."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass
 
@@ -16,7 +14,7 @@ class Seed:
     root: int
     path: tuple[int, ...] = ()
 
-    def derive(self, *purpose: str | int) -> Seed:
+    def derive(self, *purpose: str | int) -> "Seed":
         """The seed of one purpose, independent of draws for other purposes."""
         keys = (zlib.crc32(part.encode()) if isinstance(part, str) else part for part in purpose)
         return Seed(self.root, (*self.path, *keys))

@@ -7,8 +7,6 @@ reads it. What cannot be read is kept as the model's state, until a load succeed
 anew. `apply` and `up` warn of it, and `apply` of variants of an application that cannot be chosen.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

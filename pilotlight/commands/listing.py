@@ -1,7 +1,5 @@
 """What `get` does for each kind of object: a table or JSON, once or as it changes; applications."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Accuracy, times and costs of each variant of an application, through gateway and real pods."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -119,7 +117,7 @@ async def _checked_metadata(
     return found
 
 
-def _print(output: Output, found: Sequence[_Profiled], costs: Mapping[str, VariantCosts]) -> None:
+def _print(output: Output, found: Sequence[_Profiled], costs: "Mapping[str, VariantCosts]") -> None:
     output.table(
         ("VARIANT", "ACCURACY", "LATENCY", "LOAD", "MEMORY", "RECALLS"),
         [

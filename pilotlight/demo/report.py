@@ -3,8 +3,6 @@
 The page shows pictures of the console, by a Chromium of this machine, without a window.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
@@ -42,7 +40,7 @@ class DemoReport:
     simple: Sequence[SimpleRun]
     wins: Sequence[WinRun]
     expectations: Sequence[Expectation]
-    pictures: Sequence[Page] = ()
+    pictures: "Sequence[Page]" = ()
     """Pages of the console that pictures were taken of."""
 
 

@@ -1,7 +1,5 @@
 """Runs the demo on a platform of its own: sample models, Liu's workloads, expectations."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -3,8 +3,6 @@
 Source: Liu 2025, sections 6.2 and 6.4, tables 6.1 to 6.3. Values only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -60,7 +58,7 @@ class MachineTimes:
     load_s: float
     infer_s: float
 
-    def slower(self, other: MachineTimes) -> MachineTimes:
+    def slower(self, other: "MachineTimes") -> "MachineTimes":
         """The slower of both in each part."""
         return MachineTimes(max(self.load_s, other.load_s), max(self.infer_s, other.infer_s))
 

@@ -4,8 +4,6 @@ MiniLM embeds, a classifier trained on this machine chooses a domain, GPT-2 with
 writes. Each policy runs the same requests; then a pod is killed while runs are under way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -71,7 +69,7 @@ def run_workflow_demo(state_dir: StateDir, output: Output) -> None:
         raise ExpectationFailed(f"not seen in this run: {'; '.join(failed)}")
 
 
-async def _run(settings: PlatformSettings, output: Output) -> WorkflowReport:
+async def _run(settings: PlatformSettings, output: Output) -> "WorkflowReport":
     started_s = time.monotonic()
     reporter = ProgressReporter(output)
     async with live_session(settings, reporter.on_progress) as session:

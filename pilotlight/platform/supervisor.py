@@ -5,8 +5,6 @@ input, since they may hold a password. It writes JSON lines on standard output u
 {"done", "total", "text"}, then {"ready": state}, or {"error", "status"}.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -3,8 +3,6 @@
 A profile applies to one product; an estimate of a duration to one product and share.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -48,7 +46,7 @@ class AcceleratorKind(NamedTuple):
         return f"{self.product}|{self.share:g}" if self.product or self.share != 1 else ""
 
     @classmethod
-    def parse(cls, text: str) -> AcceleratorKind:
+    def parse(cls, text: str) -> "AcceleratorKind":
         """Read `product|share`; raises ValueError."""
         product, _, share = text.rpartition("|")
         return cls(product, float(share)) if text else cls()

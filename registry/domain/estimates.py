@@ -5,8 +5,6 @@ accelerator. Without measurements at that kind an estimate comes from other kind
 and is marked: a request is never rejected for its deadline because of such an estimate.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -272,7 +270,7 @@ class KindEstimates(dict[str, ModelEstimates]):
     `[key]` falls back to other kinds for what was not measured at this one, and to priors.
     """
 
-    def __init__(self, kind: AcceleratorKind | None, measurements: Measurements) -> None:
+    def __init__(self, kind: AcceleratorKind | None, measurements: "Measurements") -> None:
         super().__init__()
         self.kind = kind
         self._measurements = measurements

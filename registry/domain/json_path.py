@@ -5,8 +5,6 @@ escapes, indexes, `#`, `#(query)`, `#(query)#`, `|`, `@this` and `[@this]`. Othe
 multipaths, literals and `~` in queries are refused.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class _Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    path: tuple[_Part, ...]
+    path: "tuple[_Part, ...]"
     operator: str
     """Empty: the path exists."""
     value: str

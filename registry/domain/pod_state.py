@@ -3,8 +3,6 @@
 Mutable for speed. What policies ask about many pods per decision is computed when a count changes.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -27,11 +25,11 @@ class ChangeLog:
         self.count = 0
         self.pods: deque[PodState] = deque(maxlen=_KEPT)
 
-    def add(self, pod: PodState) -> None:
+    def add(self, pod: "PodState") -> None:
         self.count += 1
         self.pods.append(pod)
 
-    def since(self, count: int, most: int) -> set[PodState] | None:
+    def since(self, count: int, most: int) -> "set[PodState] | None":
         """Those of the changes after the first `count`; None: of more than `most`, or forgotten."""
         new = self.count - count
         if new > most or new > len(self.pods):

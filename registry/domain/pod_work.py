@@ -6,8 +6,6 @@ expected to be free. Pure; times in seconds on the registry's clock, which may j
 a request is never negative and never more than it was at first.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -24,8 +22,8 @@ class PlacedRequest(DeviceWork):
 
     after_s: float
     """From the end of its inference to the response."""
-    entry: PodWork
-    predict: PodWork
+    entry: "PodWork"
+    predict: "PodWork"
 
     @property
     def slot_end_s(self) -> float:

@@ -3,8 +3,6 @@
 Their reservations carry their model, so that every scheduler knows what the others have queued.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -21,7 +19,7 @@ class QueuedSteps:
     """When the pod can have begun the first of them: when the last one before them ended, or, on
     an idle pod, when they came. Infinite: it is not known."""
 
-    def followed_by(self, counts: Mapping[str, int], now_s: float) -> QueuedSteps:
+    def followed_by(self, counts: Mapping[str, int], now_s: float) -> "QueuedSteps":
         """The steps after a change at `now_s`."""
         has_one_ended = any(counts.get(key, 0) < count for key, count in self.counts.items())
         is_begun = bool(self.counts) and not has_one_ended

@@ -4,8 +4,6 @@ Each change is made by a server-side script (see `scripts/`), which checks and w
 All coroutines raise RegistryUnavailable, within a second, when Redis is unreachable.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import uuid
@@ -53,7 +51,7 @@ class Registry:
         self._submit = self.transactions.submit
 
     @classmethod
-    async def connect(cls, url: str, pool: str = "default") -> Registry:
+    async def connect(cls, url: str, pool: str = "default") -> "Registry":
         """A client that has reached Redis once. Raises RegistryUnavailable."""
         registry = cls(url, pool)
         await registry.transactions.connect()

@@ -4,8 +4,6 @@ redis-py costs 57 us of CPU per asyncio call, its connection without the pool 29
 (`docs/benchmarks.md`). `ReconnectingConnection` opens one on demand, again after a backoff.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ssl
 import time
@@ -37,7 +35,7 @@ class RedisConnection(asyncio.Protocol):
     @classmethod
     async def open(
         cls, address: ServerAddress, on_message: Callable[[bytes], None] | None = None
-    ) -> RedisConnection:
+    ) -> "RedisConnection":
         """Connect and authenticate. Raises RegistryUnavailable within `CONNECT_TIMEOUT_S`.
 
         `on_message` gets the payload of every message published to a subscribed channel.

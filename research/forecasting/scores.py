@@ -1,7 +1,5 @@
 """Scores of forecasts: errors, calibration and P(arrival), summed over many forecasts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +21,7 @@ class ForecastTally:
     p_arrival: Floats
     arrived: Floats
 
-    def __add__(self, other: ForecastTally) -> ForecastTally:
+    def __add__(self, other: "ForecastTally") -> "ForecastTally":
         return ForecastTally(
             *(getattr(self, name) + getattr(other, name) for name in self.__slots__)
         )

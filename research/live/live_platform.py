@@ -4,8 +4,6 @@ Implements `research.experiments.harness.live_platform.LivePlatform`. Each call 
 one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -8,8 +8,6 @@ wherever they are loaded already. The gateway's queue orders the requests on a m
 The thesis gives neither the quanta nor their adjustment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial

@@ -3,8 +3,6 @@
 `predicted-goodput` begins its search at Usher's plans, which is why that is the product's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 

@@ -3,8 +3,6 @@
 A file of measurements is one JSON object of `hardware` and a key per model.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -9,8 +9,6 @@ neighbours is, for want of the L2 cache's utilisation, the multiprocessors or co
 busy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, combinations

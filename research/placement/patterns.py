@@ -1,7 +1,5 @@
 """Sets of models with batch sizes that fit together on one accelerator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil, floor
 from typing import Final, NamedTuple, TypeAlias

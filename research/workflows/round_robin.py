@@ -3,8 +3,6 @@
 Zhang et al. 2025, section 8.3, "RoundRobin".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from workflows.scheduling.call_order import devices_by_name, place_in_call_order

@@ -4,8 +4,6 @@ Zhang et al. 2025, section 8.1, on Ray Serve: copies are actors of their own, al
 model on one device; each batches what waits for it. Memory is counted per copy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -21,7 +19,7 @@ class SimulatedCopy:
     """One copy of a model, with its own queue."""
 
     model: str
-    device: SharingDevice
+    device: "SharingDevice"
     queue: list[SimulatedStep] = field(default_factory=list)
     running: list[SimulatedStep] = field(default_factory=list)
     left_s: float = 0.0

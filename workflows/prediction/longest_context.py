@@ -6,8 +6,6 @@ n / (n + k), shorter ones the rest. Features of the request then weigh each step
 often it came with them (naive Bayes).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import exp, log
@@ -60,7 +58,7 @@ class LongestContext:
         for feature in features:
             self._by_feature.add((feature, *steps[-1:]), following, now_s)
 
-    def merge(self, other: LongestContext, now_s: float) -> None:
+    def merge(self, other: "LongestContext", now_s: float) -> None:
         """Add what another scheduler has seen."""
         self._counts.merge(other._counts, now_s)
         self._by_feature.merge(other._by_feature, now_s)

@@ -5,8 +5,6 @@ horizon; here predictions stop at 32 steps and below a probability of 0.05 for t
 models only; a placement needs to know what moves where as well.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -46,7 +44,7 @@ class InputPositions:
         found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
         return tuple(position for position in found if position >= 0)
 
-    def merge(self, other: InputPositions, now_s: float) -> None:
+    def merge(self, other: "InputPositions", now_s: float) -> None:
         """Add what another scheduler has seen."""
         self._counts.merge(other._counts, now_s)
 

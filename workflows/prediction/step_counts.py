@@ -3,8 +3,6 @@
 Zhang et al. 2025, section 5.2: the table (application, T_k) -> {(S_i, f_i)}, S_0 the end of a run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, isfinite
@@ -63,7 +61,7 @@ class StepCounts:
         followers.decay(now_s, self._half_life_s)
         return dict(followers.by_model)
 
-    def merge(self, other: StepCounts, now_s: float) -> None:
+    def merge(self, other: "StepCounts", now_s: float) -> None:
         """Add another scheduler's counts to these."""
         for context in other._followers:
             for model, count in other.after(context, now_s).items():

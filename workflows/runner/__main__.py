@@ -6,8 +6,6 @@ in which a run begins its steps depends on the order of its replies alone, so th
 begins the same ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

@@ -1,7 +1,5 @@
 """What a workflow's code works with: models that can be called, and handles on their outputs."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Generator, Mapping
@@ -99,7 +97,7 @@ class Output(Unknown):
     __hash__ = object.__hash__
     __eq__ = __getitem__ = Unknown._take
 
-    def __init__(self, step: Step, name: str) -> None:
+    def __init__(self, step: "Step", name: str) -> None:
         self.step = step
         self.name = name
 

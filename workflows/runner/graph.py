@@ -6,8 +6,6 @@ wait for whichever of parallel steps fails first, the first in order counts here
 be resumed; its Splitter fails one request in 101, this one none.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ behind a load balancer. A pod's group follows from its name alone, so groups are
 in none, and none changes its group when others come and go.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -7,8 +7,6 @@ this run's earlier steps there, so the order of steps counts, and a dominating p
 has no device free later and lacks no model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -56,11 +54,11 @@ class _Partial:
     """(device, model) that this run loads and may use again."""
     bound_s: float
     """No completion ends earlier."""
-    parent: _Partial | None
+    parent: "_Partial | None"
     step: int
     at: Placement
 
-    def dominates(self, other: _Partial) -> bool:
+    def dominates(self, other: "_Partial") -> bool:
         """Whether no completion of the other, of the same steps and devices, ends earlier."""
         if self.results_s > other.results_s:
             return False

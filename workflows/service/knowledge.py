@@ -1,7 +1,5 @@
 """What is known of workflows' runs: which steps follow, which inputs they take."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ class WorkflowCounts:
         self.predictor = LongestContext()
         self.positions = InputPositions(HALF_LIFE_S)
 
-    def merge(self, other: WorkflowCounts, now_s: float) -> None:
+    def merge(self, other: "WorkflowCounts", now_s: float) -> None:
         self.predictor.merge(other.predictor, now_s)
         self.positions.merge(other.positions, now_s)
 
@@ -28,7 +26,7 @@ class WorkflowCounts:
         }  # fmt: skip
 
     @classmethod
-    def of_json(cls, stored: Mapping[str, Any], now_s: float) -> WorkflowCounts:
+    def of_json(cls, stored: Mapping[str, Any], now_s: float) -> "WorkflowCounts":
         """Stored counts, which have decayed since. Raises BadCountsError where they are damaged."""
         counts, at_s = cls(), stored.get("at_s", now_s)
         if not isinstance(at_s, int | float):

@@ -1,7 +1,5 @@
 """The scheduler's side of a runner: starts it, exchanges frames, kills one that does not answer."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import sys
@@ -37,7 +35,7 @@ class RunnerProcess:
 
     def __init__(
         self, settings: SchedulerSettings, on_message: Callable[[dict[str, Any]], None],
-        on_exit: Callable[[RunnerProcess], None],
+        on_exit: "Callable[[RunnerProcess], None]",
     ) -> None:  # fmt: skip
         self._settings = settings
         self._on_message = on_message

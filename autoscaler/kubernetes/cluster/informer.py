@@ -5,8 +5,6 @@ annotation on a pool restarts its pods. kopf runs in a thread with its own event
 shutdown it cancels all tasks of its loop that were created after it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -5,8 +5,6 @@ would change with every eviction. Every write makes KServe reconcile, so changes
 readiness are batched: at most one write in `WRITE_INTERVAL_S`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +53,7 @@ class ModelFacts:
     copies: Copies
     url: str
     address: str
-    canaries: Sequence[CanaryVersion] = ()
+    canaries: "Sequence[CanaryVersion]" = ()
     has_server: bool = False
     """Whether a pod of the pool has a model server, which reads formats without an engine here."""
     component_problem: str = ""

@@ -4,8 +4,6 @@ A planner is `plan(workloads, accelerators, profiles, current, params) -> Placem
 are of one whole accelerator. Source: Elvinger 2024, sections 4.3.2 and 5.2-5.4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +23,7 @@ class InvalidPlacementInput(ValueError):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
 
-    def __reduce__(self) -> tuple[type[InvalidPlacementInput], tuple[list[str]]]:
+    def __reduce__(self) -> "tuple[type[InvalidPlacementInput], tuple[list[str]]]":
         """Exceptions are pickled by their text, which is all lines in one."""
         return InvalidPlacementInput, (self.problems,)
 

@@ -4,8 +4,6 @@ Source: Shubha et al., OSDI 2024, as rebuilt in Elvinger 2024, sections 5.2 and 
 silent, `docs/placement.md` says which reading is used. Reads of the params: `has_shares`, `groups`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -71,7 +69,7 @@ class _Cluster:
     placed: list[tuple[_Option, int]]
     """Options and accelerators of all groups so far."""
 
-    def copy(self) -> _Cluster:
+    def copy(self) -> "_Cluster":
         return _Cluster(self.compute[:], self.memory[:], self.placed[:])
 
 

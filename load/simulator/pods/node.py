@@ -6,8 +6,6 @@ ends when the counter has grown by the transfer's size; a heap holds the values 
 at which transfers end.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
@@ -73,7 +71,7 @@ class SimulatedNode:
     """
 
     def __init__(
-        self, events: EventQueue, plan: NodePlan, on_change: Callable[[SimulatedNode, str], None]
+        self, events: EventQueue, plan: NodePlan, on_change: "Callable[[SimulatedNode, str], None]"
     ) -> None:
         self.plan = plan
         self.name = plan.name

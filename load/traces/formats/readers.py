@@ -1,7 +1,5 @@
 """Readers of the public formats: with a row per request, or with counts per minute."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import tempfile

@@ -4,8 +4,6 @@ Row numbers are those of a text editor or viewer: the header of a CSV file is ro
 first line of JSON lines and the first row of Parquet. Empty lines do not count.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import gzip
@@ -144,7 +142,7 @@ class TraceTable:
 
     path: str
     columns: tuple[str, ...]
-    reader: Callable[[TraceTable, Sequence[str]], Iterator[Block]]
+    reader: "Callable[[TraceTable, Sequence[str]], Iterator[Block]]"
     """Reads the rows as the file encodes them."""
 
     def blocks(self, wanted: Sequence[str]) -> Iterator[Block]:

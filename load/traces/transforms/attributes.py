@@ -7,8 +7,6 @@ trace. Sources of maps: Zhang et al. 2025, section 8 (round robin); Blinowski et
 5.4, after Clockwork (a fixed number of functions per model, which may differ between models).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
@@ -63,7 +61,7 @@ class DeadlineParameters(Parameters):
     slack: DurationRange = Field(default=(0.5, 1.0))
 
     @model_validator(mode="after")
-    def _latency_is_known(self) -> DeadlineParameters:
+    def _latency_is_known(self) -> "DeadlineParameters":
         given = (self.latency is not None) + (self.latencies is not None)
         if given != (1 if self.value is None else 0):
             raise ValueError(
@@ -142,7 +140,7 @@ class MapParameters(Parameters):
     tenant: Name = DEFAULT_TENANT
 
     @model_validator(mode="after")
-    def _functions_belong_to_fixed(self) -> MapParameters:
+    def _functions_belong_to_fixed(self) -> "MapParameters":
         if (self.functions is not None) != (self.by == "fixed"):
             raise ValueError("should have both by=fixed and functions=…, or neither")
         if self.functions is not None and len(self.functions) not in {1, len(self.value)}:

@@ -4,8 +4,6 @@ Simulated, with the same pods, start times, loads and arrivals for all rules: th
 which the rules were tuned, and six others. The predictive rule also runs live.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf

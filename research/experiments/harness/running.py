@@ -1,7 +1,5 @@
 """Runs an experiment; prints and writes its tables and single results."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -52,7 +50,7 @@ class ResultLog:
         """Number of results in the file."""
         self._file = path.open("wb", buffering=0)
 
-    def __enter__(self) -> ResultLog:
+    def __enter__(self) -> "ResultLog":
         return self
 
     def __exit__(self, *_: object) -> None:

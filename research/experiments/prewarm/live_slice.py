@@ -5,8 +5,6 @@ Time is compressed: a minute of the trace takes a second, for arrivals, policies
 of the trace, which policies and the simulation use, they take sixty times as long.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final

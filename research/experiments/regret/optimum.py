@@ -10,8 +10,6 @@ known total. Requests for one model are served in the order of arrival: exchangi
 changes no total.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
@@ -62,7 +60,7 @@ class _Partial:
     pods: tuple[_Pod, ...]
     """Sorted by the models held."""
     last: Step | None = None
-    before: _Partial | None = None
+    before: "_Partial | None" = None
 
 
 def optimum(case: SmallCase) -> Schedule:
