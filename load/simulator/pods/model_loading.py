@@ -5,12 +5,12 @@ waits for memory (`runtime.tiers.device_cache`). Here a step is a transfer over 
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from math import inf
 
 from common.inference_protocol.errors import PodError
 from load.simulator.cluster.plan import ModelPlan, PodPlan
 from load.simulator.event_queue import EventQueue, VirtualFuture, VirtualTasks
-from load.simulator.pods.load_state import SimulatedLoad, SimulatedResident
 from load.simulator.pods.node import SharedLink, SimulatedNode
 from load.simulator.pods.registry_agent import SimulatedRegistryAgent
 from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
@@ -20,8 +20,31 @@ from registry.domain.reservation import ANY_COPIES
 from runtime.errors import status_of
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import LoadLifecycle
-from runtime.tiers.device_cache import DeviceCache
+from runtime.loading.load_turns import Load
+from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedResident(CachedModel):
+    """A model on a simulated device."""
+
+    plan: ModelPlan = field(kw_only=True)
+
+    @property
+    def is_pinned(self) -> bool:
+        return self.plan.spec.policy.pin
+
+
+@dataclass(eq=False, slots=True)
+class SimulatedLoad(Load):
+    """A load, and the requests that wait for it."""
+
+    plan: ModelPlan = field(kw_only=True)
+    requests: list[SimulatedRequest] = field(default_factory=list)
+    wait: VirtualFuture | None = None
+    """The claim, memory or download of another pod that the load waits for; cancelling the load
+    ends this wait."""
 
 
 class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):

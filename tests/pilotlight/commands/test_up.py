@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pilotlight.commands.up_run import note_next, print_ready
+from pilotlight.commands.up import note_next, print_ready
 from pilotlight.output import Output
 from pilotlight.state_dir import PlatformState
 
