@@ -46,7 +46,7 @@ def encode_spec(spec: ModelSpec) -> str:
 def decode_spec(text: str) -> ModelSpec:
     stored: dict[str, Any] = orjson.loads(text)
     name = stored["name"]
-    policy = _known(ModelPolicy, stored["policy"])
+    policy = known(ModelPolicy, stored["policy"])
     policy["preload"] = Preload(policy["preload"])
     policy["preload_tier"] = Tier(policy["preload_tier"])
     return ModelSpec(
@@ -73,15 +73,16 @@ def decode_spec(text: str) -> ModelSpec:
 
 
 def decode_options(stored: dict[str, Any]) -> TaskOptions:
-    known = _known(TaskOptions, stored)
-    if "answers" in known:
-        known["answers"] = Answers(known["answers"])
-    if "scores" in known:
-        known["scores"] = Scores(known["scores"])
-    return TaskOptions(**known)
+    values = known(TaskOptions, stored)
+    if "answers" in values:
+        values["answers"] = Answers(values["answers"])
+    if "scores" in values:
+        values["scores"] = Scores(values["scores"])
+    return TaskOptions(**values)
 
 
-def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+def known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a dataclass's fields, without those of a newer version."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in values.items() if name in names}
 
@@ -100,12 +101,12 @@ def decode_record(spec: str, previous: str | bool, failure: str | bool) -> Model
 
 
 def decode_failure(text: str) -> LoadFailure:
-    return LoadFailure(**_known(LoadFailure, orjson.loads(text)))
+    return LoadFailure(**known(LoadFailure, orjson.loads(text)))
 
 
 def decode_pod(text: str) -> PodInfo:
-    stored: dict[str, Any] = _known(PodInfo, orjson.loads(text))
-    accelerator = _known(Accelerator, stored.pop("accelerator", {}))
+    stored: dict[str, Any] = known(PodInfo, orjson.loads(text))
+    accelerator = known(Accelerator, stored.pop("accelerator", {}))
     return PodInfo(accelerator=Accelerator(**accelerator), **stored)
 
 
@@ -115,7 +116,7 @@ def encode_copies(copies: Mapping[str, CopyReport]) -> str:
 
 def decode_copies(text: str) -> dict[str, CopyReport]:
     stored: dict[str, dict[str, Any]] = orjson.loads(text)
-    return {key: CopyReport(**_known(CopyReport, each)) for key, each in stored.items()}
+    return {key: CopyReport(**known(CopyReport, each)) for key, each in stored.items()}
 
 
 def encode_gpu(reading: GpuReading | None) -> str:
@@ -124,7 +125,7 @@ def encode_gpu(reading: GpuReading | None) -> str:
 
 
 def decode_gpu(text: str) -> GpuReading:
-    return GpuReading(**_known(GpuReading, orjson.loads(text)))
+    return GpuReading(**known(GpuReading, orjson.loads(text)))
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:
@@ -147,10 +148,10 @@ def encode_profile(profile: Profile) -> str:
 
 def decode_profile(text: str) -> Profile:
     document: dict[str, Any] = orjson.loads(text)
-    stored = _known(Profile, {**document, "product": document["device"]})
-    points = tuple(ProfilePoint(**_known(ProfilePoint, point)) for point in stored.pop("points"))
-    shares = tuple(ShareFactor(**_known(ShareFactor, each)) for each in stored.pop("shares", ()))
-    pairs = tuple(PairFactor(**_known(PairFactor, each)) for each in stored.pop("pairs", ()))
+    stored = known(Profile, {**document, "product": document["device"]})
+    points = tuple(ProfilePoint(**known(ProfilePoint, point)) for point in stored.pop("points"))
+    shares = tuple(ShareFactor(**known(ShareFactor, each)) for each in stored.pop("shares", ()))
+    pairs = tuple(PairFactor(**known(PairFactor, each)) for each in stored.pop("pairs", ()))
     fits = {name: each for name, each in document.items() if isinstance(each, dict)}
     return Profile(points=points, shares=shares, pairs=pairs, fits=fits, **stored)
 
@@ -190,7 +191,7 @@ def encode_action(record: ActionRecord) -> str:
 def decode_action(text: str) -> ActionRecord:
     stored: dict[str, Any] = orjson.loads(text)
     stored["detail"] = stored.pop("words")
-    return ActionRecord(**_known(ActionRecord, stored))
+    return ActionRecord(**known(ActionRecord, stored))
 
 
 def declaration_steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:

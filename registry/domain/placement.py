@@ -5,10 +5,12 @@ machine the platform starts and drains the pods that the record lists; on a clus
 which pods of the pool take. Pods read their batch cap from it.
 """
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import orjson
+
+from registry.domain.codec import known
 
 START_TIMEOUT_S: Final = 120.0
 """A placed pod must be warm by then: importing torch takes a minute on a busy machine."""
@@ -88,14 +90,11 @@ def encode_placement(record: PlacementRecord) -> str:
 def decode_placement(text: str) -> PlacementRecord:
     """Fields that a newer version wrote are ignored. Raises ValueError, TypeError, LookupError."""
     stored: dict[str, Any] = orjson.loads(text)
-    known = _known(PlacementRecord, stored)
     return PlacementRecord(
-        **known
+        **known(PlacementRecord, stored)
         | {
             "accelerators": tuple(stored.get("accelerators", ())),
-            "models": tuple(
-                PlannedModel(**_known(PlannedModel, each)) for each in stored["models"]
-            ),
+            "models": tuple(PlannedModel(**known(PlannedModel, each)) for each in stored["models"]),
             "target": tuple(_replica(each) for each in stored["target"]),
             "pods": tuple(_pod(each) for each in stored["pods"]),
         }
@@ -112,9 +111,4 @@ def _pod(stored: dict[str, Any]) -> PlacedPod:
 
 
 def _replica(stored: dict[str, Any]) -> PlacedReplica:
-    return PlacedReplica(**_known(PlacedReplica, stored))
-
-
-def _known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
+    return PlacedReplica(**known(PlacedReplica, stored))

@@ -5,9 +5,9 @@ one to the pool `default`. Graphs with the annotation are served by that pool; a
 KServe's alone, and so is the status of all of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from autoscaler.kubernetes.cluster.inference_services import POOL
 from registry.domain.application import ApplicationSpec
@@ -24,6 +24,7 @@ GENERATION = "serving.knative.dev/configurationGeneration"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 APPLICATIONS: Final = ("pilotlight.io", "v1alpha1", "inferenceapplications")
 _DEFAULT_POOL: Final = "default"
+_Spec = TypeVar("_Spec", ApplicationSpec, GraphSpec)
 GRAPHS: Final = ("serving.kserve.io", "v1alpha1", "inferencegraphs")
 
 
@@ -84,17 +85,10 @@ class ApplicationObject:
 
 def read_application_object(document: Mapping[str, Any]) -> ApplicationObject:
     metadata = document["metadata"]
-    spec = None
-    problems: tuple[str, ...] = ()
-    name = ModelName(metadata["namespace"], metadata["name"])
-    kind = {"apiVersion": application_reader.API_VERSION, "kind": application_reader.KIND}
-    try:
-        found = read_application({**kind, **document}, "cluster")
-        spec = replace(found, owner=str(metadata["uid"]))
-    except InvalidModel as error:
-        problems = tuple(error.problems)
+    head = (application_reader.API_VERSION, application_reader.KIND)
+    spec, problems = _read_spec(read_application, head, document)
     return ApplicationObject(
-        name=name,
+        name=ModelName(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
         resource_version=metadata["resourceVersion"],
         generation=metadata.get("generation", 0),
@@ -123,14 +117,8 @@ class GraphObject:
 def read_graph_object(document: Mapping[str, Any]) -> GraphObject:
     metadata = document["metadata"]
     pool = str((metadata.get("annotations") or {}).get(POOL, ""))
-    spec = None
-    problems: tuple[str, ...] = ()
-    if pool:
-        try:
-            found = {"apiVersion": graph_reader.API_VERSION, "kind": graph_reader.KIND, **document}
-            spec = replace(read_graph(found, "cluster"), owner=str(metadata.get("uid", "")))
-        except InvalidModel as error:
-            problems = tuple(error.problems)
+    head = (graph_reader.API_VERSION, graph_reader.KIND)
+    spec, problems = _read_spec(read_graph, head, document) if pool else (None, ())
     return GraphObject(
         name=ModelName(metadata["namespace"], metadata["name"]),
         uid=str(metadata.get("uid", "")),
@@ -139,3 +127,15 @@ def read_graph_object(document: Mapping[str, Any]) -> GraphObject:
         spec=spec,
         problems=problems,
     )
+
+
+def _read_spec(
+    read: Callable[[dict[str, Any], str], _Spec], head: tuple[str, str], document: Mapping[str, Any]
+) -> tuple[_Spec | None, tuple[str, ...]]:
+    """With the object's uid as its owner, or the mistakes. `head`: where lists leave it out."""
+    api_version, kind = head
+    try:
+        spec = read({"apiVersion": api_version, "kind": kind, **document}, "cluster")
+    except InvalidModel as error:
+        return None, tuple(error.problems)
+    return replace(spec, owner=str(document["metadata"].get("uid", ""))), ()

@@ -11,9 +11,7 @@ from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from autoscaler.placement.planners.problem import (
-    FITS_PCT,
     AcceleratorView,
-    Metric,
     PlanParams,
     Profiles,
     Workload,
@@ -167,30 +165,6 @@ def unservable_reasons(
             else f"{UNSERVABLE}: no measured batch is at most {workload.max_batch_size}"
         )
     return reasons
-
-
-def overfull(
-    replicas: Sequence[PlacedReplica],
-    accelerators: Sequence[AcceleratorView],
-    profiles: Profiles,
-    metric: Metric,
-) -> list[str]:
-    """Accelerators whose replicas need over 100 % of compute or memory, or repeat a model."""
-    kinds = {each.name: each.kind for each in accelerators}
-    compute: defaultdict[str, float] = defaultdict(float)
-    memory: defaultdict[str, float] = defaultdict(float)
-    models: defaultdict[str, list[str]] = defaultdict(list)
-    for each in replicas:
-        point = profiles.point(each.model, kinds[each.accelerator], each.batch_size)
-        assert point is not None
-        compute[each.accelerator] += point.compute_pct(metric)
-        memory[each.accelerator] += point.memory_pct
-        models[each.accelerator].append(each.model)
-    return sorted(
-        name
-        for name, placed in models.items()
-        if compute[name] > FITS_PCT or memory[name] > FITS_PCT or len(placed) != len(set(placed))
-    )
 
 
 def throughput_bound(

@@ -12,7 +12,6 @@ changes no total.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,30 +157,3 @@ def _steps(partial: _Partial) -> list[Step]:
         found.append(at.last)
         at = at.before
     return sorted(found, key=lambda each: (each.start_s, each.pod))
-
-
-def total_of(case: SmallCase, sequences: Sequence[Sequence[int]]) -> float:
-    """Total latency if each pod serves these requests in this order.
-
-    A load evicts the model that the pod uses again last.
-    """
-    total_s = 0.0
-    for sequence in sequences:
-        free_s, held = 0.0, set[str]()
-        for place, number in enumerate(sequence):
-            at_s, model = case.requests[number]
-            free_s = max(free_s, at_s)
-            if model not in held:
-                free_s += case.load_s[model]
-                if len(held) == case.places:
-                    held.remove(max(held, key=lambda name: _next_use(case, sequence[place:], name)))
-                held.add(model)
-            free_s += case.infer_s[model]
-            total_s += free_s - at_s
-    return total_s
-
-
-def _next_use(case: SmallCase, sequence: Sequence[int], model: str) -> float:
-    return next(
-        (place for place, number in enumerate(sequence) if case.requests[number][1] == model), inf
-    )

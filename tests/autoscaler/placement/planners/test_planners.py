@@ -1,14 +1,16 @@
 """What holds for every planner, and plans on a synthetic profile."""
 
 import random
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations_with_replacement, product
 
 import pytest
 
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.plan import accelerators_of, overfull, plan_fewest
+from autoscaler.placement.planners.plan import accelerators_of, plan_fewest
 from autoscaler.placement.planners.problem import (
+    FITS_PCT,
     AcceleratorView,
     InvalidPlacementInput,
     Metric,
@@ -17,6 +19,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
+from registry.domain.placement import PlacedReplica
 from tests.autoscaler.placement.planners.cases import (
     KIND,
     batches,
@@ -28,6 +31,30 @@ from tests.autoscaler.placement.planners.cases import (
 )
 
 ADDITIVE = [name for name in planner_names() if planner_of(name).metric]
+
+
+def overfull(
+    replicas: Sequence[PlacedReplica],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    metric: Metric,
+) -> list[str]:
+    """Accelerators whose replicas need over 100 % of compute or memory, or repeat a model."""
+    kinds = {each.name: each.kind for each in accelerators}
+    compute: defaultdict[str, float] = defaultdict(float)
+    memory: defaultdict[str, float] = defaultdict(float)
+    models: defaultdict[str, list[str]] = defaultdict(list)
+    for each in replicas:
+        point = profiles.point(each.model, kinds[each.accelerator], each.batch_size)
+        assert point is not None
+        compute[each.accelerator] += point.compute_pct(metric)
+        memory[each.accelerator] += point.memory_pct
+        models[each.accelerator].append(each.model)
+    return sorted(
+        name
+        for name, placed in models.items()
+        if compute[name] > FITS_PCT or memory[name] > FITS_PCT or len(placed) != len(set(placed))
+    )
 
 
 def _metric(planner: str) -> Metric:

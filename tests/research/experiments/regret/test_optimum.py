@@ -1,13 +1,15 @@
 """The offline optimum: cases computed by hand, exhaustive search, and the simulator's times."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from statistics import fmean
 
 import pytest
 
 from registry.domain.model import RoutingPolicy
-from research.experiments.regret.optimum import SmallCase, optimum, total_of
+from research.experiments.regret.optimum import SmallCase, optimum
 from research.experiments.regret.runs import FIXED
 from research.experiments.regret.small_cases import drawn_case, simulated_rows, solve
 
@@ -91,3 +93,30 @@ def test_no_policy_is_better_than_the_optimum(number: int) -> None:
     assert min(found.mean_s.values()) >= found.optimum_s - 1e-9
     case = drawn_case(number)
     assert found.optimum_s >= fmean(case.infer_s.values())
+
+
+def total_of(case: SmallCase, sequences: Sequence[Sequence[int]]) -> float:
+    """Total latency if each pod serves these requests in this order.
+
+    A load evicts the model that the pod uses again last.
+    """
+    total_s = 0.0
+    for sequence in sequences:
+        free_s, held = 0.0, set[str]()
+        for place, number in enumerate(sequence):
+            at_s, model = case.requests[number]
+            free_s = max(free_s, at_s)
+            if model not in held:
+                free_s += case.load_s[model]
+                if len(held) == case.places:
+                    held.remove(max(held, key=lambda name: _next_use(case, sequence[place:], name)))
+                held.add(model)
+            free_s += case.infer_s[model]
+            total_s += free_s - at_s
+    return total_s
+
+
+def _next_use(case: SmallCase, sequence: Sequence[int], model: str) -> float:
+    return next(
+        (place for place, number in enumerate(sequence) if case.requests[number][1] == model), inf
+    )
