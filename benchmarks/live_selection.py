@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmarks.machine import REPOSITORY, machine_facts, save
-from load.stages import STAGES
 from pilotlight.commands.simulation.live_cluster import live_cluster_file
 from pilotlight.commands.target import PlatformTarget
 from registry.domain.model import ModelName
+from registry.domain.pod import STAGES
 
 MARK: Final = 0.05
 NAMES: Final = ("digits", "tumours", "wine")

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from load.stages import STAGES
+from registry.domain.pod import STAGES
 
 _NAME: Final = pa.dictionary(pa.int32(), pa.string())
 

@@ -3,7 +3,6 @@
 Models are named as in `predict`: those of the namespace `default` by their name alone.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,9 @@ from autoscaler.placement.planners.problem import (
     ModelFits,
     ModelProfile,
     Profiles,
-    SlowedPair,
     Workload,
     model_profile,
+    slowed_pairs,
 )
 from pilotlight.errors import InvalidInput
 from pilotlight.profile_file import ExportedProfile, parse_exported, parse_fitted
@@ -47,7 +46,11 @@ def read_profile_files(files: Sequence[Path], kind: str, problems: list[str]) ->
             problems += error.problems
     return Profiles(
         tuple(models + [_model(each) for each in exported]),
-        _pairs(exported),
+        slowed_pairs(
+            (_short(each.model), _short(pair.neighbour), pair.factor)
+            for each in exported
+            for pair in each.profile.pairs
+        ),
         (*fits, *_fits(exported)),
     )
 
@@ -76,16 +79,6 @@ def _model(exported: ExportedProfile) -> ModelProfile:
         weights_bytes=exported.weights_bytes,
         memory_bytes=exported.memory_bytes,
     )
-
-
-def _pairs(exported: Sequence[ExportedProfile]) -> tuple[SlowedPair, ...]:
-    """Of several kinds of accelerator the largest factor."""
-    found: defaultdict[tuple[str, str], float] = defaultdict(lambda: 1.0)
-    for each in exported:
-        for pair in each.profile.pairs:
-            names = _short(each.model), _short(pair.neighbour)
-            found[names] = max(found[names], pair.factor)
-    return tuple(SlowedPair(*pair, factor) for pair, factor in sorted(found.items()))
 
 
 def _fits(exported: Sequence[ExportedProfile]) -> list[ModelFits]:

@@ -18,6 +18,7 @@ from autoscaler.placement.planners.problem import (
     SlowedPair,
     Workload,
     model_profile,
+    slowed_pairs,
 )
 from autoscaler.placement.planners.service_times import scaled, share_slowdown
 from autoscaler.planning.pool_view import Demand
@@ -100,15 +101,13 @@ def placement_input(
 def _pairs(
     state: ClusterState, models: Sequence[str], kinds: Sequence[str]
 ) -> tuple[SlowedPair, ...]:
-    """Measured pairs of these models; of several kinds of accelerator the largest factor."""
-    found: dict[tuple[str, str], float] = {}
-    for model in models:
-        key = state.models[ModelName.parse(model)].serving.key
-        for profile in state.profiles_of(key):
-            for each in profile.pairs if profile.product in kinds else ():
-                pair = (model, each.neighbour)
-                found[pair] = max(found.get(pair, 1.0), each.factor)
-    return tuple(SlowedPair(*pair, factor) for pair, factor in sorted(found.items()))
+    """Measured pairs of these models."""
+    return slowed_pairs(
+        (model, each.neighbour, each.factor)
+        for model in models
+        for profile in state.profiles_of(state.models[ModelName.parse(model)].serving.key)
+        for each in (profile.pairs if profile.product in kinds else ())
+    )
 
 
 def find_accelerators(state: ClusterState, cores: Sequence[str]) -> tuple[AcceleratorView, ...]:

@@ -28,8 +28,8 @@ from benchmarks.quantiles import quantile
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulation import Simulation
-from load.stages import STAGES
 from registry.domain.model import RoutingPolicy
+from registry.domain.pod import STAGES
 
 POLICIES: Final = (
     RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,

@@ -18,7 +18,7 @@ from pyarrow import parquet
 
 from load.errors import GeneratorError, RunFailed
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
-from load.stages import STAGES
+from registry.domain.pod import STAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from common.pod_responses import parse_server_timing
-from load.stages import STAGES
+from registry.domain.pod import STAGES
 
 MAX_KEPT_BYTES: Final = 4096
 """Bytes kept of the end of a response, for the text of an error."""

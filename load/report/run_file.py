@@ -14,7 +14,7 @@ from load.errors import BadRuns, ReportError
 from load.generator.record_parts import METADATA_KEY, parts_folder, read_parts, schema_of
 from load.report.run import Answers, GroupedNames, Run, failures_of, floats, request_columns
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
-from load.stages import STAGES
+from registry.domain.pod import STAGES
 
 MAX_RUNS: Final = 8
 _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")

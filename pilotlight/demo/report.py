@@ -15,7 +15,6 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader
 
-from load.stages import STAGES
 from pilotlight.demo.invocations import Invocation
 from pilotlight.demo.runs import (
     Expectation,
@@ -29,6 +28,7 @@ from pilotlight.demo.runs import (
 from pilotlight.demo.scenarios import LIU_SIMPLE, POLICIES, DemoScale
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
+from registry.domain.pod import STAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from load.stages import STAGES
 from pilotlight.demo.scenarios import (
     FIXED_POLICIES,
     LIU_REDUCTION_RATIO,
@@ -16,6 +15,7 @@ from pilotlight.demo.scenarios import (
     MachineTimes,
     WinScenario,
 )
+from registry.domain.pod import STAGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,10 @@ class Stage(StrEnum):
     NETWORK = "network"
 
 
+STAGES: Final = tuple(stage.value for stage in Stage)
+"""In the order of a request."""
+
+
 def host_port(host: str, port: int) -> str:
     """`host:port` as in a URL: IPv6 addresses in brackets."""
     return f"[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{host}:{port}"

@@ -4,7 +4,7 @@ A planner is `plan(workloads, accelerators, profiles, current, params) -> Placem
 are of one whole accelerator. Source: Elvinger 2024, sections 4.3.2 and 5.2-5.4.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -111,6 +111,14 @@ class SlowedPair:
     neighbour: str
     factor: float
     """At least 1."""
+
+
+def slowed_pairs(measured: Iterable[tuple[str, str, float]]) -> tuple[SlowedPair, ...]:
+    """Of models, neighbours and factors; of several kinds of accelerator the largest factor."""
+    found: dict[tuple[str, str], float] = {}
+    for model, neighbour, factor in measured:
+        found[model, neighbour] = max(found.get((model, neighbour), 1.0), factor)
+    return tuple(SlowedPair(*pair, factor) for pair, factor in sorted(found.items()))
 
 
 @dataclass(frozen=True, slots=True)

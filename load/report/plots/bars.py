@@ -24,7 +24,7 @@ from load.report.style import (
     run_index,
 )
 from load.report.summary import good_shares, jain, summarise_answers
-from load.stages import STAGES
+from registry.domain.pod import STAGES
 
 _MAX_DOTS: Final = 200
 _FROM: Final = {

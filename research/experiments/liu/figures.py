@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, legend_below, log_ticks, styled
-from load.stages import STAGES
 from pilotlight.demo.runs import SimpleRun, mean_s, mean_stages_s
 from pilotlight.demo.scenarios import SIMPLE_REQUESTS
+from registry.domain.pod import STAGES
 from research.experiments.liu.sizes import AFTER, BEFORE, LARGEST, LARGEST_LOAD, SIZES
 
 Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from load.stages import STAGES
 from pilotlight.demo.runs import SimpleRun, mean_s, mean_stages_s
 from pilotlight.demo.scenarios import FULL, SIMPLE_REQUESTS
+from registry.domain.pod import STAGES
 from research.experiments.harness.experiment import (
     Cell,
     Experiment,

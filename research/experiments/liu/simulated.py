@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
-from load.stages import STAGES
 from load.traces.batches import NameColumn, arrival_batch
 from pilotlight.demo.runs import SimpleRun, TimedResponse, WinRun
 from pilotlight.demo.scenarios import THESIS_SLEEP_S, WinScenario
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
+from registry.domain.pod import STAGES
 from registry.domain.profile import ProfilePoint
 
 PODS: Final = 8

@@ -12,7 +12,7 @@ from load.generator.record_parts import METADATA_KEY
 from load.report.run import Run
 from load.report.run_file import read_run
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA
-from load.stages import STAGES
+from registry.domain.pod import STAGES
 
 
 def steady_run(folder: Path, rows: int = 4, *, name: str = "run", **columns: Any) -> Run:

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from load.stages import STAGES
 from pilotlight.demo.runs import (
     SimpleRun,
     TimedResponse,
@@ -14,6 +13,7 @@ from pilotlight.demo.runs import (
     percentile_s,
 )
 from pilotlight.demo.scenarios import FULL, LIU_REDUCTION_RATIO, SHORT, WIN_SCENARIOS, MachineTimes
+from registry.domain.pod import STAGES
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedResponse:
