@@ -26,7 +26,6 @@ class Clockwork:
 
     horizon_s: float = 2.0
     """Seconds of work that a machine can do in time: a usual deadline."""
-    demote_to: Tier = Tier.DISK
 
 
 def clockwork(params: Clockwork | None = None) -> LoadingPolicy[None]:
@@ -53,7 +52,7 @@ def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...
         pod = chosen.pod.name
         detail = f"{work.unserved_s(pending):.2g} s of unserved work"
         for each in evicted:
-            actions.append(Demote(each.key, pod, params.demote_to, ActionReason.ROOM, detail))
+            actions.append(Demote(each.key, pod, Tier.DISK, ActionReason.ROOM, detail))
             work.remove(each, pod)
         actions.append(Load(pending.key, pod, Tier.DEVICE, ActionReason.WAITING, detail))
         work.add(pending, pod)

@@ -19,7 +19,6 @@ class KeepAlive:
 
     keep_s: float = 600.0
     """Time after the model's last request."""
-    demote_to: Tier = Tier.DISK
 
 
 def keep_alive(params: KeepAlive | None = None) -> LoadingPolicy[None]:
@@ -35,7 +34,5 @@ def _plan(params: KeepAlive, view: PoolView, _: None) -> tuple[tuple[Action, ...
         for copy in idle_copies(model, view):
             if copy.idle_s > keep_s:
                 detail = f"idle for {copy.idle_s:.0f} s, kept for {keep_s:g} s"
-                actions.append(
-                    Demote(model.key, copy.pod, params.demote_to, ActionReason.IDLE, detail)
-                )
+                actions.append(Demote(model.key, copy.pod, Tier.DISK, ActionReason.IDLE, detail))
     return tuple(actions), None

@@ -23,7 +23,6 @@ class Baseline:
 
     idle_s: float = 10.0
     """Idle time after which a machine that has not served may load; the thesis gives no number."""
-    demote_to: Tier = Tier.DISK
 
 
 def baseline(params: Baseline | None = None) -> LoadingPolicy[str]:
@@ -47,8 +46,7 @@ def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ..
                 continue
             detail = f"{model.waiting.requests} requests wait"
             actions += [
-                Demote(each.key, name, params.demote_to, ActionReason.ROOM, detail)
-                for each in evicted
+                Demote(each.key, name, Tier.DISK, ActionReason.ROOM, detail) for each in evicted
             ]
             actions.append(Load(model.key, name, Tier.DEVICE, ActionReason.WAITING, detail))
             del idle[name]

@@ -24,7 +24,6 @@ class GreedyDual:
     idle_bytes: float | None = None
     """Memory for models on each device; None: `memory_share` of its budget."""
     memory_share: float = 0.8
-    demote_to: Tier = Tier.DISK
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ def _plan(
     for model in view.models:
         if any(each.is_warm for each in model.holders.values()):
             found = frequencies[model.key] = _updated(model, state)
-            cost_s, size_bytes = model.load_from_s(params.demote_to), max(1, model.size_bytes)
+            cost_s, size_bytes = model.load_from_s(Tier.DISK), max(1, model.size_bytes)
             priority[model.key] = found.clock + found.frequency * cost_s / size_bytes
     actions: list[Action] = []
     clock = state.clock
@@ -70,7 +69,7 @@ def _plan(
                 break
             if any(copy.pod == pod for copy in idle_copies(model, view)):
                 detail = f"priority {priority[model.key]:.3g} is the lowest"
-                actions.append(Demote(model.key, pod, params.demote_to, ActionReason.ROOM, detail))
+                actions.append(Demote(model.key, pod, Tier.DISK, ActionReason.ROOM, detail))
                 excess -= model.size_bytes
                 clock = max(clock, priority[model.key])
     return tuple(actions), GreedyDualState(clock, frequencies)

@@ -29,7 +29,6 @@ class HybridHistogram:
     """Parameters of the policy."""
 
     histogram: IdleTimeHistogram = field(default_factory=IdleTimeHistogram)
-    demote_to: Tier = Tier.DISK
     loads_per_node: int = 2
 
 
@@ -73,7 +72,7 @@ def _plan(
         detail = f"warm from {low_min:.0f} to {high_min:.0f} min of idleness"
         keep_s = model.spec.policy.keep_alive_s or 0.0
         actions += [
-            Demote(model.key, copy.pod, params.demote_to, ActionReason.IDLE, detail)
+            Demote(model.key, copy.pod, Tier.DISK, ActionReason.IDLE, detail)
             for copy in idle_copies(model, view)
             if copy.idle_s >= keep_s
         ]

@@ -43,7 +43,6 @@ class RoundRobin:
     quantum_s: float = 10.0
     refinements: int = BY_DEADLINE
     """Number of refinements, 0 to 4."""
-    demote_to: Tier = Tier.DISK
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +94,7 @@ def _plan(
             name = pod.pod.name
             for each in evicted:
                 detail = "its quantum is over"
-                actions.append(Demote(each.key, name, params.demote_to, ActionReason.TURN, detail))
+                actions.append(Demote(each.key, name, Tier.DISK, ActionReason.TURN, detail))
                 factors[each.key] = _adjusted(factors.get(each.key, 1.0), each, pod, view.time_s)
             detail = f"its turn: {model.waiting.requests} requests wait"
             actions.append(Load(model.key, name, Tier.DEVICE, ActionReason.TURN, detail))

@@ -105,12 +105,12 @@ class SimulatedCluster:
         self.devices[device].poke()
 
     def views(
-        self, models: Iterable[str], without: SimulatedRun | None = None,
+        self, models: Iterable[str],
         *, only: Sequence[int] | None = None, queues: Sequence[DeviceQueue] | None = None,
     ) -> list[Device]:  # fmt: skip
         """Devices as policies see them, as `queues` says of their queues."""
         chosen = range(len(self.devices)) if only is None else only
-        queues, wanted = queues or self.queues(without, chosen), list(models)
+        queues, wanted = queues or self.queues(None, chosen), list(models)
         found = []
         for index, queue in zip(chosen, queues, strict=True):
             device = self.devices[index]
