@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -20,12 +19,18 @@ from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import ModelNotFound
 from runtime.protocols.application import InferRoute
-from runtime.protocols.exchange import ErrorForm, error_response, kserve_error
+from runtime.protocols.exchange import (
+    ErrorForm,
+    RequestAborted,
+    error_response,
+    kserve_error,
+    while_connected,
+)
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.wire import WireProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
 
@@ -159,7 +164,10 @@ class Routes:
             is_withdrawable=wanted.is_withdrawable,
             due_in_s=wanted.due_in_s,
         )
-        await (unless_disconnected(request, loading) if wanted.is_withdrawable else loading)
+        try:
+            await (while_connected(request.receive, loading) if wanted.is_withdrawable else loading)
+        except RequestAborted:
+            raise InvalidRequest("the client withdrew the load") from None
         return _json({"name": segment, "load": True})
 
     async def _unload(self, request: Request) -> Response:
@@ -178,25 +186,6 @@ class _LoadParameters:
     """The load ends when its client disconnects, unless others want it."""
     due_in_s: float | None
     """When the client will need the model; of a withdrawable load."""
-
-
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end, or to that of the connection; raises InvalidRequest for the latter."""
-
-    async def wait_disconnect() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(wait_disconnect())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise InvalidRequest("the client withdrew the load")
-        working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.wait({working})
 
 
 def _parse_load(parameters: Any) -> _LoadParameters:

@@ -3,17 +3,23 @@
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
+import orjson
 import pytest
+from starlette.applications import Starlette
+from starlette.types import Message, Scope
 
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
+from runtime.protocols.routes import Routes
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.repository import Repository
+from runtime.settings import RuntimeSettings
 from tests import servers
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
@@ -25,6 +31,7 @@ from tests.runtime.large_models import (
     staged,
     until,
 )
+from tests.runtime.local_pod import LocalPod
 
 
 async def two_spans(engine: FakeEngine) -> None:
@@ -189,11 +196,7 @@ async def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
 
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         registry = await Registry.connect(redis.url, "of-new-models")
-        repository = Repository(
-            ModelCatalog(ClusterWatch(registry), registry), pod.coordinator, pod.loader.store,
-            pod.loader.resolver.processors,
-            InFlightRequests("pod", slots=1, step_queue=StepQueue(1)),
-        )  # fmt: skip
+        repository = _repository(registry, pod)
         try:
             await registry.put_models([large_spec])
             assert not await repository.is_ready(name)
@@ -208,3 +211,50 @@ async def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
                     await call("other")
         finally:
             await registry.close()
+
+
+async def test_a_withdrawable_load_ends_with_the_connection_of_its_client(
+    redis: servers.RedisServer, gated_store: GatedStore, large_spec: ModelSpec, tmp_path: Path
+) -> None:
+    gated_store.from_span = 0
+    leaving = asyncio.Event()
+    body = orjson.dumps({"parameters": {"withdrawable": True}})
+    received: list[Message] = [{"type": "http.request", "body": body}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if not received:
+            await leaving.wait()
+            return {"type": "http.disconnect"}
+        return received.pop()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async with gated_pod(tmp_path, gated_store) as pod:
+        registry = await Registry.connect(redis.url, "of-withdrawn-loads")
+        try:
+            await registry.put_models([large_spec])
+            absent: Any = None
+            settings = RuntimeSettings(name="pod", redis_url=redis.url)
+            routes = Routes(settings, absent, _repository(registry, pod), absent)
+            scope: Scope = {
+                "type": "http", "method": "POST", "headers": [], "query_string": b"",
+                "path": f"/v2/repository/models/{large_spec.name.path_segment}/load",
+            }  # fmt: skip
+            loading = asyncio.create_task(Starlette(routes=routes.table())(scope, receive, send))
+            await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
+            leaving.set()
+            await loading
+            await until(lambda: not pod.coordinator.is_loading(large_spec.key), "the load is over")
+            assert sent[0]["status"] == 400
+            assert not gated_store.open.is_set()
+        finally:
+            await registry.close()
+
+
+def _repository(registry: Registry, pod: LocalPod) -> Repository:
+    return Repository(
+        ModelCatalog(ClusterWatch(registry), registry), pod.coordinator, pod.loader.store,
+        pod.loader.resolver.processors, InFlightRequests("pod", slots=1, step_queue=StepQueue(1)),
+    )  # fmt: skip
