@@ -16,8 +16,7 @@ from runtime.pod.model_sync import ModelSync
 from runtime.pod.places import PlaceWatch
 from runtime.pod.server_watch import ServerWatch
 from runtime.profiling import Profiler, ProfileSync
-from runtime.protocols.grpc_server import GrpcServer
-from runtime.protocols.grpc_service import InferenceService
+from runtime.protocols.grpc_service import GrpcServer, InferenceService
 from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
 from runtime.protocols.server import PodServer

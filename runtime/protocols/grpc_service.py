@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: KServe's service, on the code of the HTTP routes.
+"""The Open Inference Protocol over gRPC: the server, and KServe's service as the routes serve it.
 
 KServe's own servicer fails every load and unload, and reports many errors as UNKNOWN. Handlers take
 and return bytes here, so that a malformed message is INVALID_ARGUMENT and a large one is decoded in
@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
+import grpc.aio
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from common.inference_protocol.errors import InvalidRequest, PodError
@@ -33,6 +34,7 @@ from runtime.protocols.application import REFUSAL
 from runtime.protocols.exchange import error_headers, error_status, provenance_headers, stage_of
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
+from runtime.settings import KSERVE_GRPC_PORT
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from common.pod_secret import PodSecret
+    from common.tls import PartTls
     from runtime.serving.health import Health
     from runtime.serving.predict_service import PredictService
 
@@ -53,6 +56,61 @@ OPEN_METHODS = frozenset({"ServerLive", "ServerReady"})
 """Probes, which need no secret."""
 TRITON_NAME_FIELD = 2
 """Triton's clients send the name of a model to load in a field that KServe's message lacks."""
+
+
+MAX_CALLS_WITHOUT_SLOT = 64
+"""Calls that take no slot: health, metadata, loads, and refused requests."""
+MESSAGE_OVERHEAD_BYTES = 1024**2
+"""For a message's other fields than tensors; without it, a body of the maximum size is refused."""
+
+
+class GrpcServer:
+    """Serves on the event loop that starts it."""
+
+    def __init__(
+        self, handler: grpc.GenericRpcHandler, *, max_body_bytes: int, slots: int, tls: PartTls
+    ) -> None:
+        self._tls = tls
+        self._server = grpc.aio.server(
+            handlers=[handler],
+            options=[
+                ("grpc.max_receive_message_length", max_body_bytes + MESSAGE_OVERHEAD_BYTES),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),  # two pods on one port would share its clients
+            ],
+            maximum_concurrent_rpcs=slots + MAX_CALLS_WITHOUT_SLOT,
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Serve; returns the port. If KServe's default port is taken, a free one is used."""
+        bound = self._bind(host, port)
+        await self._server.start()
+        logger.info("gRPC server listens", extra={"host": host, "port": bound})
+        return bound
+
+    def _bind(self, host: str, port: int) -> int:
+        address = f"[{host}]" if ":" in host else host
+        try:
+            return self._add_port(f"{address}:{port}")
+        except RuntimeError:
+            if port != KSERVE_GRPC_PORT:
+                raise
+        logger.info("gRPC port is taken, using a free one", extra={"port": port})
+        return self._add_port(f"{address}:0")
+
+    def _add_port(self, address: str) -> int:
+        if self._tls.server is None:
+            return int(self._server.add_insecure_port(address))
+        credentials = grpc.dynamic_ssl_server_credentials(self._certificate(), self._certificate)
+        return int(self._server.add_secure_port(address, credentials))
+
+    def _certificate(self) -> grpc.ServerCertificateConfiguration:
+        """Asked for at each handshake."""
+        return grpc.ssl_server_certificate_configuration([self._tls.key_and_chain])
+
+    async def stop(self, grace_s: float) -> None:
+        """Refuse new calls, and cancel the calls that remain after `grace_s`."""
+        await self._server.stop(grace_s)
 
 
 @dataclass(frozen=True, slots=True)

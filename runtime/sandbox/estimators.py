@@ -27,6 +27,7 @@ from common.child_process import (
 )
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest, PodError
+from runtime.engines.libraries.optional_library import one_line
 from runtime.errors import (
     EngineMissing,
     InferenceFailed,
@@ -54,7 +55,6 @@ START_TIMEOUT_S: Final = 60.0
 LOAD_TIMEOUT_S: Final = 60.0
 _END_TIMEOUT_S: Final = 1.0
 _MAX_RESPONSE_BYTES: Final = 256 * 1024**2
-_MAX_TEXT_CHARACTERS: Final = 500
 
 
 class _Ended(Exception):
@@ -237,7 +237,7 @@ class Estimators:
         if "ready" not in response:
             await self._end(process)
             raise EngineMissing(
-                f"pickled models cannot be served here: {_text_of(response.get('error'))}"
+                f"pickled models cannot be served here: {one_line(response.get('error'))}"
             )
         child.send_signal(signal.SIGSTOP)
         logger.info("process started", extra={"namespace": namespace, "process_id": child.pid})
@@ -321,11 +321,7 @@ def _raise_failure(response: Mapping[str, Any]) -> None:
         ("failed", InferenceFailed),
     ):
         if name in response:
-            raise kind(_text_of(response[name]))
-
-
-def _text_of(value: object) -> str:
-    return " ".join(str(value).split())[:_MAX_TEXT_CHARACTERS]
+            raise kind(one_line(response[name]))
 
 
 def _remaining_s(deadline_s: float | None) -> float | None:

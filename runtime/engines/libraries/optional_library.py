@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def one_line(error: BaseException) -> str:
+def one_line(error: object) -> str:
     """The text of a library's error, for a message of ours: on one line, 500 characters at most."""
     return " ".join(str(error).split())[:500]
 

@@ -15,7 +15,7 @@ from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceSt
 
 from common.inference_protocol.grpc_messages import messages
 from common.tls import PartTls
-from runtime.protocols.grpc_server import GrpcServer
+from runtime.protocols.grpc_service import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
 from tests.runtime import rpc
