@@ -104,9 +104,10 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
     saved: dict[Tier, Floats] = {}
     margin: dict[Tier, Floats] = {}
     is_worth_holding: dict[Tier, Booleans] = {}
+    has_host = any(each.budget_bytes.get(Tier.HOST, 0) for each in view.pods.values())
     for tier in _RISING:
         saved[tier] = np.maximum(from_s - load_s[tier], 0.0)
-        if tier is Tier.HOST and not _has_host(view):
+        if tier is Tier.HOST and not has_host:
             saved[tier] = np.zeros(size.size)
         price = np.maximum(prices.per_s(tier, size, saved[tier]), 1e-12)
         margin[tier] = p_per_s * saved[tier] / price
@@ -151,7 +152,3 @@ def _arrivals_per_s(demand: Demand, load_s: Floats) -> Floats:
         per_s = np.where(is_first, np.maximum(per_s, in_window), per_s)
     result: Floats = np.nan_to_num(per_s, nan=0.0, posinf=0.0)
     return result
-
-
-def _has_host(view: PoolView) -> bool:
-    return any(each.budget_bytes.get(Tier.HOST, 0) for each in view.pods.values())

@@ -153,7 +153,7 @@ class SimulatedNode:
         if tier is Tier.HOST and plan.size_bytes > self.plan.host_memory_bytes:
             return False
         if key not in self._disk:
-            self.fetch(plan, self.demote if tier is Tier.HOST else _nothing, plan)
+            self.fetch(plan, self.demote if tier is Tier.HOST else lambda _: None, plan)
         elif tier is Tier.HOST:
             self.demote(plan)
         else:
@@ -187,7 +187,3 @@ class SimulatedNode:
         self.put(plan, Tier.HOST)
         if self._demoting:
             self._copy(self._demoting[0])
-
-
-def _nothing(_: ModelPlan) -> None:
-    return
