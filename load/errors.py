@@ -82,7 +82,3 @@ class InvalidCluster(Mistakes):
 
 class CannotWrite(LoadError):
     """A file of records of a simulated run cannot be written."""
-
-
-class PolicyFailed(LoadError):
-    """A plug-in's routing policy has an error: the run ends, since it would compare nothing."""

@@ -20,10 +20,6 @@ class InvalidInput(PilotlightError):
         self.problems = list(problems)
 
 
-class MissingExtra(PilotlightError):
-    """A package of an optional extra is not installed."""
-
-
 class AlreadyRunning(PilotlightError):
     """Another platform holds the lock of this state directory."""
 
@@ -40,16 +36,8 @@ class RequestFailed(PilotlightError):
     """The gateway, the registry or a pod did not carry out a request."""
 
 
-class KeyNeeded(RequestFailed):
-    """The gateway serves the request with a valid key or token alone."""
-
-
 class NotFound(RequestFailed):
     """The model, pod or request does not exist."""
-
-
-class ExpectationFailed(PilotlightError):
-    """The demo ran, and at least one of its expectations was not met."""
 
 
 class Interrupted(PilotlightError):
@@ -62,11 +50,11 @@ class Interrupted(PilotlightError):
 
 @contextmanager
 def requires_extra(extra: str) -> Iterator[None]:
-    """Wraps the imports of a verb; raises MissingExtra if a package is not installed."""
+    """Wraps the imports of a verb; raises PilotlightError if a package is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "a package").partition(".")[0]
-        raise MissingExtra(
+        raise PilotlightError(
             f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
         ) from error

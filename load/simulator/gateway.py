@@ -16,7 +16,7 @@ from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
-from load.errors import PolicyFailed
+from load.errors import LoadError
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import BYTES_PER_ITEM, RequestPod, SimulatedRequest
 from registry.domain.measures import size_class
@@ -273,7 +273,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     def on_rejected(self, placement: SimulatedRequest, error: Rejected) -> None:
         if error.reason is Reason.POLICY_FAILED:
-            raise PolicyFailed(str(error))
+            raise LoadError(str(error))  # of a plug-in: the run would compare nothing
         self._finish(placement, int(error.status), str(error), str(error.reason))
 
     def before_dispatch(self) -> None:

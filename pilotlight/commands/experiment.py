@@ -8,7 +8,7 @@ from typing import Annotated, Final, Protocol
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.errors import InvalidInput, MissingExtra, requires_extra
+from pilotlight.errors import InvalidInput, PilotlightError, requires_extra
 from pilotlight.output import Output
 from registry.errors import PluginError
 from registry.plugins import PolicyNames
@@ -122,7 +122,7 @@ def experiment(
     """Run an experiment of the documentation: its tables beside the published figures."""
     output = Output(json_)
     if not EXPERIMENTS:
-        raise MissingExtra(
+        raise PilotlightError(
             "no experiments are installed; they are a distribution of their own, "
             "pilotlight-research, in the folder research of Pilotlight's repository: "
             "`pip install ./research`"
@@ -156,7 +156,7 @@ def _description(name: str) -> str:
 
 
 def _load(name: str) -> Experiment:
-    """Raises MissingExtra and PluginError."""
+    """Raises PilotlightError and PluginError."""
     with requires_extra("load"):
         try:
             experiment: Experiment = EXPERIMENTS.load(name)

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import httpx
 
 from common.pod_secret import PodSecret
-from pilotlight.errors import InvalidInput, KeyNeeded, NotFound, RequestFailed
+from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
 from pilotlight.state_dir import StateDir
@@ -96,7 +96,7 @@ class PlatformTarget:
         self, method: str, path: str, *, content: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:  # fmt: skip
-        """One request to the gateway. Raises RequestFailed without a response, KeyNeeded at 401."""
+        """One request to the gateway. Raises RequestFailed without a response and at 401."""
         url = self.gateway_url
         credentials = {"authorization": f"Bearer {self.key}"} if self.key else {}
         headers = {**(headers or {}), **credentials}
@@ -116,7 +116,7 @@ class PlatformTarget:
             given = (
                 "the one given does not open it: name its namespace (-n), or " if self.key else ""
             )
-            raise KeyNeeded(f"{error_text(response)}; {given}{KEY_HINT}")
+            raise RequestFailed(f"{error_text(response)}; {given}{KEY_HINT}")
         return response
 
     async def request_pod(

@@ -39,7 +39,7 @@ from pilotlight.demo.scenarios import (
 )
 from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
-from pilotlight.errors import ExpectationFailed
+from pilotlight.errors import PilotlightError
 from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
@@ -58,7 +58,7 @@ _MANIFESTS = Path(__file__).resolve().parents[2] / "manifests" / "samples"
 
 
 def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
-    """Run the demo with its state in a subfolder of `state_dir`; raises ExpectationFailed."""
+    """Run the demo in a subfolder of `state_dir`; raises PilotlightError if it failed."""
     scale = FULL if full else SHORT
     load_before = os.getloadavg()[0]
     settings = PlatformSettings(
@@ -84,7 +84,7 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
     if output.as_json:
         output.result(as_document(report))
     if failed := [each.text for each in report.expectations if not each.is_met]:
-        raise ExpectationFailed(
+        raise PilotlightError(
             f"expectations not met: {'; '.join(failed)}. Times depend on other work on the "
             f"machine (load average before: {load_before:.1f} on {os.cpu_count()} cores); run the "
             "demo again when the machine is idle"

@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any, Final
 
 from pilotlight.demo.session import LiveSession, gather_requests, live_session
-from pilotlight.errors import ExpectationFailed, RequestFailed
+from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.output import Output, ProgressReporter
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
@@ -49,7 +49,7 @@ _MEMORY_BYTES: Final = 1_000_000_000
 
 
 def run_workflow_demo(state_dir: StateDir, output: Output) -> None:
-    """Run the demo with its state in a subfolder; raises ExpectationFailed."""
+    """Run the demo with its state in a subfolder; raises PilotlightError if it failed."""
     settings = PlatformSettings(
         state_dir=StateDir(state_dir.root / "demo-workflows"),
         objects=state_dir.objects,
@@ -66,7 +66,7 @@ def run_workflow_demo(state_dir: StateDir, output: Output) -> None:
     report = asyncio.run(_run(settings, output))
     print_report(output, report)
     if failed := [text for text, is_met in report.expectations() if not is_met]:
-        raise ExpectationFailed(f"not seen in this run: {'; '.join(failed)}")
+        raise PilotlightError(f"not seen in this run: {'; '.join(failed)}")
 
 
 async def _run(settings: PlatformSettings, output: Output) -> "WorkflowReport":

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from common.child_process import python_environment, python_module
 from common.parent_death import dies_with_this_thread
-from pilotlight.errors import MissingExtra, StartFailed
+from pilotlight.errors import PilotlightError, StartFailed
 from pilotlight.output import Output, progress_bar
 from pilotlight.quantities import format_bytes
 
@@ -177,7 +177,7 @@ def prepare_applications(folder: Path, output: Output) -> Path:
     if target.is_dir():
         return target
     if find_spec("sklearn") is None:
-        raise MissingExtra(
+        raise PilotlightError(
             "scikit-learn is not installed; it comes with `pip install 'pilotlight[demo]'`"
         )
     output.note(f"Training the demo applications once, in {target}: about 30 s.")

@@ -28,7 +28,7 @@ from load.trace_spec.trace_spec import files_of
 from pilotlight.commands.load_runs.summary import load_progress, print_summary
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known
-from pilotlight.errors import Interrupted, InvalidInput, KeyNeeded, RequestFailed
+from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
 from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
@@ -54,7 +54,7 @@ def run_load(
     except RunFailed as error:
         raise RequestFailed(str(error)) from error
     except CredentialsRefused as error:
-        raise KeyNeeded(f"{error}; {_HINT}") from error
+        raise RequestFailed(f"{error}; {_HINT}") from error
     except (GeneratorError, TraceError) as error:
         raise InvalidInput(str(error).splitlines()) from error
     failure = None
@@ -84,7 +84,7 @@ def _failure(summary: Mapping[str, Any]) -> RequestFailed | None:
     statuses = {each["status"] for each in summary.get("failures", ())}
     message = f"all {summary['requests']} requests failed"
     if statuses == {401}:
-        return KeyNeeded(f"{message} with status 401; {_HINT}")
+        return RequestFailed(f"{message} with status 401; {_HINT}")
     return RequestFailed(message)
 
 
