@@ -72,7 +72,7 @@ def test_no_request_is_lost_while_gateways_are_replaced_one_by_one(
     def start(name: str, stack: ExitStack) -> servers.Gateway:
         started = stack.enter_context(
             servers.gateway(
-                tmp_path / name, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=5
+                tmp_path / name, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=10
             )
         )
         harness.wait_synced(started)

@@ -137,9 +137,12 @@ def _keys_when_there(client: redis.Redis, pattern: str) -> list[bytes]:
 
 
 def _begun(harness: WorkflowHarness, name: str) -> str:
-    """A run whose second step is held."""
+    """A run whose second step is held, and whose first is in the journal."""
     location = harness.start(name, {"text": "a"})
     servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
+    with redis.Redis.from_url(harness.pool.redis_url) as client:
+        [key] = _keys_when_there(client, f"*run-entries:{location.rpartition('/')[2]}")
+        servers.wait_until(lambda: client.llen(key) >= 2, what="first step and its delivery")
     return location
 
 
