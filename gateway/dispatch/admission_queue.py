@@ -17,7 +17,7 @@ from registry.domain.demand import QueueStats
 from registry.domain.model import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from gateway.routing.route_request import IncomingRequest
     from registry.domain.cluster import ClusterState
@@ -89,7 +89,7 @@ class AdmissionQueue(Generic[P]):
             known = found.get(request.model, _EMPTY)
             found[request.model] = QueueStats(
                 known.requests + 1,
-                known.starved + _is_starved(request, now_s),
+                known.starved + is_starved(request, now_s),
                 min(known.oldest_s, request.arrival_s),
             )
         return found
@@ -220,16 +220,9 @@ class AdmissionQueue(Generic[P]):
             )
         ]  # fmt: skip
 
-    def is_starved(self, key: QueueKey, now_s: float) -> bool:
-        """Whether a queued request is past `STARVED_SHARE` of its time."""
-        return _is_starved(self.waiting[key].arrival, now_s)
-
     def by_model(self) -> Iterator[Sequence[QueueKey]]:
         """The queue of every model, in its order."""
         return self._fair_queue.by_model()
-
-    def requests(self, keys: Iterable[QueueKey]) -> list[P]:
-        return [self.waiting[key] for key in keys]
 
     def _is_ready(self, key: QueueKey, now_s: float) -> bool:
         placement = self.waiting[key]
@@ -252,7 +245,8 @@ def _due_s(request: IncomingRequest) -> float | None:
     return request.due_s if request.deadline_s is None else request.deadline_s
 
 
-def _is_starved(request: IncomingRequest, now_s: float) -> bool:
+def is_starved(request: IncomingRequest, now_s: float) -> bool:
+    """Whether a queued request is past `STARVED_SHARE` of its time."""
     due_s = _due_s(request)
     if due_s is None:
         return False

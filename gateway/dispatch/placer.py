@@ -38,9 +38,6 @@ _BACKOFF: Final = Backoff(0.002, 0.1)
 class PlanRefused(Rejected):
     """The planned pod has no slot left, or is gone: the request is to be planned again."""
 
-    def __init__(self) -> None:
-        super().__init__(Reason.QUEUE_NO_SLOT, "the planned pod takes no request now")
-
 
 class Placer(Generic[P]):
     """Decides where requests go and when. `state` must not change during a call."""
@@ -154,7 +151,8 @@ class Placer(Generic[P]):
             self._driver.on_placed(placement)
         elif placement.is_planned:
             placement.is_pending = False
-            self._driver.on_rejected(placement, PlanRefused())
+            refused = PlanRefused(Reason.QUEUE_NO_SLOT, "the planned pod takes no request now")
+            self._driver.on_rejected(placement, refused)
         elif (error := self.place(placement)) is not None:
             self._driver.on_rejected(placement, error)
         elif not placement.is_pending:

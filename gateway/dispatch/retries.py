@@ -77,6 +77,12 @@ class NotExecuted(StrEnum):
     """Another pod has the model."""
 
 
+_RETRIED: Final = {
+    "slots": NotExecuted.SLOTS, "draining": NotExecuted.DRAINING, "secret": NotExecuted.SECRET,
+    "unreachable": NotExecuted.PREDICT_UNREACHABLE,
+}  # fmt: skip
+
+
 @dataclass(slots=True)
 class FailedAttempts:
     """Attempts of one request that no pod executed."""
@@ -169,15 +175,6 @@ def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotE
     Refusals that the request or its model caused are not retried, nor is an inference that two
     devices had no memory for: it is too large.
     """
-    match refusal:
-        case "slots":
-            return NotExecuted.SLOTS
-        case "draining":
-            return NotExecuted.DRAINING
-        case "secret":
-            return NotExecuted.SECRET
-        case "unreachable":
-            return NotExecuted.PREDICT_UNREACHABLE
-        case "device-full" if failed is None or not failed.was_device_full:
-            return NotExecuted.DEVICE_FULL
-    return None
+    if refusal == "device-full" and (failed is None or not failed.was_device_full):
+        return NotExecuted.DEVICE_FULL
+    return _RETRIED.get(refusal or "")

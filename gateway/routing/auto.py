@@ -24,11 +24,12 @@ from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOpt
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import proxy_to, wait_for
 from gateway.routing.pod_selection import (
+    MAX_COMPARED,
     PodForecast,
     least_loaded,
     least_loaded_free,
     run_soonest,
-    run_soonest_warm,
+    soonest_of,
 )
 from gateway.routing.remote_proxy import least_busy_below
 from registry.domain.reservation import LoadMode
@@ -43,23 +44,43 @@ if TYPE_CHECKING:
 
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Take the option with the lowest cost: the soonest warm pod where it is certain to be that."""
-    if len(cluster.pods.kinds) > 1:
-        return weigh(request, cluster, now_s)
-    serving = cluster.residency.serving(request.key)
-    found = run_soonest_warm(request, cluster, now_s)
+    key, size_class, deadline_s = request.key, request.size_class, request.deadline_s
+    certain = certainly_soonest(key, size_class, deadline_s, cluster, now_s)
+    if certain is not None:
+        return certain
+    serving, found = cluster.residency.serving(key), None
+    if len(cluster.pods.kinds) <= 1 and serving.have_free_slots:
+        free = serving.free.first(MAX_COMPARED)
+        found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
     if found is None:
         return weigh(request, cluster, now_s)
-    pod, forecast, loss = found.pod, found.forecast, None
-    if not is_idle(pod):  # else no option ends sooner: every one takes at least this long
-        can_load = _can_load(serving.warm, cluster)
-        cost_s = forecast.seconds + forecast.delays_s
-        if not serving.have_free_slots or (
-            can_load and _may_pay(request, forecast.seconds, cost_s, cluster, now_s)
-        ):
-            return weigh(request, cluster, now_s, found)
-        if can_load and not serving.warming:
-            loss = _loss(forecast, None, request, cluster)
-    return SendTo(pod.name, pod.name, LoadMode.WARM, Reason.WARM, forecast=forecast, loss=loss)
+    forecast, name = found.forecast, found.pod.name
+    cost_s = forecast.seconds + forecast.delays_s
+    if _may_pay(request, forecast.seconds, cost_s, cluster, now_s):
+        return weigh(request, cluster, now_s, found)
+    loss = None if serving.warming else _loss(forecast, None, request, cluster)
+    return SendTo(name, name, LoadMode.WARM, Reason.WARM, forecast=forecast, loss=loss)
+
+
+def certainly_soonest(
+    key: str, size_class: int | None, deadline_s: float | None, cluster: ClusterState, now_s: float
+) -> SendTo | None:
+    """The soonest warm pod where no option can end sooner, whatever else is known of a request.
+
+    An idle one: every option takes at least as long. Another one where all that serve the model
+    have free slots, and no other pod may load it.
+    """
+    serving = cluster.residency.serving(key)
+    free = serving.free.first(MAX_COMPARED)
+    if not free or len(cluster.pods.kinds) > 1:
+        return None
+    if not is_idle(free[0]) and (_can_load(serving.warm, cluster) or not serving.have_free_slots):
+        return None
+    found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
+    if found is None:
+        return None
+    name = found.pod.name
+    return SendTo(name, name, LoadMode.WARM, Reason.WARM, forecast=found.forecast)
 
 
 def weigh(
@@ -75,7 +96,10 @@ def weigh(
     options: list[RoutingOption] = []
     if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
-    elif found := found or run_soonest_warm(request, cluster, now_s):
+    elif found := found or soonest_of(
+        cluster.free_warm(request.key).first(MAX_COMPARED), request.key, request.size_class,
+        request.deadline_s, cluster, now_s,
+    ):  # fmt: skip
         options.append(_run_here("colocate", found, Reason.WARM, LoadMode.WARM))
     elif found := run_soonest(warming, request, cluster, now_s):
         options.append(_run_here("join", found, Reason.WARMING, LoadMode.JOIN))

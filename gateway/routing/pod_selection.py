@@ -202,25 +202,25 @@ def run_soonest(
     return best
 
 
-def run_soonest_warm(
-    request: RequestView, cluster: ClusterState, now_s: float
-) -> PodForecast | None:
-    """As `run_soonest`, of the pods that hold the model, which are kept in order; all of one kind.
+def soonest_of(
+    pods: Sequence[PodState], key: str, size_class: int | None, deadline_s: float | None,
+    cluster: ClusterState, now_s: float,
+) -> PodForecast | None:  # fmt: skip
+    """As `run_soonest`, of the first `MAX_COMPARED` free pods that hold the model, in their order.
 
-    They differ in what their devices have to do alone.
+    All are of one kind: they differ in what their devices have to do alone.
     """
-    pods = cluster.free_warm(request.key).first(MAX_COMPARED)
     if not pods:
         return None
     best = pods[0]
-    times = best.estimates[request.key].stages_of(request.size_class)
+    times = best.estimates[key].stages_of(size_class)
     ready_s = times.preprocess_s
     backlog = None
     if not is_idle(best):
         best_s = inf
         for pod in pods:
             found = device_backlog(
-                pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=0.0
+                pod, key, deadline_s, cluster, now_s, ready_s=ready_s, load_s=0.0
             )
             starts_s = found.free_s if found.free_s > ready_s else ready_s
             starts_s += found.overtaken * times.share_s

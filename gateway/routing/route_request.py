@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gateway.routing.auto import certainly_soonest
 from gateway.routing.colocation import colocation_queueing
 from gateway.routing.decision import ColdStartLoss, Reason, Reject, RequestView, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
@@ -68,7 +69,44 @@ class RoutingResult:
     max_pause_s: float = MAX_PAUSE_S
     """Of a probe: the longest time until the model's next one."""
     view: RequestView | None = None
-    """What the policy saw of the request; None if no policy was asked."""
+    """What the policy saw of the request; None: nothing, or not more than `route_plain` says."""
+    is_plain: bool = False
+    """Of `route_plain`."""
+
+
+def route_plain(
+    request: IncomingRequest, models: Mapping[ModelName, ModelRecord], cluster: ClusterState,
+    now_s: float,
+) -> RoutingResult | None:  # fmt: skip
+    """As `route_request` where `auto` compares nothing and no request is queued; None: ask that.
+
+    Most requests are, and nothing that it leaves out can change its decision about them.
+    """
+    record, deadline_s = models.get(request.model), request.deadline_s
+    if record is None or request.policy is not None:
+        return None  # a failed load changes nothing for a model that is warm
+    spec = record.serving
+    if spec.needs or spec.policy.routing != RoutingPolicy.AUTO:
+        return None
+    decision = certainly_soonest(spec.key, request.size_class, deadline_s, cluster, now_s)
+    if decision is None:
+        return None
+    if deadline_s is not None and (forecast := decision.forecast):
+        known_s = forecast.seconds - forecast.guessed_s if forecast.is_measured else 0.0
+        if known_s >= deadline_s - now_s:
+            return None
+    return RoutingResult(decision, spec.policy.routing, spec, is_plain=True)
+
+
+def view_of(
+    request: IncomingRequest, spec: ModelSpec, ahead: int = 0, behind: int = 0,
+    stalled_s: float = 0.0, lost_s: float = 0.0, queued: int = 0, *, may_try_transfer: bool = True,
+) -> RequestView:  # fmt: skip
+    return RequestView(  # by position: names cost a tenth of a decision
+        spec.key, request.arrival_s, request.draw, request.sequence,
+        spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
+        lost_s, queued, request.size_class, spec.policy.max_load_wait_s, may_try_transfer,
+    )  # fmt: skip
 
 
 def route_request(
@@ -106,11 +144,9 @@ def route_request(
         if not any(residency.is_warm for residency in cluster.holders(spec.key).values()):
             return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
         avoids_load = True
-    view = RequestView(  # by position: names cost a tenth of a decision
-        spec.key, request.arrival_s, request.draw, request.sequence,
-        spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
-        lost_s, queued, request.size_class, spec.policy.max_load_wait_s, may_try_transfer,
-    )  # fmt: skip
+    view = view_of(
+        request, spec, ahead, behind, stalled_s, lost_s, queued, may_try_transfer=may_try_transfer
+    )
     decision = routing_policy(policy)(view, cluster, now_s)
     if isinstance(decision, SendTo) and decision.mode is not LoadMode.WARM:
         if avoids_load and cluster.warm(spec.key):

@@ -30,28 +30,22 @@ def ways(
     No later decision differs for it.
     """
     with cluster.eviction_prices.held():
-        return _ways(decision, request, cluster, now_s)
-
-
-def _ways(
-    decision: Decision, request: RequestView, cluster: ClusterState, now_s: float
-) -> tuple[RoutingOption, ...]:
-    weighed = auto(request, cluster, now_s)
-    options = weighed.options
-    if not options and isinstance(weighed, SendTo):
-        taken = _way(weighed, request, cluster, now_s)
-        options = (taken, *_beside(taken, request, cluster, now_s))
-    if not isinstance(decision, SendTo):
-        return options
-    pods = (decision.entry, decision.predict)
-    same = [each for each in options if (each.entry, each.predict) == pods]
-    others = tuple(each for each in options if (each.entry, each.predict) != pods)
-    taken = (
-        replace(same[0], reason=decision.reason)
-        if same
-        else _way(decision, request, cluster, now_s)
-    )
-    return (taken, *others)
+        weighed = auto(request, cluster, now_s)
+        options = weighed.options
+        if not options and isinstance(weighed, SendTo):
+            taken = _way(weighed, request, cluster, now_s)
+            options = (taken, *_beside(taken, request, cluster, now_s))
+        if not isinstance(decision, SendTo):
+            return options
+        pods = (decision.entry, decision.predict)
+        same = [each for each in options if (each.entry, each.predict) == pods]
+        others = tuple(each for each in options if (each.entry, each.predict) != pods)
+        taken = (
+            replace(same[0], reason=decision.reason)
+            if same
+            else _way(decision, request, cluster, now_s)
+        )
+        return (taken, *others)
 
 
 def _beside(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.routing.decision import Reason, Reject, RoutingOption, SendTo, Wait
+from gateway.routing.route_request import view_of
 from gateway.routing.ways import ways
 
 if TYPE_CHECKING:
@@ -89,19 +90,20 @@ class Explanations:
             (pod.name, pod.slots_busy, pod.slots, pod.inferring, pod.is_accepting)
             for pod in _candidates(state, decision, holders)
         ]
+        options = self._options(request, result, state, now_s)
         self._by_id[request.id] = _Explanation(
-            request, result, pods, holders, self._options(result, state, now_s), wait_reasons
+            request, result, pods, holders, options, wait_reasons
         )
 
     def _options(
-        self, result: RoutingResult, state: ClusterState, now_s: float
+        self, request: IncomingRequest, result: RoutingResult, state: ClusterState, now_s: float
     ) -> tuple[RoutingOption, ...]:
         """Those that the policy compared; for one that compares none, the ways there were."""
-        decision, view = result.decision, result.view
+        decision, view, spec = result.decision, result.view, result.spec
         if decision.options:
             return decision.options
-        if view is not None and self._may_weigh(now_s):
-            return ways(decision, view, state, now_s)
+        if (view or result.is_plain) and spec and self._may_weigh(now_s):
+            return ways(decision, view or view_of(request, spec), state, now_s)
         if isinstance(decision, SendTo) and decision.forecast is not None:
             return (_only_option(decision, decision.forecast),)
         return ()

@@ -7,6 +7,7 @@ seconds on the registry's clock, which may jump.
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heappop, heappush
 from math import inf
 from typing import Final, Generic, TypeVar
@@ -20,6 +21,7 @@ _FEW: Final = 3
 """Requests up to which a sum over each is as fast as running sums."""
 
 
+@lru_cache(maxsize=4096)
 def tenant_of(key: str) -> str:
     """The tenant of a model key `namespace/name@generation`."""
     return key.partition("/")[0]

@@ -118,7 +118,9 @@ class PodState:
         self._update_counts()
 
     def _update_counts(self) -> None:
-        self.changes.add(self)
+        changes = self.changes  # as `ChangeLog.add`, without a call per request
+        changes.count += 1
+        changes.pods.append(self)
         self.slots_busy = busy = self.slots_used + self.slots_pending
         self.has_free_slot = busy < self.slots and self.is_accepting
         inferring = self.ongoing + self.ongoing_pending

@@ -11,6 +11,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from gateway.dispatch.admission_queue import is_starved
 from gateway.dispatch.fair_queue import QueueKey
 from gateway.dispatch.pending_placement import P, PlacementDriver
 from gateway.dispatch.placer import Placer, rejection_error
@@ -81,7 +82,7 @@ class ScheduledPlacer(Placer[P]):
         queued: dict[str, Sequence[P]] = {}
         queues: list[ModelQueue] = []
         for keys in self._queue.by_model():
-            [head] = self._queue.requests(keys[:1])
+            head = self._queue.waiting[keys[0]]
             key = head.spec.key
             holders = names.intersection([pod.name for pod in self._state.warm(key)])
             if holders:  # others cannot start now, and most queues are of those
@@ -126,15 +127,16 @@ class ScheduledPlacer(Placer[P]):
 
         Rules start `count` requests at most, and queues of thousands would cost more than that.
         """
+        waiting = self._queue.waiting
         if len(keys) <= count:
-            return self._queue.requests(keys)
+            return [waiting[each] for each in keys]
         now_s = self._now_s()
-        starved = (at for at, each in enumerate(keys) if self._queue.is_starved(each, now_s))
+        starved = (at for at, each in enumerate(keys) if is_starved(waiting[each].arrival, now_s))
         in_time_s = now_s + self._state.measured(key).infer.seconds
         in_time = bisect_left(keys, in_time_s, key=_deadline)
         last = min(in_time + count, len(keys))
         positions = {*range(count), *islice(starved, count), *range(in_time, last)}
-        return self._queue.requests([keys[at] for at in sorted(positions)])
+        return [waiting[keys[at]] for at in sorted(positions)]
 
     def _model_queue(
         self, key: str, placements: Sequence[P], machines: frozenset[str]

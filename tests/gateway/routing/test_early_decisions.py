@@ -10,7 +10,7 @@ from gateway.routing.auto import auto, weigh
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.placed_requests import record_placed
-from gateway.routing.pod_selection import run_soonest, run_soonest_warm
+from gateway.routing.pod_selection import MAX_COMPARED, run_soonest, soonest_of
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.reservation import LoadMode
@@ -20,7 +20,7 @@ from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 OTHER = "team/other@0"
 
 
-def random_pool(rng: random.Random) -> ClusterState:
+def random_pool(rng: random.Random, key: str = KEY) -> ClusterState:
     """Pods with the model or without, of one kind or two; another model beside it."""
     warm_share = rng.choice([0.1, 0.5, 1.0])
     products = rng.choice([[""], [""], ["A", "B"]])
@@ -40,11 +40,12 @@ def random_pool(rng: random.Random) -> ClusterState:
         "postprocess": 0.001, "network": 0.002, "load:disk": rng.choice([0.05, 0.6]),
         "load:remote": 1.5,
     }  # fmt: skip
-    state = cluster(*sketches, measured={k: v for k, v in measured.items() if rng.random() < 0.95})
+    known = {k: v for k, v in measured.items() if rng.random() < 0.95}
+    state = cluster(*sketches, key=key, measured=known)
     for pod in state.pods.values():
         if pod.info.accelerator.product == "B":
-            pod.estimates.add(KEY, "infer", [infer_s / 2])
-            pod.estimates.add(KEY, "load:disk", [0.04])
+            pod.estimates.add(key, "infer", [infer_s / 2])
+            pod.estimates.add(key, "load:disk", [0.04])
         pod.estimates.add(OTHER, "infer", [rng.choice([0.01, 0.1])])
         if rng.random() < 0.5:
             held = Residency(Tier.DEVICE, None, NOW_S, rng.choice([100, 900]))
@@ -54,10 +55,10 @@ def random_pool(rng: random.Random) -> ClusterState:
     return state
 
 
-def place(rng: random.Random, state: ClusterState, now_s: float) -> None:
+def place(rng: random.Random, state: ClusterState, now_s: float, key: str = KEY) -> None:
     """Let a request of either model run at some pod; it may be late, or have been cancelled."""
     pod = state.pods[rng.choice(list(state.pods))]
-    key = rng.choice([KEY, KEY, OTHER])
+    key = rng.choice([key, key, OTHER])
     if not pod.has_free_slot or pod not in state.warm(key):
         return
     deadline_s = now_s + rng.uniform(0.05, 2.0) if rng.random() < 0.3 else None
@@ -100,11 +101,11 @@ def choice(decision: Decision) -> Choice:
     return Choice(pods, decision.mode, decision.reason, seconds, lost_s)
 
 
-def random_state(rng: random.Random) -> tuple[ClusterState, float]:
+def random_state(rng: random.Random, key: str = KEY) -> tuple[ClusterState, float]:
     """A pool at work, and the time."""
-    state, now_s = random_pool(rng), NOW_S
+    state, now_s = random_pool(rng, key), NOW_S
     for _ in range(rng.choice([0, 3, 20, 100])):
-        place(rng, state, now_s)
+        place(rng, state, now_s, key)
         now_s += rng.expovariate(1000.0)
     return state, now_s
 
@@ -115,7 +116,10 @@ def test_the_soonest_of_the_pods_kept_in_order_is_the_soonest_of_all(seed: int) 
     state, now_s = random_state(rng)
     for _ in range(4):
         asked = random_request(rng, now_s)
-        in_order = run_soonest_warm(asked, state, now_s)
+        in_order = soonest_of(
+            state.free_warm(KEY).first(MAX_COMPARED), KEY, asked.size_class, asked.deadline_s,
+            state, now_s,
+        )  # fmt: skip
         if len(state.pods.kinds) > 1:
             return
         assert in_order == run_soonest(state.warm(KEY), asked, state, now_s)
