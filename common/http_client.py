@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from common.connection_pool import CONNECT_TIMEOUT_S, MAX_IDLE, MAX_IDLE_S, ConnectionPool
 from common.http_connection import Connection, ConnectionLost, NotConnected, TimedOut, TooLarge
 from common.tls import PartTls
 
@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
     from common.http_connection import RawHeaders
 
-CONNECT_TIMEOUT_S: Final = 2.0
-MAX_IDLE_S: Final = 30.0
-"""Pods and gateways close idle connections after 65 s."""
-MAX_IDLE: Final = 256
 MAX_BODY_BYTES: Final = 1 << 30
-_SCRATCH_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +71,7 @@ class StreamedResponse:
         return await self._connection.read_body(self._max_bytes)
 
 
-class HttpClient:
+class HttpClient(ConnectionPool[Connection]):
     """Connections to any number of servers. Belongs to one event loop."""
 
     def __init__(
@@ -97,20 +92,19 @@ class HttpClient:
             max_body_bytes: of a response, unless it is received in place.
             connect_timeout_s: of a connection, TLS included.
             stall_s: the longest time without a byte of the response; None: any.
-            max_idle: connections kept for each address.
             max_idle_s: well below the time after which the servers close idle connections.
+            max_idle: connections kept for each address.
             resends: whether a request whose kept connection ends without a byte of a response is
                 sent once more, over a new one: most likely the server had closed it before.
         """
         options = {} if tls is None else {"ssl": tls}
-        self._options = tls.connect_options if isinstance(tls, PartTls) else options
+        super().__init__(
+            Connection, tls.connect_options if isinstance(tls, PartTls) else options,
+            connect_timeout_s=connect_timeout_s, max_idle_s=max_idle_s, max_idle=max_idle,
+        )  # fmt: skip
         self._max_body_bytes = max_body_bytes
-        self._connect_timeout_s = connect_timeout_s
         self._stall_s = stall_s
-        self._max_idle_s, self._max_idle = max_idle_s, max_idle
         self._resends = resends
-        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._idle: dict[str, deque[Connection]] = {}
 
     async def request(
         self,
@@ -212,63 +206,6 @@ class HttpClient:
                 raise
             else:
                 return connection
-
-    # The pool
-
-    async def take(self, address: str) -> Connection:
-        """A connection that was kept, or a new one. Raises NotConnected."""
-        return self.take_idle(address) or await self.connect(address)
-
-    def take_idle(self, address: str) -> Connection | None:
-        """An open connection, if there is one; the one used last."""
-        idle = self._idle.get(address)
-        while idle:
-            connection = idle.pop()
-            oldest_s = asyncio.get_running_loop().time() - self._max_idle_s
-            if not connection.is_closed and connection.idle_since_s > oldest_s:
-                return connection
-            connection.close()
-        return None
-
-    async def connect(self, address: str) -> Connection:
-        """A new connection; raises NotConnected. Closes others that have been idle too long."""
-        loop = asyncio.get_running_loop()
-        self.close_idle_since(loop.time() - self._max_idle_s)
-        host, _, port = address.rpartition(":")
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    lambda: Connection(self._scratch), host.strip("[]"), int(port), **self._options
-                )
-        except (OSError, TimeoutError, ValueError, OverflowError) as error:  # also of an address
-            raise NotConnected(f"{address} cannot be reached: {error!r}") from error
-        return connection
-
-    def release(self, address: str, connection: Connection) -> None:
-        """Keep a connection for another exchange, or close it if it cannot be reused."""
-        connection.end()
-        if connection.is_closed:
-            return
-        connection.idle_since_s = asyncio.get_running_loop().time()
-        idle = self._idle.setdefault(address, deque())
-        idle.append(connection)
-        if len(idle) > self._max_idle:
-            idle.popleft().close()
-
-    def close_idle_since(self, oldest_s: float) -> None:
-        """Close connections last used at or before this loop time."""
-        for address, idle in list(self._idle.items()):
-            while idle and (idle[0].is_closed or idle[0].idle_since_s <= oldest_s):
-                idle.popleft().close()
-            if not idle:
-                del self._idle[address]
-
-    def close(self) -> None:
-        """Close what is idle."""
-        for idle in self._idle.values():
-            for connection in idle:
-                connection.close()
-        self._idle.clear()
 
 
 def request_blocking(

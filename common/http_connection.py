@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, cast
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import httptools
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
+    from typing import Any
 
     RawHeaders = list[tuple[bytes, bytes]]
     """Names in lower case, and values."""
@@ -20,7 +22,6 @@ _HIGH_WATER: Final = 1 << 20
 """Bytes of a body that nobody has taken, above which no more are read."""
 _MAX_JOINED: Final = 16 << 10
 """Up to this size a copy is cheaper than a second buffer to write."""
-_NO_PARTS: Final[deque[memoryview]] = deque()
 
 
 class HttpError(Exception):
@@ -47,13 +48,19 @@ class TooLarge(HttpError):
     """The response is over the limit; its rest is not read."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class Waiter(Protocol):
+    """A future, or what a caller without a task waits for."""
+
+    def done(self) -> bool: ...
+    def set_result(self, result: None, /) -> None: ...
+    def __await__(self) -> Generator[Any, None, None]: ...
+
+
+class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
-    def __init__(self, scratch: memoryview) -> None:
-        """`scratch`: received bytes that have no other place; connections may share it."""
-        self._loop = asyncio.get_running_loop()
-        self._scratch = scratch
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self.is_closed = False
         self.used_total = 0
@@ -61,25 +68,20 @@ class Connection(asyncio.BufferedProtocol):
         self._writable: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._reset(None)
+        self._reset()
 
-    def _reset(self, parts: Sequence[memoryview] | None) -> None:
+    def _reset(self) -> None:
         self.status = 0
         self.headers: RawHeaders = []
-        self.has_head = self.is_complete = self._keeps_alive = False
+        self.has_head = self.is_complete = self._keeps_alive = self._is_cut = False
         self.received_bytes = 0
         self.head_s = 0.0
         """When the response's head had come, by `time.monotonic`."""
-        self._chunks: deque[bytes] = deque()
+        self._chunks: list[bytes] = []
         self._untaken_bytes = 0
-        self._parts: deque[memoryview] = _NO_PARTS
-        self._wanted_bytes: int | None = None
-        if parts is not None:
-            self._parts = deque(part for part in parts if len(part))
-            self._wanted_bytes = sum(map(len, parts))
-        self._is_in_place = False
+        self._place: _Place | None = None
         self._error: HttpError | None = None
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: Waiter | None = None
 
     # The exchange
 
@@ -90,13 +92,13 @@ class Connection(asyncio.BufferedProtocol):
 
         `stall_s`: the longest time without a byte of the response.
         """
-        if self._is_in_place:  # it has not seen the end
-            self._parser = httptools.HttpResponseParser(self)
-        if self.used_total or parts is not None:
-            self._reset(parts)
+        if self.used_total:
+            self._reset()
+        if parts is not None:
+            self._place = _Place(self, parts)
         self.used_total += 1
         if stall_s is not None:
-            self._watch = self._loop.call_later(stall_s, self._check_stall, stall_s, 0)
+            self._watch = self.loop.call_later(stall_s, self._check_stall, stall_s, 0)
 
     def write(self, head: bytes, chunks: Sequence[bytes] = ()) -> None:
         """Send the head of a request and its body's parts, in one system call if possible."""
@@ -141,8 +143,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def take_body(self) -> list[bytes]:
         """Chunks of the response's body received since the last call."""
-        chunks = list(self._chunks)
-        self._chunks.clear()
+        chunks, self._chunks = self._chunks, []
         if self._untaken_bytes > _HIGH_WATER and self._transport is not None and not self.is_closed:
             self._transport.resume_reading()
         self._untaken_bytes = 0
@@ -165,13 +166,16 @@ class Connection(asyncio.BufferedProtocol):
         """No more of this exchange is wanted; what is not complete ends the connection."""
         if self._chunks:
             self.take_body()
-        if self._parts:
-            self._parts = _NO_PARTS
+        self._place = None
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
         if not self.can_be_reused:
             self.close()
+
+    def cut(self) -> None:
+        """The request is not sent to its end: the connection is not used again."""
+        self._is_cut = True
 
     def close(self) -> None:
         """Abort the connection; the server sees its client disconnect."""
@@ -187,6 +191,7 @@ class Connection(asyncio.BufferedProtocol):
         return (
             self.is_complete
             and self._keeps_alive
+            and not self._is_cut
             and not self.is_closed
             and self._transport is not None
             and not self._transport.get_write_buffer_size()
@@ -194,12 +199,19 @@ class Connection(asyncio.BufferedProtocol):
 
     async def _wait(self) -> None:
         if self.is_closed:
-            raise self._error or ConnectionLost("the connection is closed")
-        self._waiter = self._loop.create_future()
+            raise self._lost()
+        self._waiter = waiter = self._create_waiter()
         try:
-            await self._waiter
+            await waiter
         finally:
             self._waiter = None
+
+    def _create_waiter(self) -> Waiter:
+        return self.loop.create_future()
+
+    def _lost(self) -> Exception:
+        """Why the response does not come."""
+        return self._error or ConnectionLost("the connection is closed")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -218,37 +230,44 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(TimedOut(f"nothing came for {stall_s:g} s after {seen_bytes} bytes"))
             return
         arguments = (stall_s, self.received_bytes)
-        self._watch = self._loop.call_later(stall_s, self._check_stall, *arguments)
+        self._watch = self.loop.call_later(stall_s, self._check_stall, *arguments)
 
     # Of the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has no such base
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Memory for what comes next; it is used at once, by `buffer_updated`."""
-        return self._parts[0] if self._is_in_place and self._parts else self._scratch
-
-    def buffer_updated(self, nbytes: int) -> None:
+    def data_received(self, data: bytes) -> None:
         """Parse, and wake the reader once per segment: a small response costs one wake-up."""
         if not self.used_total or self.is_complete:  # nothing was asked
             self.close()
         if self.is_closed:
             return
-        self.received_bytes += nbytes
-        if self._is_in_place:
-            self._advance(nbytes)
-            return
+        self.received_bytes += len(data)
         try:
-            self._parser.feed_data(self._scratch[:nbytes])
+            self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._fail(InvalidResponse(f"the response is no HTTP/1.1: {error}"))
         if not self.has_head and self.received_bytes > MAX_HEAD_BYTES:
             self._fail(InvalidResponse(f"a head must have at most {MAX_HEAD_BYTES} bytes"))
-        if self._parts and self.status == 200 and self.has_head:
-            self._is_in_place = True  # the parser sees no more of it
-            self._keeps_alive = self._parser.should_keep_alive()
+        if self._place is not None and self._transport is not None and not self.is_closed:
+            self._read_in_place(self._place, self._transport)
         self._wake()
+
+    def _read_in_place(self, place: _Place, transport: asyncio.Transport) -> None:
+        """Let the loop fill what is left of the place; the parser sees no more of the body."""
+        if self.status == HTTPStatus.OK and self.has_head and not self.is_complete:
+            self._keeps_alive = self._parser.should_keep_alive()
+            self._parser = httptools.HttpResponseParser(self)  # this one never sees the end
+            _set_protocol(transport, place)
+
+    def filled(self, byte_count: int, *, is_last: bool) -> None:
+        """So many more bytes are in their place."""
+        self.received_bytes += byte_count
+        if is_last and self._transport is not None and not self.is_closed:
+            self.is_complete = True
+            _set_protocol(self._transport, self)
+            self._wake()
 
     def eof_received(self) -> bool:
         is_end = self.has_head and not self._has_length()
@@ -264,7 +283,7 @@ class Connection(asyncio.BufferedProtocol):
         self.resume_writing()
 
     def pause_writing(self) -> None:
-        self._writable = self._loop.create_future()
+        self._writable = self.loop.create_future()
 
     def resume_writing(self) -> None:
         if self._writable is not None and not self._writable.done():
@@ -291,15 +310,15 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.has_head, self.head_s = True, time.monotonic()
         self.resume_writing()
-        if self._wanted_bytes is not None and self.status == 200:
+        if self._place is not None and self.status == HTTPStatus.OK:
             length = dict(self.headers).get(b"content-length", b"none").decode()
-            if length != str(self._wanted_bytes):
-                text = f"content-length must be {self._wanted_bytes}, was {length}"
+            if length != str(self._place.left_bytes):
+                text = f"content-length must be {self._place.left_bytes}, was {length}"
                 self._fail(InvalidResponse(text))
 
     def on_body(self, body: bytes) -> None:
-        if self._parts and self.status == 200:
-            self._copy(memoryview(body))
+        if self._place is not None and self.status == HTTPStatus.OK:
+            self._place.copy(body)
             return
         self._chunks.append(body)
         self._untaken_bytes += len(body)
@@ -311,20 +330,52 @@ class Connection(asyncio.BufferedProtocol):
             self.is_complete = True
             self._keeps_alive = self._parser.should_keep_alive()
 
-    # A body in place
 
-    def _copy(self, body: memoryview) -> None:
+class _Place(asyncio.BufferedProtocol):
+    """Memory for a body, into which the loop reads, or decrypts, what comes after the head."""
+
+    def __init__(self, connection: Connection, parts: Sequence[memoryview]) -> None:
+        self._connection = connection
+        self._parts = deque(part for part in parts if len(part))
+        self.left_bytes = sum(map(len, self._parts))
+
+    def copy(self, body: bytes) -> None:
         """Put what came with the head in its place."""
-        while len(body) and self._parts:
-            count = min(len(body), len(self._parts[0]))
-            self._parts[0][:count] = body[:count]
-            body = body[count:]
+        came = memoryview(body)[: self.left_bytes]
+        while len(came):
+            count = min(len(came), len(self._parts[0]))
+            self._parts[0][:count] = came[:count]
             self._advance(count)
+            came = came[count:]
 
-    def _advance(self, nbytes: int) -> None:
+    def _advance(self, byte_count: int) -> None:
         part = self._parts.popleft()
-        if nbytes < len(part):
-            self._parts.appendleft(part[nbytes:])
-        elif not self._parts and self._is_in_place:
-            self.is_complete = True
-            self._wake()
+        self.left_bytes -= byte_count
+        if byte_count < len(part):
+            self._parts.appendleft(part[byte_count:])
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._parts[0]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._advance(nbytes)
+        self._connection.filled(nbytes, is_last=not self._parts)
+
+    def eof_received(self) -> bool:
+        return self._connection.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()
+
+
+def _set_protocol(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> None:
+    """Between two reads: libuv is told how to read when it begins to."""
+    transport.pause_reading()
+    transport.set_protocol(protocol)
+    transport.resume_reading()

@@ -34,7 +34,8 @@ from gateway.console.pages import ConsoleSources, console_routes, routes_beside_
 from gateway.console.traffic import Traffic
 from gateway.dispatch.component_exchange import ComponentCalls
 from gateway.exchange_choice import ExchangeChoice
-from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits, HeldBodies
+from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits
+from gateway.http.held_bodies import HeldBodies
 from gateway.http.listener import Listener, listen
 from gateway.http.model_host import KnownNames
 from gateway.http.server import create_protocol

@@ -11,13 +11,7 @@ from gateway.errors import GatewayError, MethodNotAllowed
 from gateway.http.client_request import closing_connection
 from gateway.http.error_responses import send_error
 from gateway.http.openai import is_openai
-from gateway.http.routes import (
-    graph_path,
-    is_inference,
-    parse_path,
-    refuse_other_name,
-    target_of,
-)
+from gateway.http.routes import graph_path, is_inference, parse_path, refuse_other_name, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -15,7 +15,7 @@ from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, U
 from gateway.http.headers import PROTOBUF
 from gateway.http.model_host import Verb
 from gateway.http.openai import parse_model_name
-from gateway.http.routes import openai_target, target_of_version
+from gateway.http.targets import openai_target, target_of_version
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from gateway.selection.select_version import select_version
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient
     from gateway.http.model_host import ComponentTarget
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
     from gateway.pool import GatewayPool, GatewayPools
     from gateway.settings import GatewaySettings
     from gateway.shutdown import Shutdown

@@ -16,7 +16,7 @@ from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, Shutti
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import respond_with_error
 from gateway.http.headers import SECRET, read_headers
-from gateway.http.routes import target_in_namespace
+from gateway.http.targets import target_in_namespace
 from gateway.request_run import Deadlines, LoopTimers
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ if TYPE_CHECKING:
     from gateway.dispatch.component_exchange import ComponentExchange
     from gateway.dispatch.request import Request
     from gateway.exchange_choice import ExchangeChoice
-    from gateway.http.body import BodyLimits, HeldBodies
+    from gateway.http.body import BodyLimits
     from gateway.http.headers import Headers, RequestHeaders
+    from gateway.http.held_bodies import HeldBodies
     from gateway.http.inference_client import InferenceClient
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
     from gateway.pool import GatewayPools
     from gateway.settings import GatewaySettings
     from gateway.shutdown import Shutdown

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from gateway.http.model_host import KnownNames
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
     from gateway.settings import GatewaySettings
     from gateway.telemetry.metrics import GatewayMetrics
     from gateway.telemetry.request_telemetry import RequestTelemetry

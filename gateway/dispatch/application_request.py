@@ -17,7 +17,7 @@ from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.request import Request
 from gateway.errors import BadRequest
-from gateway.http.routes import target_of_variant
+from gateway.http.targets import target_of_variant
 from gateway.selection.utility import class_probabilities
 from gateway.sneakpeek.client import LookOutcome, LookResult
 
@@ -156,8 +156,7 @@ class ApplicationRequest(Request):
             self.arrival.id, str(self._application.name), str(selection.policy),
             accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
         )  # fmt: skip
-        lines.append(b"content-length: %d\r\n" % len(body))
-        self._client.start_response(200, lines, has_length=True)
+        self._client.start_response(200, lines, b"%d" % len(body))
         self._client.write_body(body, is_last=True)
 
 

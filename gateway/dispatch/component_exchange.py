@@ -20,7 +20,6 @@ from gateway.errors import (
     ComponentUnreachable,
     Rejected,
 )
-from gateway.http.headers import read_response
 from gateway.http.inference_client import wait_for_reader
 from gateway.routing.decision import Reason
 from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
@@ -155,16 +154,14 @@ class ComponentExchange:
         return b"".join(lines)
 
     async def _respond(self, connection: PodConnection, started_s: float) -> None:
-        client, response = self._client, read_response(connection.headers)
+        client, response = self._client, connection.response
         if not connection.has_body:
             await connection.wait_body()  # an error until here still gets a clear response
         lines = self._calls.telemetry.served_by_component(
             self._read.request_id, client.target.label, self._target.component, connection.status,
             took_s=time.perf_counter() - started_s,
         )  # fmt: skip
-        client.start_response(
-            connection.status, response.forwarded + lines, has_length=response.has_length
-        )
+        client.start_response(response.status, response.forwarded + lines, connection.length)
         while not self._forward_body(connection):
             await wait_for_reader(client, self._stall_s)
             await connection.wait_body()

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from gateway.dispatch.placement import Placement
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
     from gateway.upstream.pod_connection import PodConnection
+
+
+_HEAD: Final = b"""\
+POST %b HTTP/1.1\r
+host: %b\r
+%bx-request-id: %b\r
+x-pilotlight-model-name: %b\r
+x-pilotlight-generation: %b\r
+x-pilotlight-deadline-ms: %d\r
+x-pilotlight-%b: %b%b\r
+content-length: %d\r
+\r
+"""
 
 
 def request_head(
@@ -24,25 +37,20 @@ def request_head(
 ) -> bytes:
     """Request line and headers; `left_ms` is the time until the deadline."""
     reservation = placement.reservation
-    lines = [
-        b"POST ", target.pod_path, b" HTTP/1.1\r\nhost: ", reservation.entry.address.encode(),
-        b"\r\n", headers.forwarded,
-        b"x-request-id: ", headers.request_id.encode(),
-        b"\r\nx-pilotlight-model-name: ", target.name.encode(),
-        b"\r\nx-pilotlight-generation: ", placement.spec.generation.encode(),
-        b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_ms),
-    ]  # fmt: skip
-    name = b"attempt" if reservation.is_local else b"reservation"
-    lines += (b"\r\nx-pilotlight-%b: " % name, reservation.id.encode())
+    entry = reservation.entry
+    more = secret_line
     if not reservation.takes_slot:
-        lines.append(b"\r\nx-pilotlight-step-queue: 1")
+        more += b"\r\nx-pilotlight-step-queue: 1"
     if reservation.load_token:
-        lines.append(b"\r\nx-pilotlight-load-token: %d" % reservation.load_token)
-    if reservation.predict is not reservation.entry:
-        lines += (b"\r\nx-pilotlight-predict: ", reservation.predict.address.encode())
-    lines.append(secret_line)
-    lines.append(b"\r\ncontent-length: %d\r\n\r\n" % body.received_bytes)
-    return b"".join(lines)
+        more += b"\r\nx-pilotlight-load-token: %d" % reservation.load_token
+    if reservation.predict is not entry:
+        more += b"\r\nx-pilotlight-predict: %b" % reservation.predict.address.encode()
+    return _HEAD % (
+        target.pod_path, entry.address.encode(), headers.forwarded, headers.request_id.encode(),
+        target.name.encode(), placement.spec.generation.encode(), max(1, left_ms),
+        b"attempt" if reservation.is_local else b"reservation", reservation.id.encode(), more,
+        body.received_bytes,
+    )  # fmt: skip
 
 
 def resent_head(head: bytes) -> bytes:
@@ -55,7 +63,8 @@ def resent_head(head: bytes) -> bytes:
 
 async def send_request(connection: PodConnection, head: bytes, body: IncomingBody) -> None:
     """Send the request and wait for the head of the response. Raises PodConnectionLost."""
-    connection.write_all(head, body.buffered)
+    connection.start()
+    connection.write(head, body.buffered)
     if body.has_file:
         await _send_file(connection, body)
     await connection.wait_head()
@@ -65,7 +74,7 @@ async def _send_file(connection: PodConnection, body: IncomingBody) -> None:
     async with aclosing(body.pieces_of_file()) as pieces:
         async for piece in pieces:
             if connection.has_head:
-                connection.is_request_cut = True  # the pod responded without reading the rest
+                connection.cut()  # the pod responded without reading the rest
                 return
             connection.write(piece)
             await connection.drain()

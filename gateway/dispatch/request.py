@@ -18,9 +18,8 @@ from gateway.dispatch.placement import Placement
 from gateway.dispatch.pod_request import request_head, resent_head, send_request
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
-from gateway.http.headers import PodResponse, read_response
 from gateway.http.inference_client import wait_for_reader
-from gateway.telemetry.recent_requests import RecentRequest, stage_timings
+from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
 from registry.domain.measures import size_class
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
     from gateway.telemetry.arrival_counter import ArrivalCounter
-    from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from gateway.upstream.event_log import EventLog, LoggedRequest
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
@@ -82,8 +80,19 @@ class Request:
     placement: Placement | None = None
     """Of the last attempt; None: it was not placed."""
     connection: PodConnection
-    response: PodResponse
-    """Head of the response."""
+    """Of the last attempt, with its response."""
+    _sent_s = 0.0
+    _queue_s = 0.0
+    """Time from the start to the placement."""
+    _awaited_tier: str | None = None
+    """Source tier of the load that the queued request waited for; None: no load."""
+    _holds_slot = False
+    _begun = 0
+    """Pods that requests had lost when the current attempt was sent."""
+    _failed: FailedAttempts | None = None
+    _logged: LoggedRequest | None = None
+    _error_body = b""
+    """The first bytes of an error's response."""
 
     def __init__(
         self, context: RequestContext, client: InferenceClient, headers: RequestHeaders,
@@ -98,18 +107,6 @@ class Request:
         self._headers = headers
         self._body = body
         self._started_s = time.perf_counter()
-        self._sent_s = 0.0
-        self._queue_s = 0.0
-        """Time from the start to the placement."""
-        self._awaited_tier: str | None = None
-        """Source tier of the load that the queued request waited for; None: no load."""
-        self._holds_slot = False
-        self._begun = 0
-        """Pods that requests had lost when the current attempt was sent."""
-        self._failed: FailedAttempts | None = None
-        self._logged: LoggedRequest | None = None
-        self._error_body = b""
-        """The first bytes of an error's response."""
         self._count_arrival()
         context.retries.budget.earn()
 
@@ -193,8 +190,8 @@ class Request:
                 connection.close()
                 await self._client.run.in_task()
                 connection = await self._resend(lost, placement, head)
-            self.response = response = read_response(connection.headers)
-            if connection.status in FAILURE_STATUSES and not is_from_pod(connection, response):
+            response = connection.response
+            if response.status in FAILURE_STATUSES and not is_from_pod(response):
                 await self._client.run.in_task()
                 cause = await classify_response(connection, connections, entry.address)
                 raise self._queue_proxy_error(placement, cause)
@@ -294,31 +291,32 @@ class Request:
     # The response
 
     async def _respond(self, placement: Placement) -> None:
-        client, connection, response = self._client, self.connection, self.response
+        client, connection = self._client, self.connection
+        response = connection.response
         telemetry = self._context.telemetry
         if not connection.has_body:
             await connection.wait_body()  # an error until here still gets a clear response
-        timings = stage_timings(self._queue_s, time.perf_counter() - self._sent_s, response)
+        pod_s = time.perf_counter() - self._sent_s
+        timings = StageTimings(self._queue_s * 1000, pod_s * 1000, *connection.times_ms)
         outcome = self._outcome(placement, timings)
         if placement.spec.logger is not None:
             self._log_request(placement)
         entry = placement.reservation.entry.name
         lines = telemetry.head_lines(outcome, response, timings, entry, client.target)
-        client.start_response(connection.status, lines, has_length=response.has_length)
-        is_last = self._forward_body(placement)
+        client.start_response(response.status, lines, connection.length)
+        self._forward_body()
         # After the write: off its path.
         telemetry.served(outcome, self._error_body)
-        if response.has_length:  # it is complete at the pod: a slow client holds no slot
+        if connection.length:  # it is complete at the pod: a slow client holds no slot
             self._release(placement)
-        while not is_last:
-            await client.run.in_task()
+        while not connection.is_taken:
             await wait_for_reader(client, self._context.stall_s)
-            await connection.wait_body()
-            is_last = self._forward_body(placement)
+            await connection.stream(self._forward_body)
 
-    def _forward_body(self, placement: Placement) -> bool:
-        """Send the client the received part of the response; returns whether it was the last."""
-        connection = self.connection
+    def _forward_body(self) -> bool:
+        """Send the client what came of the response; returns whether more is wanted now."""
+        connection, placement = self.connection, self.placement
+        assert placement is not None
         chunks = connection.take_body()
         if connection.is_complete:
             self._release(placement)  # before the client can send its next request
@@ -328,9 +326,9 @@ class Request:
         if self._logged is not None:
             self._logged.response_part(body)
             if connection.is_complete:
-                self._logged.response_end(_content_type(connection.headers))
+                self._logged.response_end(connection.response.content_type)
         self._client.write_body(body, is_last=connection.is_complete)
-        return connection.is_complete
+        return not (connection.is_complete or self._client.is_behind)
 
     def _log_request(self, placement: Placement) -> None:
         """As events, if the model has a logger; responses only with status 200, as KServe does."""
@@ -343,13 +341,13 @@ class Request:
             self._logged = logged if self.connection.status == HTTPStatus.OK else None
 
     def _outcome(self, placement: Placement, timings: StageTimings) -> RecentRequest:
-        decision, status = placement.decision, self.connection.status
-        reason, start = str(decision.reason), self.response.start
+        decision, response = placement.decision, self.connection.response
+        reason, start, status = str(decision.reason), response.start, response.status
         if start == "warm" and self._awaited_tier:
             start = self._awaited_tier
         if status >= HTTPStatus.BAD_REQUEST:
             # an error of a server behind the pod has no name of its own
-            reason, start = self.response.error.decode("latin-1") or "error", ""
+            reason, start = response.error.decode("latin-1") or "error", ""
         forecast = decision.forecast
         if forecast is not None and not forecast.is_measured:
             forecast = None

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gateway.errors import GatewayError
     from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
 
 _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")
 """Of ModelMesh's clients; before the message's own field."""
@@ -116,7 +116,7 @@ class GrpcRequest:
         self.waited_s = 0.0
         self.keep_alive = True
         self.disconnected = False
-        self.response_started = False
+        self.response_started = self.is_behind = False
         self.is_complete = True
         self.on_disconnect: Callable[[], None] | None = None
         self.status = 0
@@ -161,10 +161,10 @@ class GrpcRequest:
         self._parts = [body]
         self.status = status
 
-    def start_response(self, status: int, lines: list[bytes], *, has_length: bool) -> None:
+    def start_response(self, status: int, lines: bytes, length: bytes) -> None:
         self.response_started = True
         self._status = status
-        for line in b"".join(lines).split(b"\r\n"):
+        for line in lines.split(b"\r\n"):
             name, found, value = line.partition(b": ")
             if found:
                 self.metadata.append((name, value))

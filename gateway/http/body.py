@@ -21,10 +21,13 @@ from gateway.errors import (
     RequestBodyTooLarge,
     UnsupportedCoding,
 )
+from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.http.openai import find_model_field
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+
+    from gateway.http.held_bodies import HeldBodies
 
 Result = TypeVar("Result")
 
@@ -38,53 +41,6 @@ BUFFER_BYTES: Final = 1 << 20
 texts and rows are shorter, and what waits in a file costs a millisecond per megabyte."""
 MIN_BODY_RATE: Final = 1024
 """Bytes per second of a body, on average after its first pause: slower clients only hold memory."""
-UNCOUNTED_BYTES: Final = 64 << 10
-"""The beginning of each body, which connections bound: small requests are served even when
-large ones have filled the budget."""
-
-
-class HeldBodies:
-    """What the bodies of all requests together occupy, and may, in memory and temporary files."""
-
-    def __init__(self, memory_limit: int, disk_limit: int) -> None:
-        self._memory_limit = memory_limit
-        self._disk_limit = disk_limit
-        self.memory_bytes = 0
-        self.disk_bytes = 0
-
-    def check(self, declared: int, *, in_file: bool) -> None:
-        """Refuse a body of this declared length before it is read. Raises BodiesFull."""
-        if in_file:
-            self._check_disk(declared)
-        elif declared > UNCOUNTED_BYTES:
-            self._check_memory(declared)
-
-    def take_memory(self, byte_count: int) -> None:
-        self._check_memory(byte_count)
-        self.memory_bytes += byte_count
-
-    def take_disk(self, byte_count: int) -> None:
-        self._check_disk(byte_count)
-        self.disk_bytes += byte_count
-
-    def release(self, memory_bytes: int, disk_bytes: int) -> None:
-        self.memory_bytes -= memory_bytes
-        self.disk_bytes -= disk_bytes
-
-    def _check_memory(self, more: int) -> None:
-        _check(self.memory_bytes, more, self._memory_limit, "memory", "--held-body-bytes")
-
-    def _check_disk(self, more: int) -> None:
-        _check(self.disk_bytes, more, self._disk_limit, "files", "--spool-bytes")
-
-
-def _check(held: int, more: int, limit: int, where: str, setting: str) -> None:
-    if held + more > limit:
-        raise BodiesFull(
-            f"the gateway holds {held} bytes of other requests' bodies in {where}; {more} more"
-            f" exceed {limit} ({setting})",
-            retry_after_s=1.0,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +75,13 @@ class IncomingBody:
     Chunks are kept as received: joining 200 KB costs about as much as forwarding them.
     """
 
+    received_bytes = 0
+    is_complete = False
+    _memory_bytes = _disk_bytes = 0
+    """Counted in `held`."""
+    _file: IO[bytes] | None = None
+    _begun_s: float | None = None
+
     def __init__(
         self, source: BodySource, content_length: int | None, limits: BodyLimits, held: HeldBodies
     ) -> None:
@@ -126,14 +89,8 @@ class IncomingBody:
         self._source = source
         self._limits = limits
         self._held = held
-        self._memory_bytes = self._disk_bytes = 0
-        """Counted in `held`."""
-        self._file: IO[bytes] | None = None
-        self._begun_s: float | None = None
         self._uncounted_bytes = min(UNCOUNTED_BYTES, limits.max_bytes)
         self.buffered: list[bytes] = []
-        self.received_bytes = 0
-        self.is_complete = False
         if content_length is not None and content_length > self._uncounted_bytes:
             if content_length > limits.max_bytes:
                 raise self._too_large(f"content-length {content_length}")
@@ -211,8 +168,9 @@ class IncomingBody:
 
     def close(self) -> None:
         """Delete the file and free the body's part of the budget."""
-        self._held.release(self._memory_bytes, self._disk_bytes)
-        self._memory_bytes = self._disk_bytes = 0
+        if self._memory_bytes or self._disk_bytes:
+            self._held.release(self._memory_bytes, self._disk_bytes)
+            self._memory_bytes = self._disk_bytes = 0
         if self._file is not None:
             with contextlib.suppress(OSError):  # what a full disk did not take
                 self._file.close()

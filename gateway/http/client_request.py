@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
@@ -21,12 +21,13 @@ from gateway.request_run import RequestRun
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+    from uvicorn.protocols.http.flow_control import FlowControl
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from gateway.errors import GatewayError
     from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
 
     Message = dict[str, Any]
     Send = Callable[[Any], Awaitable[None]]
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 _MAX_CHUNKS: Final = 64
 """More chunks are joined: each costs a buffer of the system call that forwards them."""
+_MAX_JOINED: Final = 16 << 10
+"""Up to this size a copy is cheaper than a second buffer to write."""
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 _STATUSES_WITHOUT_BODY: Final = (204, 304)
 _UNEXPECTED_ERROR: Final = b'{"error": "the gateway failed unexpectedly; see its log"}'
 KEPT_BYTES: Final = 64 << 10
@@ -48,57 +52,71 @@ class _NullEvent:
         """Do nothing."""
 
 
+class GatewayConnection(Protocol):
+    """What a request uses of its connection, `gateway.http.server.GatewayProtocol`."""
+
+    loop: asyncio.AbstractEventLoop
+    tasks: set[asyncio.Task[None]]
+    transport: asyncio.Transport
+    flow: FlowControl
+    parser: Any
+    expect_100_continue: bool
+    handle_inference: Callable[[ClientRequest], Awaitable[None]]
+
+    def close_unread(self) -> None:
+        """Close once the client has read the response; what it sends is dropped."""
+
+    def on_response_complete(self) -> None: ...
+
+
 class ClientRequest:
     """A request to a model. uvicorn's protocol drives it like one of its own request cycles."""
 
     message_event: Final = _NullEvent()
+    waited_s = 0.0
+    disconnected = response_started = response_complete = is_complete = False
+    on_disconnect: Callable[[], None] | None = None
+    """Called when the client disconnects before its response is complete."""
+    is_usual = keep_alive = True
+    """`is_usual`: of HTTP/1.1, and neither its connection's last one nor held back by `expect`."""
+    _accepts_chunked = True
+    _expects_continue = _is_chunked = False
+    _buffered_bytes = 0
+    _wakeup: asyncio.Future[None] | None = None
+    _head = b""
+    """Of the response, until it is sent."""
 
     def __init__(
         self,
         target: ModelTarget,
         headers: Headers,
-        connection: HttpToolsProtocol,
-        handle: Callable[[ClientRequest], Awaitable[None]],
-        close_unread: Callable[[], None],
+        connection: GatewayConnection,
         unread_s: float = 0.0,
         head: KnownHead | None = None,
+        body: bytes = b"",
     ) -> None:
         """`connection` has just received the request's head, which was there for `unread_s`.
 
-        `close_unread` closes it once the client has read the response; what it sends is dropped.
-        `head`: if it was not parsed again.
+        `head`: if it was not parsed again, but came with this `body`.
         """
-        self.head = head
-        is_http_1_0 = head is None and connection.parser.get_http_version() == "1.0"
         self.target = target
         self.headers = headers
+        self.head = head
         self.loop = connection.loop
-        self.waited_s = 0.0
-        self._received_s = self.loop.time() - unread_s
-        self.keep_alive = head is not None or (
-            connection.parser.should_keep_alive() and not is_http_1_0
-        )
-        self.disconnected = False
-        self.response_started = False
-        self.response_complete = False
-        self.is_complete = False
-        self.on_disconnect: Callable[[], None] | None = None
-        """Called when the client disconnects before its response is complete."""
         self.run = RequestRun(self.loop, connection.tasks)
+        self._connection = connection
         self._transport = connection.transport
         self._flow = connection.flow
-        self._handle = handle
-        self._on_response = connection.on_response_complete
-        self._close_unread = close_unread
-        self._accepts_chunked = not is_http_1_0
-        self._expects_continue = head is None and connection.expect_100_continue
-        self.is_usual = self.keep_alive and not self._expects_continue
-        """Of HTTP/1.1, and neither the last one of its connection nor held back by `expect`."""
-        self._chunks: list[bytes] = []
-        self._buffered_bytes = 0
-        self._wakeup: asyncio.Future[None] | None = None
-        self._head: list[bytes] | None = None
-        self._is_chunked = False
+        self._received_s = self.loop.time() - unread_s
+        self._chunks = [body] if body else []
+        if head is not None:
+            self.is_complete = True
+        else:
+            parser = connection.parser
+            self._accepts_chunked = parser.get_http_version() != "1.0"
+            self.keep_alive = self._accepts_chunked and parser.should_keep_alive()
+            self._expects_continue = connection.expect_100_continue
+            self.is_usual = self.keep_alive and not self._expects_continue
 
     def start(self) -> None:
         """Serve the request; uvicorn waits for it when it shuts down."""
@@ -109,7 +127,7 @@ class ClientRequest:
         try:
             if self._flow.write_paused:  # the client does not read its earlier responses
                 await self._flow.drain()
-            await self._handle(self)
+            await self._connection.handle_inference(self)
         except Exception:
             logger.exception("request failed unexpectedly")
             if self.response_started:
@@ -135,9 +153,10 @@ class ClientRequest:
         chunks, self._chunks = self._chunks, []
         if len(chunks) > _MAX_CHUNKS:
             chunks = [b"".join(chunks)]
-        if self._buffered_bytes > HIGH_WATER_LIMIT:
-            self._flow.resume_reading()
-        self._buffered_bytes = 0
+        if self._buffered_bytes:
+            if self._buffered_bytes > HIGH_WATER_LIMIT:
+                self._flow.resume_reading()
+            self._buffered_bytes = 0
         return chunks
 
     async def receive_chunks(self) -> list[bytes]:
@@ -164,49 +183,59 @@ class ClientRequest:
 
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a complete response."""
-        lines = [part for name, value in headers for part in (name, b": ", value, b"\r\n")]
-        lines.append(b"content-length: %d\r\n" % len(body))
-        self.start_response(status, lines, has_length=True)
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+        self.start_response(status, lines, b"%d" % len(body))
         self.write_body(body, is_last=True)
 
-    def start_response(self, status: int, lines: list[bytes], *, has_length: bool) -> None:
-        """Set the head, given as parts of complete header lines; sent with the first body chunk."""
+    def start_response(self, status: int, lines: bytes, length: bytes) -> None:
+        """Set the head, sent with the first body chunk; `length`: empty if it is not known."""
         self.response_started = True
-        self._is_chunked = (
-            not has_length and status not in _STATUSES_WITHOUT_BODY and self._accepts_chunked
-        )
         if self._expects_continue:  # 100 Continue was not sent, so the body may not come
             self.keep_alive = False
-        self._head = [STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status, *lines]
+        head = STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
         if not self.keep_alive:
-            self._head.append(b"connection: close\r\n")
-        self._head.append(b"transfer-encoding: chunked\r\n\r\n" if self._is_chunked else b"\r\n")
+            lines += b"connection: close\r\n"
+        if length:
+            self._head = b"%b%bcontent-length: %b\r\n\r\n" % (head, lines, length)
+        elif self._accepts_chunked and status not in _STATUSES_WITHOUT_BODY:
+            self._is_chunked = True
+            self._head = b"%b%btransfer-encoding: chunked\r\n\r\n" % (head, lines)
+        else:
+            self._head = b"%b%b\r\n" % (head, lines)
 
     def write_body(self, body: bytes, *, is_last: bool) -> None:
         """Send a part of the response; does nothing if the client has disconnected."""
         if self.disconnected:
             return
-        out = self._head or []
-        self._head = None
-        if self._is_chunked and body:
-            out += (b"%x\r\n" % len(body), body, b"\r\n")
+        out, self._head = self._head, b""
+        if not self._is_chunked:
+            if len(body) >= _MAX_JOINED:
+                self._transport.writelines((out, body))
+                out = b""
+            else:
+                out += body
         elif body:
-            out.append(body)
-        if self._is_chunked and is_last:
-            out.append(b"0\r\n\r\n")
+            out = b"%b%x\r\n%b\r\n%b" % (out, len(body), body, _LAST_CHUNK if is_last else b"")
+        elif is_last:
+            out += _LAST_CHUNK
         if out:
-            self._transport.write(b"".join(out))
+            self._transport.write(out)
         if is_last:
             self.response_complete = True
             if not self.keep_alive and self.is_complete:
                 self._transport.close()
             elif not self.keep_alive:
-                self._close_unread()
-            self._on_response()
+                self._connection.close_unread()
+            self._connection.on_response_complete()
+
+    @property
+    def is_behind(self) -> bool:
+        """It has not read its response so far, although it is connected."""
+        return self._flow.write_paused and not self.disconnected
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until the client accepts more; raises TimeoutError."""
-        if self._flow.write_paused and not self.disconnected:
+        if self.is_behind:
             async with asyncio.timeout(timeout_s):
                 await self._flow.drain()
 

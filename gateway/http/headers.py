@@ -1,4 +1,4 @@
-"""Headers of requests and responses: which are read, forwarded, dropped and added."""
+"""Headers of requests: which are read, forwarded and dropped."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from common.pod_responses import parse_server_timing
 from common.shown_value import shown
 from gateway.errors import BadRequest
 from registry.domain.loading_choice import ROUTING, SELECTION
 
 Headers = list[tuple[bytes, bytes]]
 
-_HOP_BY_HOP: Final = frozenset(
+HOP_BY_HOP: Final = frozenset(
     (
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
         b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
@@ -26,11 +25,11 @@ _KNATIVE: Final = frozenset((b"k-network-probe", b"k-proxy-request"))
 _KSERVE: Final = frozenset((b"kserve-isvc-name", b"kserve-isvc-namespace"))
 """Set by KServe's router, and here for transformers and explainers."""
 _NOT_FORWARDED: Final = (
-    _HOP_BY_HOP | _KNATIVE | _KSERVE | {b"host", b"content-length", b"expect", b"x-request-id"}
+    HOP_BY_HOP | _KNATIVE | _KSERVE | {b"host", b"content-length", b"expect", b"x-request-id"}
 )
 _USUAL_CONNECTION: Final = frozenset((b"keep-alive", b"close"))
 _NO_NAMES: Final[frozenset[bytes]] = frozenset()
-_PILOTLIGHT: Final = b"x-pilotlight-"
+PILOTLIGHT: Final = b"x-pilotlight-"
 """Commands from gateway to pod: headers with this prefix from clients are not forwarded."""
 _SIMULATE: Final = b"x-pilotlight-simulate"
 """Forwarded: pods refuse it unless started for experiments."""
@@ -46,8 +45,6 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
 """The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
 _MAX_DEADLINE_MS: Final = 86_400_000
-_SENT_AGAIN: Final = frozenset(("no-memory", "step-queue"))
-"""Refusals that are told, since clients, or schedulers of workflows, may send the request again."""
 
 
 @dataclass(slots=True)
@@ -91,7 +88,7 @@ def read_headers(headers: Headers) -> RequestHeaders:
             read.request_id = _parse_request_id(value)
         elif name == b"connection":
             hop_by_hop |= _connection_options(value)
-        elif name.startswith(_PILOTLIGHT):
+        elif name.startswith(PILOTLIGHT):
             _read_pilotlight(read, name, value)
             if name in _FORWARDED:
                 lines += (name, b": ", value, b"\r\n")
@@ -164,48 +161,3 @@ def _parse_milliseconds(name: str, value: bytes) -> float:
         allowed = f"a positive number of milliseconds up to {_MAX_DEADLINE_MS}"
         raise BadRequest(f"header {name} must be {allowed}, was {shown(value)}")
     return number
-
-
-@dataclass(slots=True)
-class PodResponse:
-    """What the gateway reads from the headers of a pod's response, and what it forwards."""
-
-    forwarded: list[bytes]
-    """Parts of header lines for the client."""
-    has_length: bool = False
-    pod: bytes = b""
-    predict_pod: bytes = b""
-    start: str = "warm"
-    stages_ms: dict[str, float] | None = None
-    not_executed: str | None = None
-    error: bytes = b""
-    """The name of the pod's error, such as `load-failed`."""
-
-
-def read_response(headers: Headers) -> PodResponse:
-    """Split a response's headers into those to forward and those that the gateway writes itself."""
-    forwarded: list[bytes] = []
-    response = PodResponse(forwarded)
-    for name, value in headers:
-        if name == b"server-timing":
-            response.stages_ms = parse_server_timing(value.decode("latin-1"))
-        elif name.startswith(_PILOTLIGHT):
-            if name == b"x-pilotlight-start":
-                response.start = value.decode("latin-1")
-            elif name == b"x-pilotlight-pod":
-                response.pod = value
-            elif name == b"x-pilotlight-predict-pod":
-                response.predict_pod = value
-            elif name == b"x-pilotlight-not-executed":
-                response.not_executed = value.decode("latin-1")
-                if response.not_executed in _SENT_AGAIN:
-                    forwarded += (name, b": ", value, b"\r\n")
-            elif name == b"x-pilotlight-error":
-                response.error = value
-            elif name == b"x-pilotlight-batch":
-                forwarded += (name, b": ", value, b"\r\n")
-        elif name not in _HOP_BY_HOP and name != b"x-request-id":
-            forwarded += (name, b": ", value, b"\r\n")
-            if name == b"content-length":
-                response.has_length = True
-    return response

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gateway.errors import GatewayError
     from gateway.http.framing import KnownHead
     from gateway.http.headers import Headers
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
     from gateway.request_run import RequestRun
 
 
@@ -33,11 +33,18 @@ class InferenceClient(BodySource, Protocol):
     on_disconnect: Callable[[], None] | None
     """Called when the client disconnects before its response is complete."""
 
+    @property
+    def is_behind(self) -> bool:
+        """It has not read what was sent to it, and should be sent no more until it has."""
+
     def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a complete response."""
 
-    def start_response(self, status: int, lines: list[bytes], *, has_length: bool) -> None:
-        """Set the head, given as parts of complete header lines; sent with the first body chunk."""
+    def start_response(self, status: int, lines: bytes, length: bytes) -> None:
+        """Set the head, sent with the first body chunk.
+
+        `length`: the value of `content-length`; empty: not known.
+        """
 
     def write_body(self, body: bytes, *, is_last: bool) -> None:
         """Send a part of the response; does nothing if the client has disconnected."""
@@ -51,6 +58,9 @@ class InferenceClient(BodySource, Protocol):
 
 async def wait_for_reader(client: InferenceClient, stall_s: float) -> None:
     """Return once the client accepts more; raises ClientTooSlow if it reads nothing so long."""
+    if not client.is_behind:
+        return
+    await client.run.in_task()
     try:
         await client.drain(stall_s)
     except TimeoutError:

@@ -20,12 +20,11 @@ from gateway.http.model_host import (
     labels_of,
     model_of_host,
 )
+from gateway.http.targets import ModelTarget, openai_target
 from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
-    from gateway.http.model_host import ComponentTarget
-    from registry.domain.canaries import Canary
     from registry.domain.cluster import ClusterState
 
 _MAX_CACHED: Final = 4096
@@ -41,37 +40,6 @@ _INFERENCE: Final = re.compile(
     r"|v2/models/([^/]+)(?:/versions/[^/]+)?/infer)"
 )
 _MODEL: Final = re.compile(r"/(?:openai/)?v[12]/models/([^/:]+?)(?=[/:]|%3[Aa]|$)")
-
-
-@dataclass(frozen=True, slots=True)
-class ModelTarget:
-    """The model of an inference request, and the request's path at a pod."""
-
-    model: ModelName
-    name: str
-    """The model's name as the caller wrote it, for `model_name` in the response."""
-    pod_path: bytes
-    label: str
-    """The model as a metric label: `namespace/name`."""
-    openai_endpoint: str | None = None
-    """Key of `openai.ENDPOINTS`; None for KServe's protocols."""
-    is_named: bool = True
-    """False if neither path nor Host names the model; then the body does."""
-    version: bytes = b""
-    """Name of the selected version, where the model has canaries."""
-    canaries: tuple[Canary, ...] = ()
-    selection_lines: bytes = b""
-    """Header lines of the response about the variant, where the target is an application."""
-    without_host: ModelTarget | None = None
-    """The target that the path alone names, where the Host named the model."""
-    verb: Verb | None = None
-    """None for OpenAI's protocol."""
-    is_plain: bool = False
-    """Neither prefix nor Host names a namespace: it is `default`, or that of the caller's key."""
-    is_direct: bool = False
-    """The Host names the predictor, at which transformer and explainer call the model."""
-    component: ComponentTarget | None = None
-    """The component that serves the request; None: the model itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,52 +209,6 @@ def _refuse_other_name(model_path: ModelPath, name: str) -> None:
             f"the path names model {name!r}, its prefix or Host "
             f"{model_path.namespace}/{model_path.name}"
         )
-
-
-def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
-    """The target for one of the model's versions, with that version's path at pods."""
-    version = model.name.encode()
-    if model == target.model:
-        return replace(target, version=version)
-    requested, selected = target.model.path_segment.encode(), model.path_segment.encode()
-    pod_path = target.pod_path.replace(b"/%b" % requested, b"/%b" % selected, 1)
-    return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
-
-
-def target_in_namespace(target: ModelTarget, namespace: str) -> ModelTarget:
-    """The target of a plain path, of the same name in another namespace than `default`."""
-    if target.openai_endpoint is not None:
-        moved = openai_target(namespace, target.name or None, target.openai_endpoint)
-        return replace(moved, is_plain=True)
-    model = ModelName(namespace, target.model.name)
-    moved = target_of_version(target, model)
-    return replace(moved, version=b"", canaries=(), component=None)
-
-
-def target_of_variant(
-    target: ModelTarget, model: ModelName, *, accuracy: float, utility: float
-) -> ModelTarget:
-    """The target for one variant of an application; responses have the application's name."""
-    lines = (
-        f"x-pilotlight-variant: {model.name}\r\n"
-        f"x-pilotlight-expected-accuracy: {accuracy:.4f}\r\n"
-        f"x-pilotlight-expected-utility: {utility:.4f}\r\n"
-    )
-    chosen = target_of_version(target, model)
-    return replace(chosen, version=b"", selection_lines=lines.encode())
-
-
-def openai_target(namespace: str, name: str | None, endpoint: str) -> ModelTarget:
-    """The target of an OpenAI request; without a name it is preliminary until the body is read."""
-    model = ModelName(namespace, name or "")
-    return ModelTarget(
-        model,
-        model.name,
-        f"/serving/{model.path_segment}/openai/v1/{endpoint}".encode(),
-        str(model),
-        openai_endpoint=endpoint,
-        is_named=name is not None,
-    )
 
 
 def graph_path(host: str) -> ModelPath:

@@ -24,11 +24,13 @@ from gateway.http.framing import (
     check_coding,
     check_length,
     head_too_long,
+    head_without_upgrade,
     host_error,
     not_http,
     split_absolute_form,
     target_too_long,
 )
+from gateway.http.lingering import Lingering
 from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Awaitable, Callable
 
-    from gateway.http.routes import ModelTarget
+    from gateway.http.targets import ModelTarget
 
     ResolveTarget = Callable[[bytes, bytes], ModelTarget | None]
     HandleInference = Callable[[ClientRequest], Awaitable[None]]
@@ -49,55 +51,48 @@ _INFERENCE_SUFFIXES: Final = (
 )
 
 _HEAD_END: Final = b"\r\n\r\n"
-LINGER_S: Final = 30.0
-"""For which bytes of a client whose request was refused half-way are read and dropped, however many
-they are: many clients send all of a body before they read. As nginx' `lingering_time`."""
-LINGER_PAUSE_S: Final = 5.0
-"""Without a byte of it, after which the connection is closed. As nginx' `lingering_timeout`."""
 
 
 class GatewayProtocol(HttpToolsProtocol):
+    _host = _path = b""
+    """Of the latest request, and the latest inference request, that was parsed."""
+    _host_count = 0
+    _coding: bytes | None = None
+    """The head's `transfer-encoding`."""
+    _idle_since_s: float | None = None
+    """Loop time since which no request is served and no head is complete."""
+    _idle_timer: asyncio.TimerHandle | None = None
+    _field_bytes = 0
+    """Received since the last head, part of a body, or end of a message."""
+    _is_in_body = False
+    _is_between = True
+    """The parser has begun no message, or has parsed all of the last one."""
+    _is_parsing = False
+    _refusal: bytes | None = None
+    """Response to invalid bytes, sent after those to the requests before them."""
+    _lingering: Lingering | None = None
+    """The last response was sent, and what the client still sends is dropped."""
+    _request: ClientRequest | None = None
+    """The request that is being parsed, if it is an inference request."""
+    _ready: ClientRequest | None = None
+    """To be served as soon as the bytes are parsed that its head came with."""
+    _served: Any = None
+    """The cycle served now or last; `cycle` is the last one parsed, and may be pipelined."""
+    _unread_s = 0.0
+    _is_new = False
+    """The bytes came with the connection: their request waits for no turn."""
+    _is_first = True
+    """The request is the connection's first."""
+
     def __init__(
         self, resolve_target: ResolveTarget, handle_inference: HandleInference,
         starts: ConnectionStarts, heads: KnownHeads, **uvicorn: Any,
     ) -> None:  # fmt: skip
         super().__init__(**uvicorn)
         self._starts = starts
-        self._heads = heads
+        self.heads = heads
         self._resolve_target = resolve_target
-        self._handle_inference = handle_inference
-        self._host = b""
-        self._host_count = 0
-        self._coding: bytes | None = None
-        """The head's `transfer-encoding`."""
-        self._idle_since_s: float | None = None
-        """Loop time since which no request is served and no head is complete."""
-        self._field_bytes = 0
-        """Received since the last head, part of a body, or end of a message."""
-        self._is_in_body = False
-        self._is_between = True
-        """The parser has begun no message, or has parsed all of the last one."""
-        self._path = b""
-        """Of the latest inference request that was parsed."""
-        self._refusal: bytes | None = None
-        """Response to invalid bytes, sent after those to the requests before them."""
-        self._idle_timer: asyncio.TimerHandle | None = None
-        self._request: ClientRequest | None = None
-        """The request that is being parsed, if it is an inference request."""
-        self._unread_s = 0.0
-        self._is_new = False
-        """The bytes came with the connection: their request waits for no turn."""
-        self._is_first = True
-        """The request is the connection's first."""
-        self._is_parsing = False
-        self._ready: ClientRequest | None = None
-        """To be served as soon as the bytes are parsed that its head came with."""
-        self._is_lingering = False
-        """The last response was sent, and what the client still sends is dropped."""
-        self._linger_end_s = self._dropped_s = 0.0
-        """Loop times: of its latest end, and of the last bytes."""
-        self._served: Any = None
-        """The cycle served now or last; `cycle` is the last one parsed, and may be pipelined."""
+        self.handle_inference = handle_inference
 
     # Parser callbacks
 
@@ -154,9 +149,7 @@ class GatewayProtocol(HttpToolsProtocol):
         headers, self.headers = self.headers, []  # trailers go to another list
         self._is_in_body = True
         previous = self.cycle
-        self._request = ClientRequest(
-            target, headers, self, self._handle_inference, self.close_unread, self._unread_s
-        )
+        self._request = ClientRequest(target, headers, self, self._unread_s)
         self._path = path
         self.cycle = self._request  # type: ignore[assignment]
         if previous is None or previous.response_complete:
@@ -220,47 +213,15 @@ class GatewayProtocol(HttpToolsProtocol):
         self._is_new, self._unread_s = False, 0.0
 
     def close_unread(self) -> None:
-        """Close once the client has read the response, and closes; soon, if it does not.
-
-        To close with unread bytes resets the connection, and the client may lose the response
-        (RFC 9112, section 9.6).
-        """
-        self._is_lingering = True
+        """Close once the client has read the response, and closes; soon, if it does not."""
+        self._lingering = Lingering(self.transport, self.flow, self.loop)
         self._disconnect_served()
-        self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
-        self._dropped_s = self.loop.time()
-        self._linger_end_s = self._dropped_s + LINGER_S
-        self._check_lingering()
-
-    def _check_lingering(self) -> None:
-        now_s = self.loop.time()
-        rest_s = min(self._linger_end_s, self._dropped_s + LINGER_PAUSE_S) - now_s
-        if rest_s <= 0:
-            self.transport.close()
-        else:
-            self._idle_timer = self.loop.call_later(rest_s, self._check_lingering)
-
-    def _drop_once(self) -> None:
-        """Drop what was read, and read on in the next turn of the loop.
-
-        libuv reads a connection up to 32 times in a turn: eight such clients made others wait for
-        0.25 s.
-        """
-        self._dropped_s = self.loop.time()
-        self.flow.pause_reading()
-        self.loop.call_soon(self._read_on)
-
-    def _read_on(self) -> None:
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_lingering:
-            self._drop_once()
+        if self._lingering is not None:
+            self._lingering.drop()
             return
         self._is_parsing = True
         if self._field_bytes or not self._is_between or self._idle_since_s is None:
@@ -275,7 +236,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def _take_known(self, data: bytes) -> bool:
         """Take a whole request, between others, whose head is one that was parsed before."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
-        head = self._heads.get(data[:end])
+        head = self.heads.get(data[:end])
         if head is None or len(data) - end != head.content_length:
             return False
         target = self._resolve_target(head.path, head.host)
@@ -283,13 +244,9 @@ class GatewayProtocol(HttpToolsProtocol):
             return False
         self._idle_since_s = None
         self._request = request = ClientRequest(
-            target, head.headers, self, self._handle_inference, self.close_unread, self._unread_s,
-            head,
-        )  # fmt: skip
+            target, head.headers, self, self._unread_s, head, data[end:]
+        )
         self.cycle = request  # type: ignore[assignment]
-        if head.content_length:
-            request.feed(data[end:])
-        request.feed_end()
         self._start_asgi_task(request, self.app)
         return True
 
@@ -299,7 +256,7 @@ class GatewayProtocol(HttpToolsProtocol):
         if request is None or request is not self._ready or not self._is_between:
             return
         if self._refusal is None and request.is_usual:
-            self._heads.keep(data[:end], self._path, self._host, request.headers, len(data) - end)
+            self.heads.keep(data[:end], self._path, self._host, request.headers, len(data) - end)
 
     def _parse(self, data: bytes) -> None:
         while data and self._refusal is None:
@@ -322,7 +279,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _refuse(self, invalid: InvalidFraming) -> None:
         """Respond to invalid bytes, after the requests before them, and read no more."""
-        if self.transport.is_closing() or self._is_lingering:
+        if self.transport.is_closing() or self._lingering is not None:
             return
         self._refusal = invalid.response
         served = self._served
@@ -343,21 +300,13 @@ class GatewayProtocol(HttpToolsProtocol):
             self.close_unread()
 
     def _without_upgrade(self, rest: bytes) -> bytes:
-        """The request without its offer to upgrade, to be parsed instead (RFC 9110, 7.8).
-
-        The parser treats the bytes after such a head as another protocol, and later as another
-        request, even where they are the request's body.
-        """
-        method = self.parser.get_method()
-        if method == b"CONNECT":
+        if self.parser.get_method() == b"CONNECT":
             self._refuse(InvalidFraming("method CONNECT is not supported"))
             return b""
-        version = self.parser.get_http_version().encode()
-        lines = [b"%b %b HTTP/%b\r\n" % (method, self.url, version)]
-        lines += [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+        head = head_without_upgrade(self.parser, self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-        return b"".join(lines) + b"\r\n" + rest
+        return head + rest
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._is_first = self._served is None
@@ -386,7 +335,7 @@ class GatewayProtocol(HttpToolsProtocol):
         timer per response costs more.
         """
         self.server_state.total_requests += 1
-        if self.transport.is_closing() or self._is_lingering:
+        if self.transport.is_closing() or self._lingering is not None:
             return
         self.flow.resume_reading()
         if self.pipeline:
@@ -415,6 +364,8 @@ class GatewayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._disconnect_served()
         self._end_cycles()
 
@@ -423,7 +374,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
         The garbage collector would free thousands of closed connections late, in long pauses.
         """
-        self._request = self._served = None
+        self._request = self._served = self._lingering = None
         self.cycle = None  # type: ignore[assignment]  # as before the first request
         self.pipeline.clear()
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-    from gateway.http.body import BodyLimits, HeldBodies
+    from gateway.http.body import BodyLimits
+    from gateway.http.held_bodies import HeldBodies
     from gateway.shutdown import Shutdown
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 
@@ -83,7 +84,7 @@ class WorkflowProxy:
             body.close()
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
-            for name, value in connection.headers
+            for name, value in connection.all_headers
             if name.decode("latin-1") not in _NOT_RETURNED
         }
         return StreamingResponse(self._content(connection), connection.status, headers=headers)

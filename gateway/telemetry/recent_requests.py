@@ -15,7 +15,6 @@ from registry.domain.pod import Stage
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from gateway.http.headers import PodResponse
     from gateway.telemetry.explanations import Explanations
 
 logger = logging.getLogger(__name__)
@@ -25,6 +24,12 @@ INTERVAL_S: Final = 60.0
 """At most one line in this time for failures of one model, status and reason."""
 MAX_KINDS: Final = 1000
 MAX_MESSAGE: Final = 500
+
+
+_TIMING: Final = (
+    b"queue;dur=%.3f, load;dur=%.3f, preprocess;dur=%.3f, infer;dur=%.3f, postprocess;dur=%.3f,"
+    b" network;dur=%.3f"
+)
 
 
 class StageTimings(NamedTuple):
@@ -41,28 +46,11 @@ class StageTimings(NamedTuple):
     @property
     def network_ms(self) -> float:
         """The part of `pod_ms` that the pod does not report."""
-        reported_ms = self.load_ms + self.preprocess_ms + self.infer_ms + self.postprocess_ms
-        return max(0.0, self.pod_ms - reported_ms)
+        return max(0.0, self.pod_ms - sum(self[2:]))
 
     def server_timing(self) -> bytes:
-        return (
-            f"queue;dur={self.queue_ms:.3f}, load;dur={self.load_ms:.3f}, "
-            f"preprocess;dur={self.preprocess_ms:.3f}, infer;dur={self.infer_ms:.3f}, "
-            f"postprocess;dur={self.postprocess_ms:.3f}, network;dur={self.network_ms:.3f}"
-        ).encode()
-
-
-def stage_timings(queue_s: float, pod_s: float, response: PodResponse) -> StageTimings:
-    """Timings by the gateway's clock and the pod's `server-timing`."""
-    reported = (response.stages_ms or {}).get
-    return StageTimings(
-        queue_s * 1000,
-        pod_s * 1000,
-        reported("load", 0.0),
-        reported("preprocess", 0.0),
-        reported("infer", 0.0),
-        reported("postprocess", 0.0),
-    )
+        queue_ms, pod_ms, *reported_ms = self
+        return _TIMING % (queue_ms, *reported_ms, max(0.0, pod_ms - sum(reported_ms)))
 
 
 class RecentRequest(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from gateway.telemetry.histograms import UNKNOWN
 from gateway.telemetry.recent_requests import (
@@ -17,11 +17,20 @@ from gateway.telemetry.recent_requests import (
 
 if TYPE_CHECKING:
     from gateway.errors import GatewayError
-    from gateway.http.headers import PodResponse
-    from gateway.http.routes import ModelTarget
+    from gateway.http.pod_response import PodResponse
+    from gateway.http.targets import ModelTarget
     from gateway.telemetry.metrics import GatewayMetrics
     from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.tracing import Tracer
+
+_LINES: Final = b"""\
+%bx-request-id: %b\r
+x-pilotlight-pod: %b\r
+x-pilotlight-predict-pod: %b\r
+x-pilotlight-policy: %b\r
+x-pilotlight-reason: %b\r
+server-timing: %b\r
+%b%b"""
 
 _access_logger = logging.getLogger("gateway.access")
 
@@ -45,25 +54,17 @@ class RequestTelemetry:
     def head_lines(
         self, outcome: RecentRequest, response: PodResponse, timings: StageTimings, entry: str,
         target: ModelTarget,
-    ) -> list[bytes]:  # fmt: skip
-        """Parts of the header lines of the response to the client."""
-        lines = response.forwarded
-        lines += (
-            b"x-request-id: ", outcome.id.encode(),
-            b"\r\nx-pilotlight-pod: ", response.pod or entry.encode(),
-            b"\r\nx-pilotlight-predict-pod: ", response.predict_pod or outcome.pod.encode(),
-            b"\r\nx-pilotlight-policy: ", outcome.policy.encode(),
-            b"\r\nx-pilotlight-reason: ", outcome.reason.encode(),
-            b"\r\nserver-timing: ", timings.server_timing(), b"\r\n",
-            self._gateway_line,
+    ) -> bytes:  # fmt: skip
+        """The header lines of the response to the client, but for its length."""
+        start = b"x-pilotlight-start: %b\r\n" % outcome.start.encode() if outcome.start else b""
+        lines = _LINES % (
+            response.forwarded, outcome.id.encode(), response.pod or entry.encode(),
+            response.predict_pod or outcome.pod.encode(), outcome.policy.encode(),
+            outcome.reason.encode(), timings.server_timing(), self._gateway_line, start,
         )  # fmt: skip
-        if outcome.start:
-            lines += (b"x-pilotlight-start: ", outcome.start.encode(), b"\r\n")
         if target.version:
-            lines += (b"x-pilotlight-version: ", target.version, b"\r\n")
-        if target.selection_lines:
-            lines.append(target.selection_lines)
-        return lines
+            lines += b"x-pilotlight-version: %b\r\n" % target.version
+        return lines + target.selection_lines
 
     def served(self, outcome: RecentRequest, error_body: bytes = b"") -> None:
         """Count a pod's response; `error_body`: the beginning of an error's."""
@@ -73,8 +74,8 @@ class RequestTelemetry:
 
     def answered_by_look(
         self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
-    ) -> list[bytes]:
-        """Count a response without a pod; returns parts of its header lines."""
+    ) -> bytes:
+        """Count a response without a pod; returns its header lines."""
         self._ended(
             RecentRequest(
                 request_id, time.time(), application, policy, "short-circuit", "", 200, "", None,
@@ -88,12 +89,12 @@ class RequestTelemetry:
             f"x-pilotlight-expected-accuracy: {accuracy:.4f}\r\n"
             f"x-pilotlight-expected-utility: {utility:.4f}\r\n"
         )
-        return [text.encode()]
+        return text.encode()
 
     def served_by_component(
         self, request_id: str, model: str, component: str, status: int, *, took_s: float
-    ) -> list[bytes]:
-        """Count a response of a transformer or explainer; returns parts of its header lines.
+    ) -> bytes:
+        """Count a response of a transformer or explainer; returns its header lines.
 
         The model's own response to the component is counted as that of another request.
         """
@@ -103,10 +104,8 @@ class RequestTelemetry:
                 request_id, time.time(), model, "none", component, "", status, "", None, None
             )
         )
-        return [
-            b"x-request-id: ", request_id.encode(),
-            b"\r\nx-pilotlight-reason: ", component.encode(), b"\r\n", self._gateway_line,
-        ]  # fmt: skip
+        text = f"x-request-id: {request_id}\r\nx-pilotlight-reason: {component}\r\n"
+        return text.encode() + self._gateway_line
 
     def failed(
         self, model: str, policy: str | None, error: GatewayError, request_id: str = "",

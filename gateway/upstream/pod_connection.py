@@ -1,35 +1,44 @@
-"""HTTP/1.1 to pods: pooled keep-alive connections on httptools, bodies streamed both ways.
-
-A general client costs 200 us (aiohttp) to 2,500 us (httpx) a request, this one about 40; it does
-what requests to a pod need, no more: no redirects, cookies, proxies or compression.
-"""
+"""Connections to pods: their responses' heads are parsed once, as most have been seen before."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import httptools
-
+from common.connection_pool import MAX_IDLE_S, ConnectionPool
+from common.http_connection import Connection, NotConnected
+from common.pod_responses import usual_times_ms
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import GatewayError, UpstreamLost
+from gateway.http.pod_response import (
+    LENGTH,
+    TIMING,
+    KnownResponses,
+    read_response,
+    stage_times_ms,
+)
 from gateway.request_run import waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
+    from common.http_connection import Waiter
     from gateway.http.headers import Headers
-    from gateway.request_run import RequestRun
+    from gateway.http.pod_response import PodResponse, StageTimes
 
 CONNECT_TIMEOUT_S: Final = 1.0
-MAX_IDLE_S: Final = 30.0
-"""A pod closes idle connections after 65 s; the gateway closes them well before."""
-_HIGH_WATER: Final = 1 << 20
-_MAX_JOINED: Final = 16 << 10
-"""Up to this size a copy is cheaper than a second buffer to write."""
 _MAX_IDLE: Final = 1024
+_HEAD_END: Final = b"\r\n\r\n"
+_LINE_END: Final = b"\r\n"
+_LENGTH_LINE: Final = b"\r\n%b: " % LENGTH
+_TIMING_LINE: Final = b"\r\n%b: " % TIMING
+_LENGTH_CUT: Final = b"\r\n\0"
+_TIMING_CUT: Final = b"\r\n\1"
+"""In place of a line: no head that is valid has these bytes."""
+_NO_TIMES: Final = (0.0, 0.0, 0.0, 0.0)
+_MAX_DIGITS: Final = 15
 
 
 class PodUnreachable(GatewayError):
@@ -44,182 +53,141 @@ class PodConnectionLost(UpstreamLost):
         self.was_reused = was_reused
 
 
-class PodConnection(asyncio.Protocol):
-    """One connection, one exchange at a time."""
+class PodConnection(Connection):
+    """One connection, one exchange at a time; `wait_head` and `wait_body` raise PodConnectionLost.
 
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.transport: asyncio.Transport | None = None
-        self.is_closed = False
-        self.is_request_cut = False
-        """The request was not sent completely, so the connection cannot be reused."""
-        self.used_total = 0
-        self.idle_since_s = 0.0
-        self._writable: asyncio.Future[None] | None = None
-        self._parser = httptools.HttpResponseParser(self)
-        self._reset()
+    A response whose head is known does not come to the parser: its body is counted.
+    """
+
+    response: PodResponse
+    """What its head says, once it is there."""
+
+    def __init__(self, known: KnownResponses) -> None:
+        self._known = known
+        super().__init__()
 
     def _reset(self) -> None:
-        self.status = 0
-        self.headers: Headers = []
-        self.is_complete = False
-        self.has_head = False
-        self._keeps_alive = False
-        self._chunks: deque[bytes] = deque()
-        self._buffered_bytes = 0
-        self._wakeup: RequestRun | asyncio.Future[None] | None = None
-        self.on_data: Callable[[], None] | None = None
-        """Called when data arrives, for a caller that records the time."""
-
-    # The exchange
-
-    def start_exchange(self) -> None:
-        if self.used_total:
-            self._reset()
-        self.used_total += 1
-
-    def write(self, data: bytes) -> None:
-        if self.transport is not None and not self.is_closed:
-            self.transport.write(data)
-
-    def write_all(self, head: bytes, chunks: Sequence[bytes]) -> None:
-        """Send the head of a request and the received chunks of its body, in one system call."""
-        if len(chunks) == 1 and len(chunks[0]) < _MAX_JOINED:
-            self.write(head + chunks[0])
-        elif self.transport is not None and not self.is_closed:
-            self.transport.writelines([head, *chunks])
-
-    async def drain(self) -> None:
-        """Wait until the write buffer has room or the pod has responded."""
-        if self._writable is not None and not self.is_closed:
-            await self._writable
-
-    async def wait_head(self) -> None:
-        """Wait for status and headers. Raises PodConnectionLost."""
-        while not self.has_head:
-            if self.is_closed:
-                raise PodConnectionLost(
-                    "the pod closed the connection before its response",
-                    was_reused=self.used_total > 1,
-                )
-            await self._wait_data()
+        Connection._reset(self)
+        self.length = self.timing = b""
+        """Values of `content-length` and `server-timing`."""
+        self.times_ms = _NO_TIMES
+        """What `timing` says."""
+        self._left_bytes = 0
+        """Of the body behind a known head."""
+        self._key = b""
+        """Of a head that is not known."""
+        self._forward: Callable[[], bool] | None = None
 
     @property
-    def has_body(self) -> bool:
-        """True if a chunk of the body, or its end, was received and not taken."""
-        return bool(self._chunks) or self.is_complete
+    def all_headers(self) -> Headers:
+        values = {LENGTH: self.length, TIMING: self.timing}
+        return self.headers or [
+            (name, values.get(name, value)) for name, value in self.response.headers
+        ]
 
-    def take_body(self) -> list[bytes]:
-        """Chunks of the response's body received since the last call."""
-        chunks = list(self._chunks)
-        self._chunks.clear()
-        if self._buffered_bytes > _HIGH_WATER and self.transport is not None and not self.is_closed:
-            self.transport.resume_reading()
-        self._buffered_bytes = 0
-        return chunks
+    async def stream(self, forward: Callable[[], bool]) -> None:
+        """Call `forward` whenever a part of the body has come, until it returns False.
 
-    async def wait_body(self) -> None:
-        """Wait until `has_body`. Raises PodConnectionLost if the rest will not come."""
-        while not self._chunks and not self.is_complete:
-            if self.is_closed:
-                raise PodConnectionLost("the pod closed the connection during its response",
-                                        was_reused=False)  # fmt: skip
-            await self._wait_data()
-
-    async def _wait_data(self) -> None:
-        self._wakeup = wakeup = waker(self._loop)
+        Raises PodConnectionLost. A caller that waited for each part would cost more than the part.
+        """
+        self._forward = forward
         try:
-            await wakeup
+            if self.has_body:
+                self._pass_on(forward)
+            while self._forward is not None:
+                await self._wait()
         finally:
-            self._wakeup = None
+            self._forward = None
 
-    def _wake_reader(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
-        if self.on_data is not None:
-            self.on_data()
+    def _pass_on(self, forward: Callable[[], bool]) -> None:
+        if not forward():
+            self._forward = None
 
-    def close(self) -> None:
-        """Abort the connection; the pod sees its client disconnect."""
-        self.is_closed = True
-        if self.transport is not None:
-            self.transport.abort()
+    def _wake(self) -> None:
+        if self._forward is not None:
+            if self.has_body:
+                self._pass_on(self._forward)
+            if self._forward is not None and not self.is_closed:
+                return
+        Connection._wake(self)
 
-    @property
-    def can_be_reused(self) -> bool:
-        return self._keeps_alive and not self.is_closed and not self.is_request_cut
+    def _create_waiter(self) -> Waiter:
+        return waker(self.loop)
 
-    # asyncio.Protocol
+    def _lost(self) -> Exception:
+        if self.has_head:
+            text = "the pod closed the connection during its response"
+            return PodConnectionLost(text, was_reused=False)
+        text = "the pod closed the connection before its response"
+        return PodConnectionLost(text, was_reused=self.used_total > 1)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
+    def _has_length(self) -> bool:
+        return bool(self.length) or super()._has_length()
+
+    # Of the event loop and the parser
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and wake the reader once per segment: a small response costs one wake-up."""
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self.close()
-        self._wake_reader()
+        if self._left_bytes:
+            self._count(data)
+        elif self.received_bytes or not self.used_total or not self._take_known(data):
+            super().data_received(data)
 
-    def eof_received(self) -> bool:
-        self.is_closed = True
-        if self.has_head and not self.is_complete and self._ends_with_connection():
+    def _take_known(self, data: bytes) -> bool:
+        """Begin a response whose head was parsed before, but for its length and times."""
+        head, _, body = data.partition(_HEAD_END)
+        before, _, rest = head.partition(_LENGTH_LINE)
+        length, _, rest = rest.partition(_LINE_END)
+        key, timing = before + _LENGTH_CUT + rest, b""
+        times_ms: StageTimes | None = _NO_TIMES
+        before, _, rest = key.partition(_TIMING_LINE)
+        if rest:
+            timing, _, rest = rest.partition(_LINE_END)
+            key, times_ms = before + _TIMING_CUT + rest, usual_times_ms(timing)
+        if times_ms is None or not length.isdigit() or len(length) > _MAX_DIGITS:
+            return False
+        response = self._known.get(key)
+        if response is None:
+            self._key = key
+            return False
+        left_bytes = int(length) - len(body)
+        if left_bytes < 0:
+            return False
+        self.response, self.length, self.timing, self.times_ms = response, length, timing, times_ms
+        self.received_bytes, self._left_bytes = len(data), left_bytes
+        self.status, self.has_head, self._keeps_alive = response.status, True, True
+        self.is_complete = not left_bytes
+        if self._writable is not None:
+            self.resume_writing()
+        if body:
+            self.on_body(body)
+        self._wake()
+        return True
+
+    def _count(self, data: bytes) -> None:
+        """Take a part of the body behind a known head."""
+        self._left_bytes -= len(data)
+        if self._left_bytes <= 0:
             self.is_complete = True
-        self._wake_reader()
-        return False
-
-    def _ends_with_connection(self) -> bool:
-        names = {name for name, _ in self.headers}
-        return b"content-length" not in names and b"transfer-encoding" not in names
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_closed = True
-        self._wake_reader()
-        self.resume_writing()
-
-    def pause_writing(self) -> None:
-        self._writable = self._loop.create_future()
-
-    def resume_writing(self) -> None:
-        if self._writable is not None and not self._writable.done():
-            self._writable.set_result(None)
-        self._writable = None
-
-    # httptools callbacks
-
-    def on_message_begin(self) -> None:
-        """Fail on a second response, which belongs to no request."""
-        if self.is_complete:
-            raise UpstreamLost("the pod sent more than one response")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header; trailers are left out."""
-        if not self.has_head:
-            self.headers.append((name.lower(), value))
+        if self._left_bytes < 0:  # a second response, which belongs to no request
+            data = data[: self._left_bytes]
+            self._left_bytes = 0
+            self.close()
+        self.on_body(data)
+        self._wake()
 
     def on_headers_complete(self) -> None:
-        """Accept the head, or skip that of an interim response (1xx)."""
-        self.status = self._parser.get_status_code()
-        if self.status >= 200:
-            self.has_head = True
-            self.resume_writing()
-        else:
-            self.headers = []
-
-    def on_body(self, body: bytes) -> None:
-        self._chunks.append(body)
-        self._buffered_bytes += len(body)
-        if self._buffered_bytes > _HIGH_WATER and self.transport is not None:
-            self.transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        if self.has_head:
-            self.is_complete = True
-            self._keeps_alive = self._parser.should_keep_alive()
+        super().on_headers_complete()
+        if not self.has_head:
+            return
+        values = dict(self.headers)
+        self.length, self.timing = values.get(LENGTH, b""), values.get(TIMING, b"")
+        self.times_ms = stage_times_ms(self.timing)
+        self.response = read_response(self.status, self.headers)
+        if self._key and self._parser.should_keep_alive():
+            self._known.keep(self._key, self.response)
 
 
-class PodConnectionPool:
+class PodConnectionPool(ConnectionPool[PodConnection]):
     """Idle connections by pod address, and what requests to pods need: the secret, and TLS."""
 
     def __init__(
@@ -230,62 +198,23 @@ class PodConnectionPool:
         max_idle_s: float = MAX_IDLE_S,
     ) -> None:
         """`max_idle_s`: well below the time after which the servers close idle connections."""
-        self._max_idle_s = max_idle_s
         self.secret = secret or PodSecret()
         self.tls = tls or PartTls()
-        self._idle: dict[str, deque[PodConnection]] = {}
-        self._loop = asyncio.get_running_loop()
-
-    def take_idle(self, address: str) -> PodConnection | None:
-        """An open connection to the pod, if there is one; the one used last."""
-        idle = self._idle.get(address)
-        while idle:
-            connection = idle.pop()
-            oldest_s = self._loop.time() - self._max_idle_s
-            if not connection.is_closed and connection.idle_since_s > oldest_s:
-                connection.start_exchange()
-                return connection
-            connection.close()
-        return None
+        super().__init__(
+            partial(PodConnection, KnownResponses()), self.tls.connect_options,
+            connect_timeout_s=CONNECT_TIMEOUT_S, max_idle_s=max_idle_s, max_idle=_MAX_IDLE,
+        )  # fmt: skip
 
     async def connect(self, address: str) -> PodConnection:
         """A new connection to the pod. Raises PodUnreachable."""
-        host, _, port = address.rpartition(":")
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, connection = await self._loop.create_connection(
-                    PodConnection, host.strip("[]"), int(port), **self.tls.connect_options
-                )
-        except (OSError, TimeoutError) as error:
-            raise PodUnreachable(f"no connection to the pod at {address}: {error}") from error
-        connection.start_exchange()
-        return connection
-
-    def release(self, address: str, connection: PodConnection) -> None:
-        """Keep a connection for another exchange, or close it if it cannot be reused."""
-        idle = self._idle.setdefault(address, deque())
-        if connection.can_be_reused and len(idle) < _MAX_IDLE:
-            connection.idle_since_s = self._loop.time()
-            idle.append(connection)
-        else:
-            connection.close()
+            return await super().connect(address)
+        except NotConnected as error:
+            cause = error.__cause__
+            raise PodUnreachable(f"no connection to the pod at {address}: {cause}") from cause
 
     async def close_idle_periodically(self) -> None:
         """Until cancelled; also drops addresses of pods that are gone."""
         while True:
             await asyncio.sleep(self._max_idle_s / 2)
-            self.close_idle_since(self._loop.time() - self._max_idle_s)
-
-    def close_idle_since(self, oldest_s: float) -> None:
-        """Close connections last used at or before this loop time."""
-        for address, idle in list(self._idle.items()):
-            while idle and (idle[0].is_closed or idle[0].idle_since_s <= oldest_s):
-                idle.popleft().close()
-            if not idle:
-                del self._idle[address]
-
-    def close(self) -> None:
-        for idle in self._idle.values():
-            for connection in idle:
-                connection.close()
-        self._idle.clear()
+            self.close_idle_since(asyncio.get_running_loop().time() - self._max_idle_s)

@@ -12,11 +12,10 @@ from common.pod_responses import (
     classify_failure,
 )
 from gateway.errors import UpstreamLost
-from gateway.http.headers import read_response
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 
 if TYPE_CHECKING:
-    from gateway.http.headers import PodResponse
+    from gateway.http.pod_response import PodResponse
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 
 MESSAGES: Final = {
@@ -32,8 +31,8 @@ _PROBES: Final = 5
 _PROBE_PAUSE_S: Final = 0.05
 
 
-def is_from_pod(connection: PodConnection, response: PodResponse) -> bool:
-    return bool(connection.status not in FAILURE_STATUSES or response.pod or response.not_executed)
+def is_from_pod(response: PodResponse) -> bool:
+    return bool(response.status not in FAILURE_STATUSES or response.pod or response.not_executed)
 
 
 async def classify_response(
@@ -77,9 +76,10 @@ async def has_died(connections: PodConnectionPool, address: str) -> bool:
 
 
 async def _is_container_gone(connection: PodConnection, address: str) -> bool:
+    connection.start()
     connection.write(f"GET /v2/health/live HTTP/1.1\r\nhost: {address}\r\n\r\n".encode())
     await connection.wait_head()
-    if is_from_pod(connection, read_response(connection.headers)):
+    if is_from_pod(connection.response):
         return False
     cause = await _read(connection)
     return cause in (QueueProxyFailure.NOT_REACHED, QueueProxyFailure.BROKEN)

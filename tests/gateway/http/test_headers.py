@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.errors import BadRequest
-from gateway.http.headers import read_headers, read_response
+from gateway.http.headers import read_headers
 
 
 def forwarded(*headers: tuple[bytes, bytes]) -> bytes:
@@ -81,31 +81,3 @@ def test_an_invalid_header_is_rejected_with_the_allowed_values(
     with pytest.raises(BadRequest, match=message) as caught:
         read_headers([(name.encode(), value)])
     assert name in str(caught.value)
-
-
-def test_response_headers_are_split_into_forwarded_and_read() -> None:
-    response = read_response(
-        [
-            (b"content-type", b"application/json"),
-            (b"connection", b"close"),
-            (b"transfer-encoding", b"chunked"),
-            (b"x-request-id", b"pods"),
-            (b"x-pilotlight-pod", b"pod-a"),
-            (b"x-pilotlight-predict-pod", b"pod-b"),
-            (b"x-pilotlight-start", b"disk"),
-            (b"x-pilotlight-not-executed", b"slots"),
-            (b"server-timing", b"load;dur=5, infer;dur=1.5;desc=x, odd, bad;dur=?"),
-        ]
-    )
-    assert b"".join(response.forwarded) == b"content-type: application/json\r\n"
-    assert not response.has_length
-    assert (response.pod, response.predict_pod, response.start) == (b"pod-a", b"pod-b", "disk")
-    assert response.not_executed == "slots"
-    assert response.stages_ms is not None
-    assert response.stages_ms["load"] == 5
-
-
-def test_clients_see_that_a_pod_without_memory_executed_nothing() -> None:
-    name = b"x-pilotlight-not-executed"
-    response = read_response([(name, b"no-memory"), (b"retry-after", b"1")])
-    assert b"".join(response.forwarded) == name + b": no-memory\r\nretry-after: 1\r\n"

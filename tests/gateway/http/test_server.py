@@ -23,8 +23,8 @@ from gateway.errors import ClientClosedRequest
 from gateway.http.client_request import ClientRequest
 from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
 from gateway.http.listener import ConnectionStarts
-from gateway.http.routes import ModelTarget
 from gateway.http.server import GatewayProtocol
+from gateway.http.targets import ModelTarget
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo
@@ -281,7 +281,7 @@ async def test_a_running_request_is_notified_of_a_disconnect_despite_pipelining(
 
     async def stream(client: ClientRequest) -> None:
         client.on_disconnect = gone.set
-        client.start_response(200, [], has_length=False)
+        client.start_response(200, b"", b"")
         while not gone.is_set():
             client.write_body(b"x" * 1000, is_last=False)
             await asyncio.sleep(0.01)
@@ -432,7 +432,7 @@ async def test_aborting_a_response_does_not_wait_for_the_client() -> None:
     broken = asyncio.Event()
 
     async def broken_off(client: ClientRequest) -> None:
-        client.start_response(200, [], has_length=False)
+        client.start_response(200, b"", b"")
         client.write_body(b"x" * 50_000_000, is_last=False)
         client.abort_response()
         broken.set()
@@ -495,7 +495,7 @@ async def test_a_client_that_still_sends_gets_the_refusal(refused: str) -> None:
         head = b"transfer-encoding: chunked\r\n\r\nno size\r\n"
     async with connected(refuse) as (reader, writer, protocols):
         writer.write(HEAD + head)
-        await eventually(lambda: protocols and protocols[0]._is_lingering)
+        await eventually(lambda: protocols and protocols[0]._lingering is not None)
         for _ in range(16):
             writer.write(bytes(1 << 20))
             await writer.drain()
@@ -516,7 +516,7 @@ async def test_a_client_that_still_sends_gets_the_refusal(refused: str) -> None:
 async def test_a_client_that_never_closes_is_closed(
     monkeypatch: pytest.MonkeyPatch, limit: str, pause_s: float | None
 ) -> None:
-    monkeypatch.setattr(f"gateway.http.server.{limit}", 0.2)
+    monkeypatch.setattr(f"gateway.http.lingering.{limit}", 0.2)
 
     async def refuse(client: ClientRequest) -> None:
         client.keep_alive = False
@@ -609,3 +609,14 @@ async def test_a_closed_connection_is_freed_without_the_garbage_collector(body: 
             await eventually(lambda: freed() is None)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(("count", "is_kept"), [(62, True), (400, False)])
+@run_async
+async def test_heads_of_many_headers_are_not_kept(count: int, is_kept: bool) -> None:
+    request = HEAD + b"a:\r\n" * count + b"content-length: 0\r\n\r\n"
+    async with connected(echo) as (reader, writer, protocols):
+        for _ in range(2):
+            writer.write(request)
+            assert await read_response(reader) == b""
+        assert bool(protocols[0].heads) is is_kept

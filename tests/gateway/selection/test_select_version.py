@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.routes import ModelTarget, target_of_version
+from gateway.http.targets import ModelTarget, target_of_version
 from gateway.selection.select_version import split_by_id
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName, ModelSpec

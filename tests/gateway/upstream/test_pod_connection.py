@@ -43,6 +43,7 @@ async def a_pod(*responses: bytes, closes: bool = False) -> AsyncIterator[str]:
 async def ask(pool: PodConnectionPool, address: str) -> tuple[int, bytes]:
     """One exchange; its connection returns to the pool."""
     connection = pool.take_idle(address) or await pool.connect(address)
+    connection.start()
     connection.write(REQUEST)
     await connection.wait_head()
     body = b""
@@ -64,7 +65,7 @@ async def test_a_connection_is_reused_after_a_complete_exchange() -> None:
         assert await ask(pool, address) == (200, b"ok")
         second = pool.take_idle(address)
         assert second is not None
-        assert second.used_total == 2
+        assert second.used_total == 1
         second.close()
     pool.close()
 
@@ -111,6 +112,79 @@ async def test_a_broken_response_raises_connection_lost(response: bytes) -> None
     pool.close()
 
 
+TIMED = (
+    b"HTTP/1.1 200 OK\r\nx-a: b\r\nserver-timing: load;dur=0.0, preprocess;dur=1.0, infer;dur=%d.5,"
+    b" postprocess;dur=0.0\r\ncontent-length: %d\r\n\r\n%b"
+)
+
+
+@run_async
+async def test_known_heads_are_read_as_by_the_parser() -> None:
+    """Their lengths and times differ; the last one comes in pieces."""
+    pool = PodConnectionPool()
+    bodies = [b"a", b"bcd", b"", b"e" * 300_000]
+    responses = [TIMED % (each, len(body), body) for each, body in enumerate(bodies)]
+    async with a_pod(*responses) as address:
+        for number, body in enumerate(bodies):
+            connection = pool.take_idle(address) or await pool.connect(address)
+            assert connection.used_total == number
+            connection.start()
+            connection.write(REQUEST)
+            await connection.wait_head()
+            assert bool(connection.headers) is (number == 0), "parsed once"
+            assert connection.response.status == 200
+            assert connection.response.forwarded == b"x-a: b\r\n"
+            assert connection.length == b"%d" % len(body)
+            assert connection.times_ms == (0.0, 1.0, number + 0.5, 0.0)
+            assert connection.all_headers[1:] == [
+                (b"server-timing", connection.timing), (b"content-length", connection.length),
+            ]  # fmt: skip
+            received = b""
+            while not connection.is_taken:
+                await connection.wait_body()
+                received += b"".join(connection.take_body())
+            assert received == body
+            pool.release(address, connection)
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        pytest.param(TIMED % (1, 5, b"half"), id="half"),
+        pytest.param(TIMED.replace(b"\r\nx-a", b"\r\ncontent-length: 3\r\nx-a") % (1, 1, b"a"),
+                     id="two-lengths"),
+        pytest.param((TIMED % (1, 1, b"a")).replace(b"length: 1", b"length: 1\n"), id="line-feed"),
+        pytest.param((TIMED % (1, 1, b"a")).replace(b"length: 1", b"length: +1"), id="sign"),
+        pytest.param(
+            (TIMED % (1, 1, b"a")).replace(b"dur=1.5", b"dur=1.5\ncontent-length: 2"),
+            id="line-feed-in-times",
+        ),
+        pytest.param((TIMED % (1, 1, b"a")).replace(b"\r\nserver", b"\r\ntransfer-encoding: chunked"
+                                                   b"\r\nserver"), id="coding"),
+    ],
+)  # fmt: skip
+@run_async
+async def test_what_resembles_a_known_head_is_no_less_an_error(second: bytes) -> None:
+    pool = PodConnectionPool()
+    async with a_pod(TIMED % (0, 1, b"a"), second, closes=True) as address:
+        assert await ask(pool, address) == (200, b"a")
+        with pytest.raises(PodConnectionLost):
+            await ask(pool, address)
+    pool.close()
+
+
+@pytest.mark.parametrize("has_rest", [False, True])
+@run_async
+async def test_bytes_behind_a_known_response_end_the_connection(has_rest: bool) -> None:
+    pool, body = PodConnectionPool(), b"e" * 300_000 if has_rest else b"a"
+    async with a_pod(TIMED % (0, 1, b"a"), TIMED % (0, len(body), body + b"more")) as address:
+        assert await ask(pool, address) == (200, b"a")
+        assert await ask(pool, address) == (200, body)
+        assert pool.take_idle(address) is None
+    pool.close()
+
+
 @pytest.mark.parametrize("more", [OK, b"HTTP/1.1 408 Request Time"], ids=["whole", "half"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["at-once", "while-idle"])
 @run_async
@@ -147,6 +221,7 @@ async def test_trailers_are_not_added_to_the_headers() -> None:
     response = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx-late: 1\r\n\r\n"
     async with a_pod(response) as address:
         connection = await PodConnectionPool().connect(address)
+        connection.start()
         connection.write(REQUEST)
         await connection.wait_head()
         await connection.wait_body()
