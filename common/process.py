@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
 from contextlib import contextmanager
@@ -13,6 +14,10 @@ from setproctitle import getproctitle, setproctitle
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+"""Numbers of `mallopt` in glibc."""
+_MAX_IN_HEAP: Final = 4 << 20
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -25,6 +30,17 @@ def set_process_title(name: str) -> None:
 def extend_process_title(part: str) -> None:
     """Of a forked process, which is a part of the one whose title it has."""
     setproctitle(f"{getproctitle()} {part}")
+
+
+def keep_freed_memory(byte_count: int) -> None:
+    """Let the allocator keep so much for the next large blocks, such as bodies of requests.
+
+    glibc gives the end of its heap back at once, and each page that comes again is an interrupt.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)  # other libraries have none
+    if set_option is not None:
+        set_option(_M_TRIM_THRESHOLD, byte_count)
+        set_option(_M_MMAP_THRESHOLD, _MAX_IN_HEAP)
 
 
 @contextmanager

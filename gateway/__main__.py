@@ -22,7 +22,7 @@ from common.http_server import HttpServer
 from common.logs import configure_logs
 from common.pod_secret import PodSecret
 from common.probe_server import serving_probes
-from common.process import on_stop_signals, set_process_title
+from common.process import keep_freed_memory, on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from gateway.app import GatewayApp
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BACKLOG = 4096
+_KEPT_MEMORY_BYTES = 32 << 20
 KEEP_ALIVE_S = 75
 """Longer than clients and proxies keep idle connections: they close first, so none goes stale."""
 
@@ -241,6 +242,7 @@ def main() -> None:
     configure_logs(
         logging.StreamHandler(sys.stderr), settings.log_level, log_format=settings.log_format
     )
+    keep_freed_memory(_KEPT_MEMORY_BYTES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings))
 

@@ -28,7 +28,7 @@ from tests.registry.redis.clients import act
 from tests.servers import REPOSITORY, RedisServer
 
 MOST_IN_GATEWAY: Final = 30
-MOST_IN_ALL: Final = 41
+MOST_IN_ALL: Final = 43
 MOST_IN_RUNTIME: Final = 20
 MOST_IN_POD: Final = 26
 WARM_UP: Final = 3
