@@ -123,10 +123,8 @@ class ComponentExchange:
             left_s = until_s - self._client.loop.time()
             await send_request(connection, self._head(left_s), self._body)
             await self._respond(connection, started_s)
-        except BaseException:
-            connection.close()
-            raise
-        connections.release(address, connection)
+        finally:
+            connections.release(address, connection)
 
     async def _connect(self) -> PodConnection:
         target = self._target

@@ -174,7 +174,7 @@ class GrpcRequest:
         if is_last:
             self.status = self._status
 
-    async def drain(self, timeout_s: float) -> None:
+    async def drain(self) -> None:
         """Return at once: the whole response is kept until it is sent as one message."""
 
     def abort_response(self, error: GatewayError, /) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway.errors import ClientClosedRequest
 from gateway.request_run import RequestRun
@@ -21,7 +21,6 @@ from gateway.request_run import RequestRun
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from uvicorn.protocols.http.flow_control import FlowControl
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from gateway.errors import GatewayError
@@ -52,21 +51,14 @@ class _NullEvent:
         """Do nothing."""
 
 
-class GatewayConnection(Protocol):
-    """What a request uses of its connection, `gateway.http.server.GatewayProtocol`."""
+class InferenceConnection(HttpToolsProtocol):
+    """What requests use of their connection, beside uvicorn's part."""
 
-    loop: asyncio.AbstractEventLoop
-    tasks: set[asyncio.Task[None]]
-    transport: asyncio.Transport
-    flow: FlowControl
-    parser: Any
-    expect_100_continue: bool
     handle_inference: Callable[[ClientRequest], Awaitable[None]]
 
     def close_unread(self) -> None:
         """Close once the client has read the response; what it sends is dropped."""
-
-    def on_response_complete(self) -> None: ...
+        raise NotImplementedError
 
 
 class ClientRequest:
@@ -90,7 +82,7 @@ class ClientRequest:
         self,
         target: ModelTarget,
         headers: Headers,
-        connection: GatewayConnection,
+        connection: InferenceConnection,
         unread_s: float = 0.0,
         head: KnownHead | None = None,
         body: bytes = b"",
@@ -233,11 +225,8 @@ class ClientRequest:
         """It has not read its response so far, although it is connected."""
         return self._flow.write_paused and not self.disconnected
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait until the client accepts more; raises TimeoutError."""
-        if self.is_behind:
-            async with asyncio.timeout(timeout_s):
-                await self._flow.drain()
+    async def drain(self) -> None:
+        await self._flow.drain()
 
     def abort_response(self, _: GatewayError | None = None, /) -> None:
         """Close the connection during a response that cannot be completed."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from gateway.errors import ClientTooSlow
 from gateway.http.body import BodySource
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable
 
     from gateway.errors import GatewayError
@@ -49,8 +49,8 @@ class InferenceClient(BodySource, Protocol):
     def write_body(self, body: bytes, *, is_last: bool) -> None:
         """Send a part of the response; does nothing if the client has disconnected."""
 
-    async def drain(self, timeout_s: float) -> None:
-        """Wait until the client accepts more; raises TimeoutError."""
+    async def drain(self) -> None:
+        """Wait until it is not behind any more."""
 
     def abort_response(self, error: GatewayError, /) -> None:
         """End a response that cannot be completed."""
@@ -62,6 +62,7 @@ async def wait_for_reader(client: InferenceClient, stall_s: float) -> None:
         return
     await client.run.in_task()
     try:
-        await client.drain(stall_s)
+        async with asyncio.timeout(stall_s):
+            await client.drain()
     except TimeoutError:
         raise ClientTooSlow(f"the client read nothing of its response for {stall_s:g} s") from None

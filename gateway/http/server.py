@@ -11,11 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from common.shown_value import shown
 from gateway.http import openai
-from gateway.http.client_request import ClientRequest, DelegatedRequest
+from gateway.http.client_request import ClientRequest, DelegatedRequest, InferenceConnection
 from gateway.http.framing import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
@@ -53,7 +52,7 @@ _INFERENCE_SUFFIXES: Final = (
 _HEAD_END: Final = b"\r\n\r\n"
 
 
-class GatewayProtocol(HttpToolsProtocol):
+class GatewayProtocol(InferenceConnection):
     _host = _path = b""
     """Of the latest request, and the latest inference request, that was parsed."""
     _host_count = 0

@@ -131,20 +131,13 @@ class WorkflowProxy:
         return "\r\n".join(lines).encode("latin-1") + secret + b"\r\n\r\n"
 
     async def _content(self, connection: PodConnection) -> AsyncIterator[bytes]:
-        is_complete = False
         try:
-            while True:
+            while not connection.is_taken:
                 await connection.wait_body()
                 for chunk in connection.take_body():
                     yield chunk
-                if connection.is_complete:
-                    is_complete = True
-                    return
         finally:
-            if is_complete:
-                self._connections.release(self._address, connection)
-            else:
-                connection.close()
+            self._connections.release(self._address, connection)
 
 
 def _can_be_repeated(request: Request) -> bool:
