@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
     from registry.domain.pod_state import PodState
 
+FIRST_ERROR: Final = HTTPStatus.BAD_REQUEST.value
 MAX_ERROR_BYTES: Final = 2048
 """Of an error's response, kept for its explanation."""
 
@@ -321,7 +322,7 @@ class Request:
         if connection.is_complete:
             self._release(placement)  # before the client can send its next request
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        if connection.status >= HTTPStatus.BAD_REQUEST and not self._error_body:
+        if connection.status >= FIRST_ERROR and not self._error_body:
             self._error_body = body[:MAX_ERROR_BYTES]
         if self._logged is not None:
             self._logged.response_part(body)
@@ -345,7 +346,7 @@ class Request:
         reason, start, status = str(decision.reason), response.start, response.status
         if start == "warm" and self._awaited_tier:
             start = self._awaited_tier
-        if status >= HTTPStatus.BAD_REQUEST:
+        if status >= FIRST_ERROR:
             # an error of a server behind the pod has no name of its own
             reason, start = response.error.decode("latin-1") or "error", ""
         forecast = decision.forecast

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.telemetry.recent_requests import StageTimings
     from gateway.telemetry.tracing import Tracer
 
+_FIRST_FAILURE: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 _LINES: Final = b"""\
 %bx-request-id: %b\r
 x-pilotlight-pod: %b\r
@@ -142,7 +143,7 @@ class RequestTelemetry:
     def _ended(self, request: RecentRequest) -> None:
         self.recent.add(request)
         self._metrics.end(request)
-        if request.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if request.status >= _FIRST_FAILURE:
             self._failures.log(request)
         tracer = self.tracer
         if tracer is not None:

@@ -134,7 +134,7 @@ class PodConnection(Connection):
 
     def _take_known(self, data: bytes) -> bool:
         """Begin a response whose head was parsed before, but for its length and times."""
-        head, _, body = data.partition(_HEAD_END)
+        head, end, body = data.partition(_HEAD_END)
         before, _, rest = head.partition(_LENGTH_LINE)
         length, _, rest = rest.partition(_LINE_END)
         key, timing = before + _LENGTH_CUT + rest, b""
@@ -143,7 +143,7 @@ class PodConnection(Connection):
         if rest:
             timing, _, rest = rest.partition(_LINE_END)
             key, times_ms = before + _TIMING_CUT + rest, usual_times_ms(timing)
-        if times_ms is None or not length.isdigit() or len(length) > _MAX_DIGITS:
+        if not (end and times_ms and length.isdigit() and len(length) <= _MAX_DIGITS):
             return False
         response = self._known.get(key)
         if response is None:
@@ -159,7 +159,7 @@ class PodConnection(Connection):
         if self._writable is not None:
             self.resume_writing()
         if body:
-            self.on_body(body)
+            self._chunks.append(body)
         self._wake()
         return True
 
@@ -183,7 +183,8 @@ class PodConnection(Connection):
         self.length, self.timing = values.get(LENGTH, b""), values.get(TIMING, b"")
         self.times_ms = stage_times_ms(self.timing)
         self.response = read_response(self.status, self.headers)
-        if self._key and self._parser.should_keep_alive():
+        was_cut = bool(self.timing) is (_TIMING_CUT in self._key)
+        if self._key and was_cut and self._parser.should_keep_alive():
             self._known.keep(self._key, self.response)
 
 

@@ -7,7 +7,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
+from gateway.http.pod_response import KnownResponses
+from gateway.upstream.pod_connection import (
+    PodConnection,
+    PodConnectionLost,
+    PodConnectionPool,
+    PodUnreachable,
+)
 from tests.gateway.asynchronous import run_async
 from tests.servers import free_port
 
@@ -148,30 +154,51 @@ async def test_known_heads_are_read_as_by_the_parser() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize(
-    "second",
-    [
-        pytest.param(TIMED % (1, 5, b"half"), id="half"),
-        pytest.param(TIMED.replace(b"\r\nx-a", b"\r\ncontent-length: 3\r\nx-a") % (1, 1, b"a"),
-                     id="two-lengths"),
-        pytest.param((TIMED % (1, 1, b"a")).replace(b"length: 1", b"length: 1\n"), id="line-feed"),
-        pytest.param((TIMED % (1, 1, b"a")).replace(b"length: 1", b"length: +1"), id="sign"),
-        pytest.param(
-            (TIMED % (1, 1, b"a")).replace(b"dur=1.5", b"dur=1.5\ncontent-length: 2"),
-            id="line-feed-in-times",
-        ),
-        pytest.param((TIMED % (1, 1, b"a")).replace(b"\r\nserver", b"\r\ntransfer-encoding: chunked"
-                                                   b"\r\nserver"), id="coding"),
-    ],
-)  # fmt: skip
 @run_async
-async def test_what_resembles_a_known_head_is_no_less_an_error(second: bytes) -> None:
-    pool = PodConnectionPool()
-    async with a_pod(TIMED % (0, 1, b"a"), second, closes=True) as address:
-        assert await ask(pool, address) == (200, b"a")
-        with pytest.raises(PodConnectionLost):
-            await ask(pool, address)
-    pool.close()
+async def test_a_known_response_may_be_cut_anywhere() -> None:
+    known, response = KnownResponses(), TIMED % (7, 3, b"abc")
+    for cut in range(len(response)):
+        connection = PodConnection(known)
+        for number in range(2):
+            connection.start()
+            connection.data_received(response[: cut if number else None])
+            if number:
+                connection.data_received(response[cut:])
+            assert connection.is_complete
+            assert connection.times_ms[2] == 7.5
+            assert b"".join(connection.take_body()) == b"abc"
+        assert not connection.is_closed
+
+
+def read(connection: PodConnection, data: bytes) -> tuple[object, ...]:
+    """What the connection makes of these bytes, as the response to a request."""
+    connection.start()
+    connection.data_received(data)
+    if not connection.has_head:
+        return (connection.is_closed,)
+    response = connection.response
+    return (
+        connection.is_closed, connection.is_complete, response.status, response.forwarded,
+        connection.length, connection.times_ms, b"".join(connection.take_body()),
+    )  # fmt: skip
+
+
+INSERTED = (b"", b"\0", b"\n", b"\r\n", b" ", b":", b"+", b"9", b"\r\ncontent-length: 3",
+            b"\r\ntransfer-encoding: chunked", b"\r\n x")  # fmt: skip
+
+
+@pytest.mark.parametrize("more", INSERTED)
+@pytest.mark.parametrize("width", [0, 1], ids=["inserted", "replaced"])
+@run_async
+async def test_what_resembles_a_known_head_is_read_as_by_the_parser(
+    more: bytes, width: int
+) -> None:
+    known, usual = KnownResponses(), TIMED % (0, 3, b"abc")
+    for at in range(len(usual)):
+        other = usual[:at] + more + usual[at + width :]
+        read(PodConnection(known), usual)
+        assert known
+        assert read(PodConnection(known), other) == read(PodConnection(KnownResponses()), other)
 
 
 @pytest.mark.parametrize("has_rest", [False, True])
