@@ -97,11 +97,6 @@ class IncomingBody:
             held.check(content_length, in_file=content_length > limits.buffer_bytes)
 
     @property
-    def has_started(self) -> bool:
-        """True once the first byte or the end was received."""
-        return self.received_bytes > 0 or self.is_complete
-
-    @property
     def has_file(self) -> bool:
         return self._file is not None
 

@@ -90,24 +90,20 @@ class PodConnection(Connection):
 
         Raises PodConnectionLost. A caller that waited for each part would cost more than the part.
         """
+        if self.has_body and not forward():
+            return
         self._forward = forward
         try:
-            if self.has_body:
-                self._pass_on(forward)
             while self._forward is not None:
                 await self._wait()
         finally:
             self._forward = None
 
-    def _pass_on(self, forward: Callable[[], bool]) -> None:
-        if not forward():
-            self._forward = None
-
     def _wake(self) -> None:
         if self._forward is not None:
-            if self.has_body:
-                self._pass_on(self._forward)
-            if self._forward is not None and not self.is_closed:
+            if self.has_body and not self._forward():
+                self._forward = None
+            elif not self.is_closed:
                 return
         Connection._wake(self)
 
