@@ -3,13 +3,13 @@
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote
+
+from tests.http_server import Handler, http_server
 
 _PATH = re.compile(
     r"/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree|resolve)/(?P<rev>[^/]+)/?(?P<file>.*)"
@@ -35,15 +35,10 @@ class Hub:
         return next((each for each in known if name in (each, self.sha(repo, each))), None)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class _Handler(Handler):
     def __init__(self, hub: Hub, *arguments: object) -> None:
         self.hub = hub
         super().__init__(*arguments)  # type: ignore[arg-type]  # the server's own
-
-    def log_message(self, *_: object) -> None:
-        pass
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -52,16 +47,16 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.hub, unquote(self.path.partition("?")[0])
         hub.requests.append(f"{self.command} {path}")
         if hub.token and self.headers.get("authorization") != f"Bearer {hub.token}":
-            self._answer(401, b"{}", {"x-error-code": "GatedRepo", "x-error-message": "no token"})
+            self.answer(401, b"{}", {"x-error-code": "GatedRepo", "x-error-message": "no token"})
             return
         match = _PATH.fullmatch(path.removeprefix("/api/models"))
         repo = match["repo"] if match else path.removeprefix("/api/models/")
         if repo not in hub.files:
-            self._answer(404, b"{}", {"x-error-code": "RepoNotFound"})
+            self.answer(404, b"{}", {"x-error-code": "RepoNotFound"})
             return
         revision = hub.revision(repo, match["rev"] if match else "main")
         if revision is None:
-            self._answer(404, b"{}", {"x-error-code": "RevisionNotFound"})
+            self.answer(404, b"{}", {"x-error-code": "RevisionNotFound"})
             return
         files, sha = hub.files[repo][revision], hub.sha(repo, revision)
         if match is None or match["what"] == "revision":
@@ -75,21 +70,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif match["file"] in files:
             content = files[match["file"]]
             headers = {"etag": f'"{_oid(content)}"', "x-repo-commit": sha, "accept-ranges": "bytes"}
-            self._answer(200, content, headers)
+            self.answer(200, content, headers)
         else:
-            self._answer(404, b"", {"x-error-code": "EntryNotFound"})
+            self.answer(404, b"", {"x-error-code": "EntryNotFound"})
 
     def _json(self, document: object) -> None:
-        self._answer(200, json.dumps(document).encode(), {"content-type": "application/json"})
-
-    def _answer(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("content-length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.answer(200, json.dumps(document).encode(), {"content-type": "application/json"})
 
 
 def _oid(content: bytes) -> str:
@@ -103,13 +89,6 @@ def running_hub(
 ) -> Iterator[Hub]:  # fmt: skip
     """A hub with the files of {repository: {revision: {path: content}}}."""
     hub = Hub(files, token)
-    server = ThreadingHTTPServer(address, partial(_Handler, hub))
-    hub.url = f"http://{address[0]}:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with http_server(partial(_Handler, hub), host=address[0], port=address[1]) as served:
+        hub.url = f"http://{served}"
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

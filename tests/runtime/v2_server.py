@@ -18,11 +18,13 @@ import os
 import re
 import signal
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.http_server import Handler
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 FEATURES = 4
@@ -106,19 +108,14 @@ class Models:
         return total
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     models: Models
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Print nothing."""
 
     def do_GET(self) -> None:
         self._answer(self._get)
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("content-length") or 0)
-        body = self.rfile.read(length)
+        body = self.body()
         self._answer(lambda: self._post(body))
 
     def _answer(self, work: Any) -> None:
@@ -129,11 +126,7 @@ class _Handler(BaseHTTPRequestHandler):
         except _Refused as error:
             status, headers = error.status, {}
             content = json.dumps({"error": str(error)}).encode()
-        self.send_response(status)
-        for name, value in {"content-length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(status, content, headers)
 
     def _get(self) -> tuple[int, bytes, dict[str, str]]:
         path = self.path.split("/")[1:]

@@ -5,15 +5,15 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import jwt
 import yaml
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from tests.http_server import Handler, http_server
 
 ISSUER = "https://id.example.com"
 AUDIENCE = "pilotlight"
@@ -68,25 +68,12 @@ class Issuer:
 def published(issuer: Issuer) -> Iterator[str]:
     """The URL of an issuer's keys, served while the block runs."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Keys(Handler):
         def do_GET(self) -> None:
-            document = issuer.document
-            self.send_response(200)
-            self.send_header("content-length", str(len(document)))
-            self.end_headers()
-            self.wfile.write(document)
+            self.answer(200, issuer.document)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/keys"
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server(Keys) as address:
+        yield f"http://{address}/keys"
 
 
 def trust(folder: Path, tenant: str, jwks: str, **more: Any) -> None:

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,81 +16,60 @@ from tests import servers
 from tests.gateway.end_to_end.test_disconnects import raw_request
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.gateway.grpc import calls
+from tests.http_server import Handler, http_server
 
 pytestmark = pytest.mark.slow
 
 KEY, OTHER_KEY = "red-key-red-key-red", "blue-key-blue-key-blue"
 SECRET = "a-secret-of-the-pods"
+JSON = {"content-type": "application/json"}
 
 
 @dataclass
 class Component:
     """A component's server: `handle` makes the response to each request's path and headers."""
 
-    port: int
+    address: str
     seen: list[dict[str, str]] = field(default_factory=list)
     """Headers of all requests, with `:path`."""
     bodies: list[bytes] = field(default_factory=list)
     gone: threading.Event = field(default_factory=threading.Event)
     """Set once the gateway has closed the connection of a request that is held."""
 
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
 
 @contextmanager
 def component(
-    handle: Callable[[Component, BaseHTTPRequestHandler, bytes], None],
+    handle: Callable[[Component, Handler, bytes], None],
 ) -> Iterator[Component]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
+    class Recording(Handler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
+            body = self.body()
             started.bodies.append(body)
             headers = {name.lower(): value for name, value in self.headers.items()}
             started.seen.append({**headers, ":path": self.path})
             handle(started, self, body)
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        started = Component(server.server_address[1])
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield started
-        finally:
-            server.shutdown()
+    with http_server(Recording) as address:
+        started = Component(address)
+        yield started
 
 
-def answer(handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
-    handler.send_response(status)
-    handler.send_header("content-type", "application/json")
-    handler.send_header("content-length", str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
+def says_so(started: Component, handler: Handler, body: bytes) -> None:
+    handler.answer(200, json.dumps({"by": handler.path}).encode(), JSON)
 
 
-def says_so(started: Component, handler: BaseHTTPRequestHandler, body: bytes) -> None:
-    answer(handler, 200, json.dumps({"by": handler.path}).encode())
-
-
-def hangs(started: Component, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+def hangs(started: Component, handler: Handler, body: bytes) -> None:
     handler.connection.settimeout(60)
     if handler.connection.recv(1) == b"":
         started.gone.set()
     handler.close_connection = True
 
 
-def closes(started: Component, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+def closes(started: Component, handler: Handler, body: bytes) -> None:
     handler.close_connection = True
 
 
-def breaks_off(started: Component, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+def breaks_off(started: Component, handler: Handler, body: bytes) -> None:
     handler.send_response(200)
     handler.send_header("content-length", "100")
     handler.end_headers()
@@ -270,11 +248,11 @@ def test_a_client_that_leaves_ends_the_request_at_the_transformer(harness: Gatew
 
 
 def test_a_transformer_that_asks_itself_is_stopped(harness: GatewayHarness) -> None:
-    def ask_again(started: Component, handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    def ask_again(started: Component, handler: Handler, body: bytes) -> None:
         headers = {"x-request-id": handler.headers["x-request-id"]}  # as KServe's passes it on
         url = harness.gateway.url + handler.path
         response = httpx.post(url, content=body, headers=headers, trust_env=False, timeout=60)
-        answer(handler, response.status_code, response.content)
+        handler.answer(response.status_code, response.content, JSON)
 
     with component(ask_again) as transformer:
         response = harness.predict(declare(harness, transformer.address))

@@ -3,8 +3,6 @@
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -14,50 +12,32 @@ from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, ModelSpec, RequestLog
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
+from tests.http_server import Handler, http_server
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class Receiver:
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = ""
         self.events: dict[str, bytes] = {}
         self.answers = threading.Event()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        self.server.events[f"{self.headers['ce-type'].rpartition('.')[2]} {self.path}"] = body
-        self.server.answers.wait(60)
-        self.send_response(200)
-        self.send_header("content-length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
 @pytest.fixture
-def receiver() -> Iterator[_Server]:
-    with _running() as server:
-        yield server
+def receiver() -> Iterator[Receiver]:
+    kept = Receiver()
 
+    class Events(Handler):
+        def do_POST(self) -> None:
+            kept.events[f"{self.headers['ce-type'].rpartition('.')[2]} {self.path}"] = self.body()
+            kept.answers.wait(60)
+            self.answer(200)
 
-@contextmanager
-def _running() -> Iterator[_Server]:
-    with _Server() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
+    with http_server(Events) as address:
+        kept.url = f"http://{address}/log"
         try:
-            yield server
+            yield kept
         finally:
-            server.answers.set()
-            server.shutdown()
-            thread.join()
+            kept.answers.set()
 
 
 @pytest.mark.parametrize(
@@ -79,10 +59,11 @@ def test_a_guarded_gateway_sends_nothing_by_default() -> None:
 
 
 def test_requests_and_responses_are_events_and_wait_for_none(
-    harness: GatewayHarness, receiver: _Server
+    harness: GatewayHarness, receiver: Receiver
 ) -> None:
-    url = f"http://127.0.0.1:{receiver.server_address[1]}/log"
-    spec = ModelSpec(ModelName("default", "logged"), "file:///logged", logger=RequestLog(url))
+    spec = ModelSpec(
+        ModelName("default", "logged"), "file:///logged", logger=RequestLog(receiver.url)
+    )
     harness.run(lambda registry: registry.put_models([spec]))
     harness.wait_synced()
     harness.start_pods("pod-a", warm=spec)

@@ -1,10 +1,8 @@
 """Spans of requests: sampling, the trace context, and their export to a real HTTP server."""
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from gateway.http.headers import read_headers
 from gateway.telemetry.tracing import Tracer
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
+from tests.http_server import Handler, http_server
 
 pytestmark = pytest.mark.slow
 
@@ -99,28 +98,15 @@ class Collector:
 def collector() -> Iterator[Collector]:
     kept = Collector()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Traces(Handler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
-            kept.add(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(200)
-            self.send_header("content-length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
+            kept.add(json.loads(self.body()))
+            self.answer(200, b"{}")
 
-        def log_message(self, *_: object) -> None:
-            """Keep the tests' output quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    kept.url = f"http://127.0.0.1:{server.server_address[1]}"
-    try:
+    with http_server(Traces) as address:
+        kept.url = f"http://{address}"
         yield kept
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_a_collector_gets_a_span_per_stage(

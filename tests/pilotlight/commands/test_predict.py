@@ -1,40 +1,23 @@
 """What `predict` says of a request that is refused."""
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import AbstractContextManager
 
 import pytest
 
+from tests.http_server import Handler, http_server
 from tests.pilotlight.conftest import Cli
 
 
-@contextmanager
-def refusing(headers: dict[str, str]) -> Iterator[str]:
+def refusing(headers: dict[str, str]) -> AbstractContextManager[str]:
     """Address of a server that answers every request with 400."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Refusing(Handler):
         def do_POST(self) -> None:
+            self.body()
             body = b'{"error": "the model takes one tensor of shape [rows, 4]"}'
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(400)
-            for name, value in {**headers, "content-length": str(len(body))}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(400, body, headers)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    return http_server(Refusing)
 
 
 BY_POD = {"x-pilotlight-predict-pod": "pod-0"}

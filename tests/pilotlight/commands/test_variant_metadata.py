@@ -1,9 +1,7 @@
 """`apply` says why variants cannot be chosen, by metadata that a pod reads from their files."""
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ from registry.domain.application import AccuracyProfile, InputTensor
 from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from tests import servers
+from tests.http_server import Handler, http_server
 from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import act
 
@@ -44,28 +43,19 @@ MODELS = {
 }
 
 
-class _PodServer(BaseHTTPRequestHandler):
+class _PodServer(Handler):
     """The metadata route of a pod."""
 
     def do_GET(self) -> None:
         found = MODELS.get(self.path)
-        self.send_response(200 if found else 404)
-        self.end_headers()
-        self.wfile.write(json.dumps(found or {"error": "not found"}).encode())
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Quiet."""
+        self.answer(200 if found else 404, json.dumps(found or {"error": "not found"}).encode())
 
 
 @pytest.fixture
 def pod() -> Iterator[str]:
     """Address of a pod that knows the metadata of two variants."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), _PodServer) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with http_server(_PodServer) as address:
+        yield address
 
 
 def test_apply_names_variants_of_other_tensors(

@@ -1,9 +1,8 @@
 """The demo's report in a folder: its page, and pictures by a real browser where there is one."""
 
 import asyncio
-import threading
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from pilotlight.demo.report import DemoReport, Page, find_browser, take_pictures, write_report_page
 from pilotlight.demo.runs import Expectation
 from pilotlight.demo.scenarios import SHORT
+from tests.http_server import http_server
 
 PAGE = Page("overview", "/page.html", "The overview")
 
@@ -35,15 +35,8 @@ def test_pictures_are_taken_of_pages_that_answer(tmp_path: Path) -> None:
     assert browser is not None
     (tmp_path / "page.html").write_text("<h1>here</h1>")
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_address[1]}"
-            taken = asyncio.run(take_pictures(url, [PAGE], tmp_path, browser))
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server(handler) as address:
+        taken = asyncio.run(take_pictures(f"http://{address}", [PAGE], tmp_path, browser))
     assert taken == [PAGE]
     assert (tmp_path / "overview.png").read_bytes().startswith(b"\x89PNG")
 

@@ -1,14 +1,13 @@
 """A predict pod behind Knative's queue-proxy, which responds in its place once it has ended."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.http_server import Handler, http_server
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
 from tests.servers import wait_until
@@ -25,28 +24,14 @@ STATES = [
 def queue_proxy(status: int, detail: str) -> Iterator[int]:
     """A server at `port` that sends this response to every request."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Refusing(Handler):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            content = f"{detail}\n".encode()
-            self.send_response(status)
-            self.send_header("content-type", "text/plain; charset=utf-8")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.body()
+            headers = {"content-type": "text/plain; charset=utf-8"}
+            self.answer(status, f"{detail}\n".encode(), headers)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    serving = threading.Thread(target=server.serve_forever)
-    serving.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()
+    with http_server(Refusing) as address:
+        yield int(address.rpartition(":")[2])
 
 
 @pytest.mark.parametrize(("status", "detail", "refusal", "expected"), STATES)

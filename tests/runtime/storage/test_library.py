@@ -8,11 +8,10 @@ import socket
 import subprocess
 import sys
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from runtime.storage.library import fetched_folder
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers
+from tests.http_server import Handler, http_server
 from tests.hub import running_hub
 
 pytestmark = pytest.mark.slow
@@ -166,27 +166,12 @@ def test_a_hub_that_does_not_answer_is_named(tmp_path: Path) -> None:
 # KServe's library
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
-        """Keep the tests' output quiet."""
-
-
-@contextlib.contextmanager
-def web_server(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
-    """The URL of a server in this process."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+class Quiet(Handler, SimpleHTTPRequestHandler):
+    """Files of a folder."""
 
 
 def folder_server(folder: Path) -> contextlib.AbstractContextManager[str]:
-    return web_server(partial(Quiet, directory=str(folder)))
+    return http_server(partial(Quiet, directory=str(folder)))
 
 
 @needs_kserve_storage
@@ -206,15 +191,14 @@ def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying
     """Google's library tries again for 120 s, while a request waits."""
     asked = []
 
-    class Unavailable(Quiet):
+    class Unavailable(Handler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            self.send_response(503)
-            self.send_header("content-length", "0")
-            self.end_headers()
+            self.answer(503)
 
-    with web_server(Unavailable) as url:
-        access = StorageAccess({**os.environ, "STORAGE_EMULATOR_HOST": url}, is_pool=True)
+    with http_server(Unavailable) as address:
+        environment = {**os.environ, "STORAGE_EMULATOR_HOST": f"http://{address}"}
+        access = StorageAccess(environment, is_pool=True)
         began_s = time.monotonic()
         with pytest.raises(StorageFailed, match="no byte arrived within 10 s"):
             fetched_folder("gs://b/model", tmp_path / "staging", access, first_byte_timeout_s=10)
@@ -234,8 +218,8 @@ def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:
 @needs_kserve_storage
 def test_unpacks_an_archive_of_a_web_server(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "model.safetensors": WEIGHTS})
-    with folder_server(tmp_path / "web") as url:
-        path = fetch(cache_with({}, tmp_path), f"{url}/model.tar")
+    with folder_server(tmp_path / "web") as address:
+        path = fetch(cache_with({}, tmp_path), f"http://{address}/model.tar")
     assert path.read_bytes() == WEIGHTS
 
 
@@ -243,25 +227,28 @@ def test_unpacks_an_archive_of_a_web_server(tmp_path: Path) -> None:
 def test_refuses_an_archive_of_a_pickle(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "pytorch_model.bin": WEIGHTS})
     with (
-        folder_server(tmp_path / "web") as url,
+        folder_server(tmp_path / "web") as address,
         pytest.raises(ModelInvalid, match="only safetensors"),
     ):
-        fetch(cache_with({}, tmp_path), f"{url}/model.tar")
+        fetch(cache_with({}, tmp_path), f"http://{address}/model.tar")
 
 
 @needs_kserve_storage
 def test_refuses_an_archive_with_a_path_outside(tmp_path: Path) -> None:
     make_archive(tmp_path / "web", {"config.json": b"{}", "../../../escaped": b"x"})
-    with folder_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="unpack"):
-        fetch(cache_with({}, tmp_path), f"{url}/model.tar")
+    with folder_server(tmp_path / "web") as address, pytest.raises(StorageFailed, match="unpack"):
+        fetch(cache_with({}, tmp_path), f"http://{address}/model.tar")
     assert not list(tmp_path.rglob("escaped"))
 
 
 @needs_kserve_storage
 def test_missing_archive_is_reported(tmp_path: Path) -> None:
     (tmp_path / "web").mkdir()
-    with folder_server(tmp_path / "web") as url, pytest.raises(StorageFailed, match="not found"):
-        fetch(cache_with({}, tmp_path), f"{url}/model.tar")
+    with (
+        folder_server(tmp_path / "web") as address,
+        pytest.raises(StorageFailed, match="not found"),
+    ):
+        fetch(cache_with({}, tmp_path), f"http://{address}/model.tar")
 
 
 @pytest.mark.parametrize("name", ["../escaped", "a/../../escaped", "/{outside}/escaped"])
@@ -282,7 +269,7 @@ def test_library_writes_only_to_its_folder(tmp_path: Path, name: str) -> None:
     assert not list(tmp_path.rglob("escaped"))
 
 
-class _EndlessFile(Quiet):
+class _EndlessFile(Handler):
     """Sends an endless file."""
 
     def do_GET(self) -> None:
@@ -296,9 +283,9 @@ class _EndlessFile(Quiet):
 
 @needs_kserve_storage
 def test_ends_a_fetch_above_the_size_limit(tmp_path: Path) -> None:
-    with web_server(_EndlessFile) as url:
+    with http_server(_EndlessFile) as address:
         access = StorageAccess(os.environ, is_pool=True)
-        uri = f"{url}/model.weights"
+        uri = f"http://{address}/model.weights"
         with pytest.raises(ModelInvalid, match="more than 10000000 bytes"):
             fetched_folder(uri, tmp_path / "staging", access, max_bytes=10_000_000)
 

@@ -4,10 +4,8 @@ import base64
 import datetime
 import json
 import ssl
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -18,6 +16,7 @@ from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, storage_access
 from runtime.storage.s3_options import options_without_pool
+from tests.http_server import Handler, http_server
 
 TOKEN = "the-pods-token"
 POOL = {"AWS_ACCESS_KEY_ID": "AKIAPOOL", "AWS_SECRET_ACCESS_KEY": "pool-secret",
@@ -58,7 +57,7 @@ OBJECTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class Api(BaseHTTPRequestHandler):
+class Api(Handler):
     """Answers for the namespace `team`; a token of no namespace reads nothing else."""
 
     def do_GET(self) -> None:
@@ -67,14 +66,8 @@ class Api(BaseHTTPRequestHandler):
             prefix
         )
         found = OBJECTS.get(self.path.removeprefix(prefix)) if is_allowed else None
-        self.send_response(200 if found else 404 if is_allowed else 403)
-        body = json.dumps(found or {}).encode()
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Keep the tests' output quiet."""
+        status = 200 if found else 404 if is_allowed else 403
+        self.answer(status, json.dumps(found or {}).encode())
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +77,10 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceSecre
     (folder / "ca.crt").write_bytes(made.authority)
     (folder / "token").write_text(TOKEN + "\n")
     (folder / "pair.pem").write_bytes(made.certificate + made.key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Api)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "pair.pem")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield NamespaceSecrets("localhost", server.server_address[1], folder)
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with http_server(Api, tls=context) as address:
+        yield NamespaceSecrets("localhost", int(address.rpartition(":")[2]), folder)
 
 
 def model(credentials: str, uri: str = "s3://bucket/m") -> ModelSpec:
