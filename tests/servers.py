@@ -17,7 +17,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import httpx
 
@@ -100,6 +100,25 @@ def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) ->
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
+
+
+@contextlib.contextmanager
+def running(
+    *arguments: str, stdout: int | IO[bytes] | None = None, stderr: int | IO[bytes] | None = None,
+    **options: object,
+) -> Iterator[subprocess.Popen[bytes]]:  # fmt: skip
+    """A running `python -m` with these arguments and options; ended at the end."""
+    named = [
+        text
+        for name, value in options.items()
+        for text in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    command = [sys.executable, "-m", *arguments, *named]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=stdout, stderr=stderr)
+    try:
+        yield process
+    finally:
+        end_process(process)
 
 
 # Redis
@@ -436,22 +455,14 @@ def gateway(
     """A ready gateway with its log in `folder`; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
-    flags = {"port": port, "redis_url": redis_url, "pool": pool, **settings}
-    arguments = [
-        text
-        for name, value in flags.items()
-        for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
     log_file = folder / f"gateway-{port}.log"
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *program, *arguments], cwd=REPOSITORY, stdout=log, stderr=log
-        )
+    options = {"port": port, "redis_url": redis_url, "pool": pool, **settings}
     host = _in_url(str(settings.get("host", "127.0.0.1")))
-    started = Gateway(process, port, log_file, host)
-    try:
+    with (
+        log_file.open("wb") as log,
+        running(*program, stdout=log, stderr=log, **options) as process,
+    ):
+        started = Gateway(process, port, log_file, host)
         if wait_ready:
             wait_until(started.is_ready, what="gateway ready")
         yield started
-    finally:
-        end_process(process)

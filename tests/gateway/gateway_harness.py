@@ -5,7 +5,6 @@ import itertools
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -207,25 +206,15 @@ class GatewayHarness:
 
 @contextlib.contextmanager
 def running_pods(
-    *names: str, redis_url: str, pool: str, client: httpx.Client, **options: object
+    *names: str, redis_url: str, pool: str, client: httpx.Client, **options: Any
 ) -> Iterator[PodProcess]:
     """Pods in one process, registered; they end with the context."""
-    flags = {"redis_url": redis_url, "pool": pool, "names": ",".join(names), **options}
-    arguments = [
-        text
-        for name, value in flags.items()
-        for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gateway.pod_program", *arguments],
-        cwd=servers.REPOSITORY,
-        stdout=subprocess.PIPE,
-    )
-    try:
+    with servers.running(
+        "tests.gateway.pod_program", stdout=subprocess.PIPE, redis_url=redis_url, pool=pool,
+        names=",".join(names), **options,
+    ) as process:  # fmt: skip
         assert process.stdout is not None
         yield PodProcess(process, json.loads(process.stdout.readline())["ports"], client)
-    finally:
-        servers.end_process(process)
 
 
 def wait_counts(pods: PodProcess, pod: str, **counts: int) -> None:

@@ -93,18 +93,19 @@ NOT_MADE: Final = frozenset(
 """Architectures that are left out, by `model_type`."""
 
 
-def architectures(task: Task) -> list[ParameterSet]:
-    """Parameters of a test: all architectures of a task, the popular ones marked slow, too."""
-    popular = set(_POPULAR[task].split())
-    assert popular <= set(_CLASSES[task]), popular - set(_CLASSES[task])
+def architectures() -> list[ParameterSet]:
+    """Parameters of a test: all architectures of all tasks, the popular ones marked slow, too."""
     found = []
-    for kind, classes in _CLASSES[task].items():
-        name = classes if isinstance(classes, str) else classes[0]
-        if kind in NOT_MADE or _is_of_text_part(_CLASSES[task], kind, name):
-            continue
-        marks = [pytest.mark.reference, *([pytest.mark.slow] if kind in popular else [])]
-        each = Architecture(task, kind, name, kind in popular)
-        found.append(pytest.param(each, id=kind, marks=marks))
+    for task, of_task in _CLASSES.items():
+        popular = set(_POPULAR[task].split())
+        assert popular <= set(of_task), popular - set(of_task)
+        for kind, classes in of_task.items():
+            name = classes if isinstance(classes, str) else classes[0]
+            if kind in NOT_MADE or _is_of_text_part(of_task, kind, name):
+                continue
+            marks = [pytest.mark.reference, *([pytest.mark.slow] if kind in popular else [])]
+            each = Architecture(task, kind, name, kind in popular)
+            found.append(pytest.param(each, id=f"{task.value}-{kind}", marks=marks))
     return found
 
 

@@ -41,79 +41,30 @@ TIED = 3
 _LABELLED = (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.IMAGE_CLASSIFICATION)
 
 
-@pytest.mark.parametrize("architecture", architectures(Task.TEXT_GENERATION))
-def test_continues_texts_as_generate_does(
+@pytest.mark.parametrize("architecture", architectures())
+def test_answers_as_transformers_does(
     architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
 ) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-@pytest.mark.parametrize("architecture", architectures(Task.TEXT_TO_TEXT))
-def test_makes_texts_of_texts_as_generate_does(
-    architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-@pytest.mark.parametrize("architecture", architectures(Task.TEXT_CLASSIFICATION))
-def test_classifies_texts_as_the_pipeline_does(
-    architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-@pytest.mark.parametrize("architecture", architectures(Task.TOKEN_CLASSIFICATION))
-def test_classifies_tokens_as_the_pipeline_does(
-    architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-@pytest.mark.parametrize("architecture", architectures(Task.FILL_MASK))
-def test_fills_masks_as_the_pipeline_does(
-    architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-@pytest.mark.parametrize("architecture", architectures(Task.TEXT_EMBEDDING))
-def test_embeds_texts_as_the_mean_of_the_last_layer(
-    architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-@pytest.mark.parametrize("architecture", architectures(Task.IMAGE_CLASSIFICATION))
-def test_classifies_images_as_the_pipeline_does(
-    architecture: Architecture, tmp_path: Path, reference_pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    compare(architecture, tmp_path, reference_pod, outcomes)
-
-
-def compare(
-    architecture: Architecture, folder: Path, pod: ReferencePod, outcomes: Outcomes
-) -> None:
-    """Make the model, serve it, and judge all of its answers."""
     task, kind = architecture.task, architecture.kind
-    cases = make_model(architecture, folder)
+    cases = make_model(architecture, tmp_path)
     name = f"m{zlib.crc32(kind.encode())}"  # a refusal must name the kind by itself
     # Popular checkpoints are declared without a task, as most users do.
-    spec = pod.declare(name, folder, task=None if architecture.is_popular else task)
+    spec = reference_pod.declare(name, tmp_path, task=None if architecture.is_popular else task)
     try:
         with outcomes.judge(task.value, kind) as outcome:
-            first = ask_v1(pod, task, name, cases[:1])
+            first = ask_v1(reference_pod, task, name, cases[:1])
             if first.refuses(architecture.names):
                 outcome.refuse(first.error)
                 return
             check(task, first, cases[:1], "by the first request")
             asks = protocols(task)
             if task is Task.TEXT_GENERATION:
-                completion = ask_completion(pod, task, name, cases[:1])
+                completion = ask_completion(reference_pod, task, name, cases[:1])
                 if completion.refuses(architecture.names):  # served by V1 and V2 only
                     asks.remove(ask_completion)
-            ask_everything(pod, task, spec, cases, asks)
+            ask_everything(reference_pod, task, spec, cases, asks)
     finally:
-        pod.withdraw(name)
+        reference_pod.withdraw(name)
 
 
 def make_model(architecture: Architecture, folder: Path) -> list[Case]:

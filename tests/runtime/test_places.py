@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -160,17 +159,13 @@ def start_pod(
     with contextlib.ExitStack() as stack:
 
         def start(name: str) -> subprocess.Popen[bytes]:
-            flags = {
-                "name": name, "redis-url": redis.url, "pool": pool, "takes-places": GPU,
-                "grpc-port": servers.free_port(),
-                "cache-dir": tmp_path / name / "cache", "host-dir": tmp_path / name / "host",
-            }  # fmt: skip
-            command = [f"--{key}={value}" for key, value in flags.items()]
-            process = subprocess.Popen(
-                [sys.executable, "-m", "runtime", *command], cwd=servers.REPOSITORY
-            )
-            stack.callback(servers.end_process, process)
-            return process
+            return stack.enter_context(
+                servers.running(
+                    "runtime", name=name, redis_url=redis.url, pool=pool, takes_places=GPU,
+                    grpc_port=servers.free_port(),
+                    cache_dir=tmp_path / name / "cache", host_dir=tmp_path / name / "host",
+                )
+            )  # fmt: skip
 
         yield start
 

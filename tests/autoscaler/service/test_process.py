@@ -5,7 +5,7 @@ import pytest
 from registry.domain.model import ModelSpec
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
-from tests.autoscaler.processes import autoscaler_process
+from tests import servers
 from tests.autoscaler.service.conftest import Stage, model
 from tests.registry.redis.clients import eventually, until
 
@@ -26,12 +26,12 @@ async def test_another_process_takes_over_without_repeating_loads(stage: Stage) 
     await stage.registry.put_models([first, second])
     await _count_one_a_minute(stage, first)
     pod = await stage.pod("pod-a", holds=True)
-    with autoscaler_process(stage.url, pool=stage.pool) as killed:
+    with servers.running("autoscaler", redis_url=stage.url, pool=stage.pool) as killed:
         await until(lambda: pod.loads == ["a"], timeout_s=LIMIT_S, what="the load to start")
         killed.kill()
         killed.wait()
     await _count_one_a_minute(stage, second)
-    with autoscaler_process(stage.url, pool=stage.pool):
+    with servers.running("autoscaler", redis_url=stage.url, pool=stage.pool):
         await until(lambda: "b" in pod.loads, timeout_s=LIMIT_S, what="the successor")
         pod.hold.set()
 

@@ -10,7 +10,6 @@ from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
 from tests import servers
-from tests.autoscaler.processes import autoscaler_process
 from tests.gateway.gateway_harness import metric
 from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import Pod, reserve
@@ -74,5 +73,5 @@ def test_the_autoscaler_counts_pods_by_use(redis: servers.RedisServer) -> None:
         counted = [metric(text, "pilotlight_autoscaler_pods", use=use) for use in USES.values()]
         return counted == [1] * len(USES)
 
-    with autoscaler_process(redis.url, metrics_port=port, loading="baseline"):
+    with servers.running("autoscaler", redis_url=redis.url, metrics_port=port, loading="baseline"):
         servers.wait_until(is_counted, timeout_s=120, what="counted")

@@ -1,7 +1,6 @@
 """A transformer and explainer on KServe's own server, in front of a pod, through a gateway."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,18 +55,13 @@ def served(
         f"--serve={name}={protocol}={name}-predictor.default.svc:{gateway.port}"
         for name, protocol in PROTOCOLS.items()
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.runtime.kserve_component", f"--http-port-here={port}", *serve]
-    )
-    try:
+    with servers.running("tests.runtime.kserve_component", *serve, http_port_here=port) as process:
         found = Served(gateway, process)
         servers.wait_until(lambda: _is_up(port), timeout_s=120, what="KServe's server up")
         servers.wait_until(
             lambda: found.predict("flowers", ROWS).status_code == 200, what="model served"
         )
         yield found
-    finally:
-        servers.end_process(process)
 
 
 def _is_up(port: int) -> bool:

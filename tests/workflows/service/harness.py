@@ -2,7 +2,6 @@
 
 import contextlib
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,28 +42,21 @@ class Scheduler:
 @contextlib.contextmanager
 def running_scheduler(
     folder: Path, redis_url: str, pool: str, gateway_url: str, *, port: int,
-    program: Sequence[str] = SHORT_LEASES, **settings: object,
+    program: Sequence[str] = SHORT_LEASES, **settings: Any,
 ) -> Iterator[Scheduler]:  # fmt: skip
     """A ready scheduler; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
-    flags = {"port": port, "redis_url": redis_url, "pool": pool, "gateway_url": gateway_url,
-             **settings}  # fmt: skip
-    arguments = [
-        text
-        for name, value in flags.items()
-        for text in (f"--{name.replace('_', '-')}", str(value))
-    ]
     log_file = folder / "scheduler.log"
-    with open(log_file, "ab") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *program, *arguments], cwd=servers.REPOSITORY, stderr=log
-        )
-    started = Scheduler(process, f"http://127.0.0.1:{port}", log_file)
-    try:
+    with (
+        open(log_file, "ab") as log,
+        servers.running(
+            *program, stderr=log, port=port, redis_url=redis_url, pool=pool,
+            gateway_url=gateway_url, **settings,
+        ) as process,
+    ):  # fmt: skip
+        started = Scheduler(process, f"http://127.0.0.1:{port}", log_file)
         servers.wait_until(started.is_ready, what="scheduler ready")
         yield started
-    finally:
-        servers.end_process(process)
 
 
 @dataclass
