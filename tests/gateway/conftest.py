@@ -1,15 +1,16 @@
 """Fixtures of the gateway's tests."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
 
 from registry.domain.model import ModelSpec
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 
 _pool_numbers = itertools.count(1)
 
@@ -40,17 +41,30 @@ def shared_gateway(
 
 
 @pytest.fixture(scope="module")
+def another_gateway(
+    redis: servers.RedisServer, shared_gateway: tuple[servers.Gateway, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[..., servers.Gateway]]:  # fmt: skip
+    """Starts other gateways of the pool, with other settings."""
+    with ExitStack() as stack:
+
+        def start(**settings: Any) -> servers.Gateway:
+            folder, pool = tmp_path_factory.mktemp("another"), shared_gateway[1]
+            return stack.enter_context(
+                servers.gateway(folder, redis_url=redis.url, pool=pool, **settings)
+            )
+
+        yield start
+
+
+@pytest.fixture(scope="module")
 def shared(
     redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayHarness]:
     """Another gateway of the module, with the pod of `spec`, for tests that change neither."""
     pool = f"gateway-{next(_pool_numbers)}"
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("shared")
-        gateway = stack.enter_context(servers.gateway(folder, redis_url=redis.url, pool=pool))
-        started = GatewayHarness(redis.url, pool, gateway, client, stack)
+    with running_harness(tmp_path_factory.mktemp("shared"), redis.url, pool, client) as started:
         yield started
-        started.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -202,6 +203,20 @@ class GatewayHarness:
             )
 
         servers.wait_until(is_idle, what="pods idle")
+
+
+@contextlib.contextmanager
+def running_harness(
+    folder: Path, redis_url: str, pool: str, client: httpx.Client, **settings: Any
+) -> Iterator[GatewayHarness]:
+    """A gateway with its log in `folder`; pods that are started end with it."""
+    with ExitStack() as stack:
+        gateway = stack.enter_context(
+            servers.gateway(folder, redis_url=redis_url, pool=pool, **settings)
+        )
+        started = GatewayHarness(redis_url, pool, gateway, client, stack)
+        yield started
+        started.threads.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager

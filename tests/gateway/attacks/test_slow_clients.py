@@ -4,7 +4,7 @@ import contextlib
 import select
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -20,35 +20,18 @@ PROMPT_S = 25.0
 
 
 @pytest.fixture(scope="module")
-def strict(
-    shared_gateway: tuple[servers.Gateway, str],
-    redis: servers.RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[servers.Gateway]:
-    """Another gateway of the pool, with times that a test can wait for."""
-    with servers.gateway(
-        tmp_path_factory.mktemp("strict"),
-        redis_url=redis.url,
-        pool=shared_gateway[1],
-        body_timeout=1.0,
-        program=("tests.with_constants", "gateway.http.body:MIN_BODY_RATE=100000", "gateway"),
-        request_timeout=2.0,
-    ) as started:
-        yield started
+def strict(another_gateway: Callable[..., servers.Gateway]) -> servers.Gateway:
+    """With times that a test can wait for."""
+    program = ("tests.with_constants", "gateway.http.body:MIN_BODY_RATE=100000", "gateway")
+    return another_gateway(body_timeout=1.0, request_timeout=2.0, program=program)
 
 
 @pytest.fixture(scope="module")
-def small(
-    shared_gateway: tuple[servers.Gateway, str],
-    redis: servers.RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[servers.Gateway]:
-    """Another gateway of the pool, with little room for bodies."""
-    with servers.gateway(
-        tmp_path_factory.mktemp("small"), redis_url=redis.url, pool=shared_gateway[1],
-        body_timeout=600, request_timeout=600, held_body_bytes=3 * MIB, spool_bytes=8 * MIB,
-    ) as started:  # fmt: skip
-        yield started
+def small(another_gateway: Callable[..., servers.Gateway]) -> servers.Gateway:
+    """With little room for bodies."""
+    return another_gateway(
+        body_timeout=600, request_timeout=600, held_body_bytes=3 * MIB, spool_bytes=8 * MIB
+    )
 
 
 def head_of(spec: ModelSpec, length: int, *lines: bytes) -> bytes:

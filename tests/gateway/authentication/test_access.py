@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from gateway.settings import GatewaySettings
 from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.authentication.identity_provider import Issuer, new_key, published, trust
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.servers import wait_until
 
 BODY = b'{"instances": [1]}'
@@ -56,13 +55,12 @@ def guarded(
         jwks = stack.enter_context(published(issuer))
         for tenant in ("red", "blue", "default", "_operator"):
             trust(folder, tenant, jwks, audience=tenant)
-        gateway = stack.enter_context(
-            servers.gateway(
-                tmp_path_factory.mktemp("guarded"), redis_url=redis.url, pool="tokens",
+        harness = stack.enter_context(
+            running_harness(
+                tmp_path_factory.mktemp("guarded"), redis.url, "tokens", client,
                 token_issuers=folder, api_keys=keys,
             )
         )  # fmt: skip
-        harness = GatewayHarness(redis.url, "tokens", gateway, client, stack, ThreadPoolExecutor(1))
         started = GuardedGateway(harness, issuer, folder)
         token = issuer.token("first", aud="red")
         wait_until(
@@ -73,7 +71,6 @@ def guarded(
             what="issuer's keys read",
         )
         yield started
-        harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """API keys of tenants at a real gateway process."""
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -12,7 +10,7 @@ from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelSpec
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.servers import wait_until
 
 RED, BLUE, OPERATOR = "red-key-red-key-red", "blue-key-blue-key-blue", "operator-key-operator"
@@ -37,18 +35,9 @@ def guarded(
     redis: servers.RedisServer, client: httpx.Client, keys: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[GatewayHarness]:  # fmt: skip
-    with ExitStack() as stack:
-        gateway = stack.enter_context(
-            servers.gateway(
-                tmp_path_factory.mktemp("guarded"), redis_url=redis.url, pool="guarded",
-                api_keys=keys,
-            )
-        )  # fmt: skip
-        harness = GatewayHarness(
-            redis.url, "guarded", gateway, client, stack, ThreadPoolExecutor(1)
-        )
+    folder = tmp_path_factory.mktemp("guarded")
+    with running_harness(folder, redis.url, "guarded", client, api_keys=keys) as harness:
         yield harness
-        harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")

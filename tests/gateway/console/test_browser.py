@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -21,7 +20,7 @@ from registry.domain.reservation import ANY_COPIES
 from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.console.browser import BROWSER, DRIVER, Browser, browser
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 
 pytestmark = [
     pytest.mark.slow,
@@ -37,15 +36,11 @@ DOT = base64.b64decode(
 
 @pytest.fixture(scope="module")
 def harness(
-    redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
+    redis: servers.RedisServer, client: httpx.Client, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayHarness]:
-    with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(trust_env=False, timeout=120))
-        folder = tmp_path_factory.mktemp("gateway")
-        gateway = stack.enter_context(servers.gateway(folder, redis_url=redis.url, pool="browser"))
-        harness = GatewayHarness(redis.url, "browser", gateway, client, stack)
+    folder = tmp_path_factory.mktemp("gateway")
+    with running_harness(folder, redis.url, "browser", client) as harness:
         yield harness
-        harness.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import base64
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 
 KEYS = {"red": "red-key-red-key-red", "blue": "blue-key-blue-key", "_operator": "op-key-op-key-op"}
 
@@ -204,18 +203,11 @@ def guarded(
     keys = tmp_path_factory.mktemp("keys")
     for tenant, key in KEYS.items():
         (keys / tenant).write_text(key)
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("guarded")
-        gateway = stack.enter_context(
-            servers.gateway(folder, redis_url=redis.url, pool="console", api_keys=keys)
-        )
-        harness = GatewayHarness(
-            redis.url, "console", gateway, client, stack, ThreadPoolExecutor(1)
-        )
+    folder = tmp_path_factory.mktemp("guarded")
+    with running_harness(folder, redis.url, "console", client, api_keys=keys) as harness:
         harness.declare("secret", namespace="blue")
         harness.start_pods("pod-a", slots=4, warm=harness.declare("wise", namespace="red"))
         yield harness
-        harness.threads.shutdown(cancel_futures=True)
 
 
 def basic(user: str, key: str) -> str:

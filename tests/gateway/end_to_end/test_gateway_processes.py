@@ -2,7 +2,7 @@
 
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -21,34 +21,16 @@ SHORT_RESERVATIONS = (
 
 
 @pytest.fixture(scope="module")
-def second_gateway(
-    shared_gateway: tuple[servers.Gateway, str],
-    redis: servers.RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[servers.Gateway]:
-    """Another gateway for the same pool."""
-    with servers.gateway(
-        tmp_path_factory.mktemp("second"), redis_url=redis.url, pool=shared_gateway[1]
-    ) as started:
-        yield started
+def second_gateway(another_gateway: Callable[..., servers.Gateway]) -> servers.Gateway:
+    return another_gateway()
 
 
 @pytest.fixture(scope="module")
-def short_timeout_gateway(
-    shared_gateway: tuple[servers.Gateway, str],
-    redis: servers.RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[servers.Gateway]:
-    """Another gateway for the same pool, with short timeouts, which the tests wait for."""
-    with servers.gateway(
-        tmp_path_factory.mktemp("short-timeouts"),
-        redis_url=redis.url,
-        pool=shared_gateway[1],
-        program=SHORT_RESERVATIONS,
-        body_timeout=0.2,
-        allow_policy_header="false",
-    ) as started:
-        yield started
+def short_timeout_gateway(another_gateway: Callable[..., servers.Gateway]) -> servers.Gateway:
+    """With short timeouts, which the tests wait for."""
+    return another_gateway(
+        program=SHORT_RESERVATIONS, body_timeout=0.2, allow_policy_header="false"
+    )
 
 
 def test_an_explanation_says_which_gateway_decided(

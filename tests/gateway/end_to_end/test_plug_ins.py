@@ -1,13 +1,12 @@
 """A live gateway routes by a policy of another distribution, and outlives its errors."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.plug_ins import install
 
 _MODULE = """
@@ -33,14 +32,10 @@ def harness(
     folder = tmp_path_factory.mktemp("mine")
     entries = {"last-pod": "mine:last_pod", "raises": "mine:raises"}
     install(folder, "mine", "pilotlight.routing", entries, _MODULE)
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder))
-        gateway = stack.enter_context(
-            servers.gateway(folder / "gateway", redis_url=redis.url, pool="plug-ins")
-        )
-        started = GatewayHarness(redis.url, "plug-ins", gateway, client, stack)
-        yield started
-        started.threads.shutdown(cancel_futures=True)
+        with running_harness(folder / "gateway", redis.url, "plug-ins", client) as started:
+            yield started
 
 
 @pytest.mark.slow

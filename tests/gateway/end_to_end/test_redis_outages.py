@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -12,7 +11,7 @@ from redis import asyncio as redis_client
 from registry.domain.model import RoutingPolicy
 from registry.redis.client import Registry
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.gateway.telemetry.test_arrival_counter import counted
 
 pytestmark = pytest.mark.slow
@@ -25,13 +24,8 @@ def isolated_harness(
     own_redis: servers.RedisServer, client: httpx.Client, tmp_path: Path
 ) -> Iterator[GatewayHarness]:
     """A gateway with its own Redis."""
-    with ExitStack() as stack:
-        gateway = stack.enter_context(
-            servers.gateway(tmp_path / "gateway", redis_url=own_redis.url, pool="lone")
-        )
-        harness = GatewayHarness(own_redis.url, "lone", gateway, client, stack)
+    with running_harness(tmp_path / "gateway", own_redis.url, "lone", client) as harness:
         yield harness
-        harness.threads.shutdown(cancel_futures=True)
 
 
 def test_arrivals_during_an_outage_are_reported_after_it(

@@ -4,7 +4,6 @@ import contextlib
 import json
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import grpc
@@ -14,7 +13,7 @@ import pytest
 from common.inference_protocol.grpc_messages import messages
 from registry.domain.model import ModelSpec
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness, PodProcess, wait_counts
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess, running_harness, wait_counts
 from tests.gateway.grpc import calls
 
 POOL = "grpc"
@@ -34,13 +33,8 @@ def harness(
     port: int,
 ) -> Iterator[GatewayHarness]:
     folder = tmp_path_factory.mktemp("grpc")
-    with ExitStack() as stack:
-        gateway = stack.enter_context(
-            servers.gateway(folder, redis_url=redis.url, pool=POOL, grpc_port=port)
-        )
-        started = GatewayHarness(redis.url, POOL, gateway, client, stack)
+    with running_harness(folder, redis.url, POOL, client, grpc_port=port) as started:
         yield started
-        started.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="module")

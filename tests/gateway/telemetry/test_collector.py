@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import running_harness
 from tests.gateway.telemetry.test_tracing import PARENT, TRACE
 
 _PROGRAM = os.environ.get("PILOTLIGHT_COLLECTOR", "")
@@ -57,12 +57,10 @@ def test_the_collector_takes_spans_with_their_parents_and_attributes(
 ) -> None:
     with ExitStack() as stack:
         url, printed = stack.enter_context(real_collector(tmp_path))
-        gateway = stack.enter_context(
-            servers.gateway(
-                tmp_path, redis_url=redis.url, pool="collector", otlp_endpoint=url, trace_ratio=0
-            )
+        settings = {"otlp_endpoint": url, "trace_ratio": 0}
+        harness = stack.enter_context(
+            running_harness(tmp_path, redis.url, "collector", client, **settings)
         )
-        harness = GatewayHarness(redis.url, "collector", gateway, client, stack)
         spec, _ = harness.start_warm_pod()
         harness.predict(spec, traceparent=f"00-{TRACE}-{PARENT}-01")
         servers.wait_until(lambda: "Span #" in printed.read_text(), what="spans printed")

@@ -15,7 +15,7 @@ from prometheus_client.openmetrics.parser import (
 from gateway.http.headers import read_headers
 from gateway.telemetry.tracing import Tracer
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import running_harness
 from tests.http_server import Handler, http_server
 
 pytestmark = pytest.mark.slow
@@ -114,13 +114,12 @@ def test_a_collector_gets_a_span_per_stage(
 ) -> None:
     with ExitStack() as stack:
         kept = stack.enter_context(collector())
-        gateway = stack.enter_context(
-            servers.gateway(
-                tmp_path, redis_url=redis.url, pool="traces", otlp_endpoint=kept.url,
-                trace_ratio=0, access_log="true", log_format="json",
+        harness = stack.enter_context(
+            running_harness(
+                tmp_path, redis.url, "traces", client, otlp_endpoint=kept.url, trace_ratio=0,
+                access_log="true", log_format="json",
             )
         )  # fmt: skip
-        harness = GatewayHarness(redis.url, "traces", gateway, client, stack)
         spec, _ = harness.start_warm_pod()
         context = f"00-{TRACE}-{PARENT}-01"
         sent = harness.predict(spec, x_test="response=headers", traceparent=context)
@@ -134,7 +133,7 @@ def test_a_collector_gets_a_span_per_stage(
         assert {"infer", "preprocess", "postprocess"} <= {each["name"] for each in stages}
         last_ns = max(int(each["endTimeUnixNano"]) for each in stages)
         assert int(root["startTimeUnixNano"]) <= last_ns
-        logged = [json.loads(line) for line in gateway.log.splitlines()]
+        logged = [json.loads(line) for line in harness.gateway.log.splitlines()]
         requests = [each for each in logged if each["message"] == "request"]
         assert [each["trace_id"] for each in requests] == [TRACE, ""]
         assert requests[0]["model"] == str(spec.name)
@@ -147,16 +146,15 @@ def test_histograms_name_the_trace_of_a_request_as_an_exemplar(
     health_port = servers.free_port()
     with ExitStack() as stack:
         kept = stack.enter_context(collector())
-        gateway = stack.enter_context(
-            servers.gateway(
-                tmp_path, redis_url=redis.url, pool="exemplars", otlp_endpoint=kept.url,
-                trace_ratio=0, health_port=health_port,
+        harness = stack.enter_context(
+            running_harness(
+                tmp_path, redis.url, "exemplars", client, otlp_endpoint=kept.url, trace_ratio=0,
+                health_port=health_port,
             )
         )  # fmt: skip
-        harness = GatewayHarness(redis.url, "exemplars", gateway, client, stack)
         spec, _ = harness.start_warm_pod()
         harness.predict(spec, traceparent=f"00-{TRACE}-{PARENT}-01")
-        url = f"http://127.0.0.1:{health_port}" if is_at_health_port else gateway.url
+        url = f"http://127.0.0.1:{health_port}" if is_at_health_port else harness.gateway.url
         accept = {"accept": "application/openmetrics-text; version=1.0.0"}
         response = client.get(f"{url}/metrics", headers=accept)
         plain = client.get(f"{url}/metrics").text

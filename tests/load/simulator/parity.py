@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from load.simulator.simulation import Simulation
 from registry.domain.model import ModelSpec, RoutingPolicy
 from registry.redis.client import Registry
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.load.simulator.traces import Row, trace
 
 PODS = ("n-0", "n-1", "n-2", "n-3")
@@ -158,13 +158,10 @@ def live(folder: Path, times: Times, policies: Mapping[str, RoutingPolicy]) -> I
 @contextmanager
 def live_gateway(folder: Path) -> Iterator[GatewayHarness]:
     """A platform with a new gateway."""
-    with ExitStack() as stack:
-        redis = stack.enter_context(servers.redis_server(folder / "redis"))
-        client = stack.enter_context(httpx.Client(trust_env=False, timeout=120))
-        pool = f"parity-{next(_pools)}"
-        gateway = stack.enter_context(
-            servers.gateway(folder / "gateway", redis_url=redis.url, pool=pool)
-        )
-        harness = GatewayHarness(redis.url, pool, gateway, client, stack)
-        stack.callback(harness.threads.shutdown)
+    pool = f"parity-{next(_pools)}"
+    with (
+        servers.redis_server(folder / "redis") as redis,
+        httpx.Client(trust_env=False, timeout=120) as client,
+        running_harness(folder / "gateway", redis.url, pool, client) as harness,
+    ):
         yield harness

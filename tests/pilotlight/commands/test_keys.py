@@ -3,8 +3,6 @@
 import json
 import stat
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from pilotlight.platform.settings import LocalAccessSettings, PlatformSettings
 from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.gateway.conftest import client
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, running_harness
 from tests.pilotlight.conftest import Cli
 
 __all__ = ["client"]
@@ -36,16 +34,13 @@ def guarded(
     keys = tmp_path_factory.mktemp("keys")
     (keys / "red").write_text(RED)
     (keys / "_operator").write_text(OPERATOR)
-    with ExitStack() as stack:
-        redis = stack.enter_context(servers.redis_server(tmp_path_factory.mktemp("redis")))
-        folder = tmp_path_factory.mktemp("guarded")
-        gateway = stack.enter_context(
-            servers.gateway(folder, redis_url=redis.url, pool="keys", api_keys=keys)
-        )
-        harness = GatewayHarness(redis.url, "keys", gateway, client, stack, ThreadPoolExecutor(1))
+    folder = tmp_path_factory.mktemp("guarded")
+    with (
+        servers.redis_server(tmp_path_factory.mktemp("redis")) as redis,
+        running_harness(folder, redis.url, "keys", client, api_keys=keys) as harness,
+    ):
         harness.start_pods("pod-a", slots=4, warm=harness.declare("wise", namespace="red"))
         yield harness
-        harness.threads.shutdown(cancel_futures=True)
 
 
 VERBS = [

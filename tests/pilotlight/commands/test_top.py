@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import running_harness
 
 
 class Terminal:
@@ -47,11 +47,10 @@ class Terminal:
 def test_shows_models_and_obeys_keys(redis: servers.RedisServer, tmp_path: Path) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
-        gateway = stack.enter_context(servers.gateway(tmp_path, redis_url=redis.url))
-        harness = GatewayHarness(redis.url, "default", gateway, client, stack)
+        harness = stack.enter_context(running_harness(tmp_path, redis.url, "default", client))
         harness.start_pods("pod-a", warm=harness.declare("wise"))
         harness.declare("other")
-        terminal = Terminal("--gateway", gateway.url)
+        terminal = Terminal("--gateway", harness.gateway.url)
         stack.callback(terminal.close)
         terminal.wait_for("device pod-a")
         terminal.press("/oth\r")
