@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -23,6 +22,7 @@ from common.inference_protocol.grpc_messages import messages
 from common.inference_protocol.tensors import numeric_tensor
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from tests import servers
+from tests.http_server import Handler, http_server
 from tests.runtime import rpc
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, post, post_bytes, predict
@@ -34,7 +34,6 @@ from tests.runtime.model_server.as_written import (
     request,
     written_server,
 )
-from tests.runtime.storage.test_library import Quiet, web_server
 
 pytestmark = pytest.mark.slow
 
@@ -326,13 +325,15 @@ def test_a_pod_waits_for_a_server_that_is_absent_at_its_start(
 def test_a_url_of_something_else_keeps_the_pod_unready_and_is_named(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    asked: list[tuple[str, int]] = []
+    asked: list[str] = []
 
-    def nothing_here(*connection: Any) -> Quiet:
-        asked.append(connection[1])
-        return Quiet(*connection, directory=str(tmp_path))
+    class NothingHere(Handler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.answer(404)
 
-    with web_server(nothing_here) as url:
+    with http_server(NothingHere) as address:
+        url = f"http://{address}"
         settings = {"engine_url": url, "engine_repository": str(tmp_path / "repository")}
         with cluster.pod_context("pod-a", until=lambda _: len(asked) > 5, **settings) as pod:
             assert not _is_ready(pod)
