@@ -1,19 +1,14 @@
 """The architectures that transformers lists for each task of a pod."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
+from _pytest.mark import ParameterSet
 from transformers.models.auto import modeling_auto as auto
 
 from registry.domain.model import Task
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from _pytest.mark import ParameterSet
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,20 @@
 """A real Redis, autoscalers in this process, and pods with the model repository extension."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
 import json
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from autoscaler.planning.demand_forecast import forecast_demand
+from autoscaler.forecasting.history import History
+from autoscaler.planning.demand_forecast import FittedModel, forecast_demand
+from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.pool_view import Demand
+from autoscaler.service.actuator import Actuator
 from autoscaler.service.executor import ActionExecutor
 from autoscaler.service.loop import Autoscaler
 from autoscaler.service.metrics import AutoscalerMetrics
@@ -26,18 +29,9 @@ from registry.errors import RegistryError
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from tests import servers
 
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from autoscaler.forecasting.history import History
-    from autoscaler.planning.demand_forecast import FittedModel
-    from autoscaler.planning.policy import LoadingPolicy
-    from autoscaler.planning.pool_view import Demand
-    from autoscaler.service.actuator import Actuator
-    from tests import servers
-
-    ForecastFunction = Callable[[History, FittedModel], Demand]
+ForecastFunction = Callable[[History, FittedModel], Demand]
 
 _pools = itertools.count(1)
 _holders = itertools.count(1)

@@ -1,19 +1,14 @@
 """A container's environment variables and command, evaluated as by a kubelet."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from tests.kubernetes.node.images import Image
 from tests.kubernetes.places import API_SERVICE_ADDRESS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.kubernetes.node.images import Image
-
-    Lookup = Callable[[str, str], Mapping[str, str] | None]
-    """Reads the entries of a `ConfigMap` or `Secret` in the pod's namespace, by kind and name."""
+Lookup = Callable[[str, str], Mapping[str, str] | None]
+"""Reads the entries of a `ConfigMap` or `Secret` in the pod's namespace, by kind and name."""
 
 _REFERENCE = re.compile(r"\$\$|\$\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _SUFFIXES = {"Ki": 1024, "Mi": 1024**2, "Gi": 1024**3, "k": 1000, "M": 1000**2, "G": 1000**3}

@@ -1,21 +1,15 @@
 """A pod's volumes as folders of this machine, rewritten when their sources change."""
 
-from __future__ import annotations
-
 import os
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.kubernetes.node.environment import BadReference, field_of
+from tests.kubernetes.node.environment import BadReference, Lookup, field_of
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.kubernetes.node.environment import Lookup
-
-    Token = Callable[[Mapping[str, Any]], str]
-    """Returns a token of the pod's service account for the source of a projected volume."""
+Token = Callable[[Mapping[str, Any]], str]
+"""Returns a token of the pod's service account for the source of a projected volume."""
 
 
 def make_volume(

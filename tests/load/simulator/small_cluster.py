@@ -1,21 +1,16 @@
 """A small cluster, runs on it, and an autoscaler that follows a script."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from load.simulator.cluster.cluster_file import cluster_of
+from load.simulator.simulated_cluster import SimulatedCluster
 from load.simulator.simulation import Simulation
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, RoutingPolicy
 from tests.load.simulator.traces import Row, trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from load.simulator.simulated_cluster import SimulatedCluster
-    from registry.domain.cluster import ClusterState
-
-    Step = Callable[[ClusterState, SimulatedCluster], Any]
+Step = Callable[[ClusterState, SimulatedCluster], Any]
 
 M = ModelName("default", "m")
 COLOCATION, QUEUEING = RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING

@@ -1,10 +1,9 @@
 """Autoscalers in a run: scripted steps, and loading policies of the live autoscaler."""
 
-from __future__ import annotations
-
 import random
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,18 +11,13 @@ from autoscaler.loading.holding_value import Prices
 from autoscaler.loading.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.planning.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy, Tier
 from research.experiments.regret.runs import ScaledForecaster
-from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, cluster, records, took_s
+from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, Step, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from autoscaler.planning.policy import LoadingPolicy
-    from tests.load.simulator.small_cluster import Step
 
 pytestmark = pytest.mark.slow
 

@@ -4,14 +4,14 @@ Each has a routing core, arrivals and prices of its own; both see the pods' stat
 publishes it. The simulator's gateway is the driver of both.
 """
 
-from __future__ import annotations
-
 import random
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 from gateway.dispatch.placer import Placer
+from gateway.errors import Rejected
+from load.simulator.pods.simulated_request import SimulatedRequest
 from load.simulator.simulation import Simulation
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import MAX_AGE_S, ExpectedRates
@@ -20,13 +20,7 @@ from registry.domain.model import RoutingPolicy
 from tests.load.simulator.small_cluster import ScriptedAutoscaler, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.errors import Rejected
-    from load.simulator.pods.simulated_request import SimulatedRequest
-
-    Publish = Callable[[float, list[ClusterState]], None]
+Publish = Callable[[float, list[ClusterState]], None]
 
 MODELS = 8
 UNTIL_S = 80.0

@@ -1,7 +1,5 @@
 """Text generation over OpenAI's protocol at a pod: responses, streams, batching, errors."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -9,24 +7,20 @@ import shutil
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import orjson
 import pytest
+from _pytest.mark import ParameterSet
 from transformers import AutoTokenizer
 
 from common.pod_responses import parse_server_timing
 from registry.domain.model import ModelPolicy
 from tests import servers
+from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, metric, post, post_bytes, predict, wait_idle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from _pytest.mark import ParameterSet
-
-    from tests.runtime.conftest import Cluster
 
 LONG = {"model": "chat", "prompt": ["zuzu"] * 8, "max_tokens": 900, "n": 16, "seed": 1}
 """A response that takes half a minute."""

@@ -1,19 +1,14 @@
 """The public files in `PILOTLIGHT_DATA` have the totals that their publications state."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import summarise
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Data = Callable[[str], Path]
+Data = Callable[[str], Path]
 
 MINUTE_S = 60.0
 
