@@ -3,18 +3,25 @@
 -- takes no slot (slots = 0): it waits in the pod's step queue, which the pod bounds. Its id ends with
 -- '|' and the model's key, so that every scheduler reads from the copies what is queued at a pod.
 
+-- A pod whose lease is over is removed before a caller hears so. A Redis that cannot save raises an
+-- error then, and the caller goes on without it: its copy would keep such a pod.
+local function gone(pod)
+  if redis.call('ZSCORE', key('leases'), pod) and not is_alive(pod) then remove_pod(pod) end
+  return {'gone', pod}
+end
+
 -- mode: 'warm' needs the model on the predict pod's device; 'join' accepts a load in progress
 -- there; 'load' may claim a load at that pod, but only while at most `copies` other pods hold or
 -- load the model (-1: any number), so that two gateways that act on the same state load it once.
 function op.reserve(id, ttl_ms, entry, predict, model, mode, copies, target, claim_ms, slots)
-  if not is_alive(entry) then return {'gone', entry} end
+  if not is_alive(entry) then return gone(entry) end
   local pod = redis.call('HMGET', key('pod:' .. entry), 'slots', 'phase')
   if pod[2] ~= 'ready' then return {'gone', entry} end
   if slots > 0 and count_reservations('slots', entry) >= tonumber(pod[1]) then
     mark_counts(entry)
     return {'full', entry}
   end
-  if predict ~= entry and not is_serving(predict) then return {'gone', predict} end
+  if predict ~= entry and not is_serving(predict) then return gone(predict) end
   if target > 0 then
     if count_reservations('ongoing', predict) >= target then
       mark_counts(predict)

@@ -10,12 +10,13 @@ import pytest
 from pilotlight.platform.bundled_servers import redis_binary
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.pod import PodInfo
+from registry.domain.reservation import LoadMode
 from registry.errors import RegistryUnavailable
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SERVICE, Cli, write_yaml
-from tests.registry.redis.clients import act
+from tests.registry.redis.clients import act, reserve
 
 _SAVING = ("--appendonly", "yes", "--appendfsync", "no")
 
@@ -68,6 +69,18 @@ def test_reads_need_no_disk(cli: Cli, full: servers.RedisServer, read: tuple[str
 def test_pods_stay_as_last_reported(cli: Cli, full: servers.RedisServer) -> None:
     """Their leases cannot be renewed, nor can what has expired be removed."""
     assert "pod-1" in cli("get", "pods", "--redis-url", full.url).out
+
+
+def test_a_pod_whose_lease_cannot_be_renewed_gets_requests_without_redis(
+    full: servers.RedisServer,
+) -> None:
+    """Refused as gone, a request would wait for its removal, which Redis cannot save either."""
+
+    async def ask(registry: Registry) -> None:
+        with pytest.raises(RegistryUnavailable):
+            await reserve(registry, "pod-1", mode=LoadMode.LOAD)
+
+    act(full.url, "default", ask)
 
 
 def test_a_write_names_folder_and_remedy(
