@@ -48,12 +48,11 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     certain = certainly_soonest(key, size_class, deadline_s, cluster, now_s)
     if certain is not None:
         return certain
-    serving, found = cluster.residency.serving(key), None
-    if len(cluster.pods.kinds) <= 1 and serving.have_free_slots:
-        free = serving.free.first(MAX_COMPARED)
-        found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
-    if found is None:
+    serving = cluster.residency.serving(key)
+    free = serving.free.first(MAX_COMPARED)
+    if len(cluster.pods.kinds) > 1 or not serving.have_free_slots or not free:
         return weigh(request, cluster, now_s)
+    found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
     forecast, name = found.forecast, found.pod.name
     cost_s = forecast.seconds + forecast.delays_s
     if _may_pay(request, forecast.seconds, cost_s, cluster, now_s):
@@ -77,8 +76,6 @@ def certainly_soonest(
     if not is_idle(free[0]) and (_can_load(serving.warm, cluster) or not serving.have_free_slots):
         return None
     found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
-    if found is None:
-        return None
     name = found.pod.name
     return SendTo(name, name, LoadMode.WARM, Reason.WARM, forecast=found.forecast)
 
@@ -96,10 +93,10 @@ def weigh(
     options: list[RoutingOption] = []
     if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
-    elif found := found or soonest_of(
-        cluster.free_warm(request.key).first(MAX_COMPARED), request.key, request.size_class,
-        request.deadline_s, cluster, now_s,
-    ):  # fmt: skip
+    elif found or (free := cluster.free_warm(request.key).first(MAX_COMPARED)):
+        found = found or soonest_of(
+            free, request.key, request.size_class, request.deadline_s, cluster, now_s
+        )
         options.append(_run_here("colocate", found, Reason.WARM, LoadMode.WARM))
     elif found := run_soonest(warming, request, cluster, now_s):
         options.append(_run_here("join", found, Reason.WARMING, LoadMode.JOIN))

@@ -205,13 +205,11 @@ def run_soonest(
 def soonest_of(
     pods: Sequence[PodState], key: str, size_class: int | None, deadline_s: float | None,
     cluster: ClusterState, now_s: float,
-) -> PodForecast | None:  # fmt: skip
+) -> PodForecast:  # fmt: skip
     """As `run_soonest`, of the first `MAX_COMPARED` free pods that hold the model, in their order.
 
     All are of one kind: they differ in what their devices have to do alone.
     """
-    if not pods:
-        return None
     best = pods[0]
     times = best.estimates[key].stages_of(size_class)
     ready_s = times.preprocess_s
