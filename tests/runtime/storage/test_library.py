@@ -200,9 +200,9 @@ def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying
         environment = {**os.environ, "STORAGE_EMULATOR_HOST": f"http://{address}"}
         access = StorageAccess(environment, is_pool=True)
         began_s = time.monotonic()
-        with pytest.raises(StorageFailed, match="no byte arrived within 10 s"):
-            fetched_folder("gs://b/model", tmp_path / "staging", access, first_byte_timeout_s=10)
-        assert time.monotonic() - began_s < 60
+        with pytest.raises(StorageFailed, match="no byte arrived within 20 s"):
+            fetched_folder("gs://b/model", tmp_path / "staging", access, first_byte_timeout_s=20)
+        assert time.monotonic() - began_s < 110
     assert len(asked) > 1, "the library did not try again"
 
 

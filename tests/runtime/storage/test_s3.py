@@ -392,7 +392,7 @@ def start_fetch(
 
 
 def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     return process.returncode, out.decode()
 
 
