@@ -181,3 +181,17 @@ def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPa
     assert list(virtual.placer._admission.records) == [specs[2].name, specs[3].name]
     virtual.placer.notify_change()
     assert not virtual.placer._admission.records
+
+
+def test_an_explanation_shows_no_transfer_that_the_request_could_not_try() -> None:
+    times = {"infer": 0.1, "preprocess": 0.0, "postprocess": 0.0}
+    state = cluster(PodSketch("pod-a", "warm", slots=4), key=KEY, measured=times)
+    declare(state)
+    admission: Admission[PendingPlacement] = Admission(
+        state, AdmissionQueue(state), lambda *_: None, may_load=True
+    )
+    assert admission.decide(placement(), NOW_S).is_plain
+    admission._probes.count(placement(), proxied(is_measured=False), NOW_S)
+    view = admission.decide(placement(), NOW_S + 0.1).view
+    assert view is not None
+    assert not view.may_try_transfer
