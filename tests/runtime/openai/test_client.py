@@ -42,7 +42,7 @@ def base_url(request: pytest.FixtureRequest, pod: servers.Pod, gateway: servers.
 
 @pytest.fixture
 def client(base_url: str) -> Iterator[Any]:
-    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=60) as client:
+    with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=600) as client:
         yield client
 
 

@@ -34,7 +34,7 @@ def client(
 ) -> Iterator[Any]:
     url = pod.url if request.param == "pod" else gateway.url
     with openai.OpenAI(
-        base_url=f"{url}/openai/v1", api_key="none", max_retries=0, timeout=60
+        base_url=f"{url}/openai/v1", api_key="none", max_retries=0, timeout=600
     ) as client:
         yield client
 
@@ -117,10 +117,13 @@ def test_disconnected_client_cancels_its_images(pod: servers.Pod) -> None:
     def used() -> float:
         return metric(pod.url, "pilotlight_pod_slots_used")
 
+    def gone() -> float:
+        return metric(pod.url, "pilotlight_pod_requests_total", status="gone")
+
+    before = gone()
     with unanswered(url, request):
         servers.wait_until(lambda: used() == 1, what="slot taken")
     servers.wait_until(lambda: used() == 0, what="slot free")
     response = post(url, {**REQUEST, **FEW_STEPS})
     assert response.status_code == 200, response.text
-    gone = "pilotlight_pod_requests_total"
-    servers.wait_until(lambda: metric(pod.url, gone, status="gone") == 1, what="counted")
+    servers.wait_until(lambda: gone() == before + 1, what="counted")
