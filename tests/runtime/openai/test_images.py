@@ -25,7 +25,7 @@ REQUEST: dict[str, Any] = {"model": "painter", "prompt": "a red bird", "size": "
 def pod(shared_cluster: Cluster, models: Path, diffusion: Path) -> servers.Pod:
     shared_cluster.declare("painter", diffusion)
     shared_cluster.declare("classifier", models / "tiny-bert")
-    return shared_cluster.pod("pod-i", slots=2)
+    return shared_cluster.pod("pod-i", slots=2, inference_timeout=600.0)
 
 
 @pytest.fixture(params=["pod", "gateway"])

@@ -72,7 +72,7 @@ def test_profiles_a_model_and_stores_the_profile(cluster: Cluster, models: Path,
     assert profile.best_rows == document["best_rows"]
     for point in profile.points:  # of one core, which one thread keeps busy
         assert point.sm_utilization_pct is not None
-        assert 10 < point.sm_utilization_pct <= (point.occupancy_pct or 0) <= 100
+        assert 0 < point.sm_utilization_pct <= (point.occupancy_pct or 0) <= 100
     assert profile.product == document["device"] == product_of(cluster)
     assert profile.source == document["source"] == "measured"
 
