@@ -15,19 +15,15 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.backoff import Backoff, KeyedBackoff
-from common.frames import MAX_BYTES, BadFrame, frame, read_frame
+from common.frames import MAX_BYTES, BadFrame, Message, frame, read_frame
 from common.parent_death import dies_with_this_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from common.frames import Message
 
 logger = logging.getLogger(__name__)
 

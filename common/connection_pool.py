@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
 from common.http_connection import Connection, NotConnected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 CONNECT_TIMEOUT_S: Final = 2.0
 MAX_IDLE_S: Final = 30.0

@@ -5,19 +5,18 @@ Nothing is pickled here: the other end may execute foreign code.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import orjson
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Iterator
+Message = tuple[dict[str, Any], bytes]
+"""Head and body."""
 
-    Message = tuple[dict[str, Any], bytes]
-    """Head and body."""
 
 LENGTHS: Final = struct.Struct(">IQ")
 MAX_BYTES: Final = 64 << 20

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Generator, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from typing import Any
+RawHeaders = list[tuple[bytes, bytes]]
+"""Names in lower case, and values."""
 
-    RawHeaders = list[tuple[bytes, bytes]]
-    """Names in lower case, and values."""
 
 MAX_HEAD_BYTES: Final = 64 << 10
 _HIGH_WATER: Final = 1 << 20

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 LOG_FORMATS: Final = ("text", "json")
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {

@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+from typing import Final
 
 CODE_OF_STATUS: Final[Mapping[int, str]] = {
     HTTPStatus.BAD_REQUEST: "INVALID_ARGUMENT",

@@ -12,12 +12,10 @@ import hmac
 import logging
 import os
 import secrets
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Final
 
 logger = logging.getLogger(__name__)
 

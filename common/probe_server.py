@@ -12,15 +12,12 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from prometheus_client import CollectorRegistry
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,11 @@ import asyncio
 import ctypes
 import os
 import signal
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from setproctitle import getproctitle, setproctitle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

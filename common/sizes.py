@@ -8,12 +8,10 @@ A duration has the form of Go and Kubernetes: 150ms, 2s, 1h30m.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
 from math import inf
-from typing import TYPE_CHECKING, Final
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Final
 
 _UNITS: Final = "kmgtpe"
 _SIZE: Final = re.compile(

@@ -11,9 +11,10 @@ import signal
 import socket
 import sys
 import uuid
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import uvloop
 from uvicorn.config import STARTUP_FAILURE
@@ -50,10 +51,6 @@ from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.telemetry.tracing import SpanExporter, Tracer
 from gateway.upstream.pod_connection import PodConnectionPool
 from registry.redis.autoscaler_log import AutoscalerLog
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from contextlib import AbstractAsyncContextManager
 
 logger = logging.getLogger(__name__)
 

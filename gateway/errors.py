@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from gateway.routing.decision import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class GatewayError(Exception):

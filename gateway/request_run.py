@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
+from collections.abc import Callable, Coroutine, Generator, MutableSet
 from math import ceil
 from types import coroutine
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from gateway.errors import ClientClosedRequest, ShuttingDown, UpstreamTimeout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator, MutableSet
-
-    from gateway.routing.timers import Timer, Timers
+from gateway.routing.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
 

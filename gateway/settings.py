@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from common.logs import parse_log_format
@@ -17,9 +17,6 @@ from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_files import read_keys
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.server_address import parse_redis_url
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MIB = 1 << 20
 _DOMAIN = re.compile(r"[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63})*")

@@ -5,8 +5,9 @@ KServe's own codec turns binary tensors into Python lists; this one keeps them a
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -23,11 +24,9 @@ from common.inference_protocol.tensors import (
 )
 from common.shown_value import json_fault, kind_of, shown
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+KeptTensors = Mapping[str, Tensor]
+"""Tensors that a pod has, by the identity that a request refers to them with."""
 
-    KeptTensors = Mapping[str, Tensor]
-    """Tensors that a pod has, by the identity that a request refers to them with."""
 
 LENGTH_HEADER = "inference-header-content-length"
 BINARY_TYPE = "application/octet-stream"

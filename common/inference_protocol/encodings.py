@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,6 @@ from common.inference_protocol.tensors import (
     does_not_fit,
 )
 from common.shown_value import kind_of, shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 BF16_BYTES = 2
 HALF_OF_LAST_BIT = 0x7FFF

@@ -7,9 +7,10 @@ datatypes can only be sent raw.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -27,9 +28,6 @@ from common.inference_protocol.tensors import (
     does_not_fit,
     parse_tensor_spec,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 INFERENCE: Final = "inference.GRPCInferenceService"
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import base64
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from common.inference_protocol.errors import InvalidRequest
 from common.shown_value import shown
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 KEPT_TENSOR: Final = "kept_tensor"
 KEPT_AT: Final = "kept_at"

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gateway.selection.window import Assignment
-    from gateway.sneakpeek.client import LookResult
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.model import ModelName
+from gateway.selection.window import Assignment
+from gateway.sneakpeek.client import LookResult
+from registry.domain.application import ApplicationSpec
+from registry.domain.model import ModelName
 
 
 @dataclass(frozen=True, slots=True)

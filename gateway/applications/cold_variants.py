@@ -9,12 +9,10 @@ begins in the background, as in `gateway.routing.ski_rental`.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, utility
-
-if TYPE_CHECKING:
-    from gateway.selection.window import SelectionPlan, VariantProfile, Window, WindowRequest
+from gateway.selection.window import SelectionPlan, VariantProfile, Window, WindowRequest
 
 _FORGET_S: Final = 600.0
 """Losses without a further one for so long no longer count."""

@@ -9,26 +9,28 @@ done. Variants without a current accuracy profile are left out.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import remaining_load
 from gateway.selection.utility import prior_weights, profiled_accuracy, recalls
-from gateway.selection.window import VariantProfile, Window, WindowApplication, Worker
+from gateway.selection.window import (
+    VariantProfile,
+    Window,
+    WindowApplication,
+    WindowRequest,
+    Worker,
+)
+from registry.domain.application import ApplicationSpec
 from registry.domain.application_variants import accuracy_of, named_variants
+from registry.domain.cluster import ClusterState
+from registry.domain.estimates import StageTimes
 from registry.domain.measures import seconds_at_size
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.selection.window import WindowRequest
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
-    from registry.domain.estimates import StageTimes
-    from registry.domain.model import ModelName, ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.domain.profile import Profile
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod_state import PodState
+from registry.domain.profile import Profile
 
 MAX_WORKERS: Final = 16
 """Pods that a window is planned for, those with the most free slots first: more cost time."""

@@ -9,32 +9,28 @@ virtual.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
-from gateway.applications.application_request import Selection
+from gateway.applications.application_request import ApplicationRequest, Selection
 from gateway.applications.cold_variants import ColdVariants
 from gateway.applications.live_window import (
     PlannedApplication,
     VariantCache,
+    Variants,
     has_idle_pod,
     live_window,
 )
 from gateway.errors import NotReady
-from gateway.selection.window import SHORT_CIRCUIT, Assignment, WindowRequest
+from gateway.routing.timers import Timer, Timers
+from gateway.selection.window import SHORT_CIRCUIT, Assignment, SelectionPlan, Window, WindowRequest
+from registry.domain.application import ApplicationSpec
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Key = tuple[str, str]
 
-    from gateway.applications.application_request import ApplicationRequest
-    from gateway.applications.live_window import Variants
-    from gateway.routing.timers import Timer, Timers
-    from gateway.selection.window import SelectionPlan, Window
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
-
-    Key = tuple[str, str]
 
 MAX_REQUESTS: Final = 64
 """Of a window; planning takes some 10 ms for 24."""

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gateway.applications.application_request import ApplicationRequest, Selection
+from gateway.applications.live_window import PlannedApplication
 from gateway.applications.open_windows import OpenWindows, PendingSelection
+from gateway.applications.window_planner import WindowPlanner
+from gateway.routing.timers import Timers
 from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, penalty_of_one
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.applications.application_request import ApplicationRequest, Selection
-    from gateway.applications.live_window import PlannedApplication
-    from gateway.applications.window_planner import WindowPlanner
-    from gateway.routing.timers import Timers
-    from gateway.selection.window import Assignment, SelectionPlan, Window
-    from gateway.telemetry.explanations import Explanations
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
+from gateway.selection.window import Assignment, SelectionPlan, Window
+from gateway.telemetry.explanations import Explanations
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 
 
 class ApplicationSelector:

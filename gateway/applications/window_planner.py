@@ -12,17 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import pickle
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.frames import frame, parent_socket, received
 from gateway.selection.selection_policies import plan_window
+from gateway.selection.window import SelectionPlan, Window
 from gateway.sneakpeek.client import kept_module
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.selection.window import SelectionPlan, Window
 
 logger = logging.getLogger(__name__)
 

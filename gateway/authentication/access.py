@@ -8,16 +8,14 @@ import binascii
 import contextlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from common.pod_secret import PodSecret
 from gateway.authentication.tenant_files import OPERATOR, TenantKeys
 from gateway.authentication.tenant_tokens import TenantTokens, looks_like_token
 from gateway.errors import Forbidden, SignInNeeded, Unauthorized
-
-if TYPE_CHECKING:
-    from common.pod_secret import PodSecret
-    from gateway.http.headers import Headers
-    from registry.domain.model import ModelName
+from gateway.http.headers import Headers
+from registry.domain.model import ModelName
 
 DEFAULT_NAMESPACE: Final = "default"
 _CREDENTIAL_HEADERS: Final = frozenset((b"authorization", b"x-api-key"))

@@ -6,9 +6,10 @@ for metrics and explanations, which show all tenants' data.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
 
 import httpx
 
@@ -16,10 +17,6 @@ from common.shown_value import shown
 from gateway.authentication.tenant_files import files_of
 from registry.errors import InvalidYaml
 from registry.inference_service.manifests import read_yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
 ALGORITHMS: Final = (
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",

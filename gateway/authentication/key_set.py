@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 import orjson
@@ -19,9 +20,6 @@ from jwt import PyJWK, PyJWTError
 
 from common.shown_value import shown
 from gateway.errors import InvalidToken, NotReady
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 logger = logging.getLogger(__name__)
 

@@ -9,11 +9,9 @@ import asyncio
 import hashlib
 import hmac
 import logging
-from typing import TYPE_CHECKING, Final, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeVar
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,12 @@ import csv
 import io
 import time
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
+from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
-    from registry.domain.cluster import ClusterState
 
 _LATE_REASONS: Final = frozenset({"deadline", "queue-timeout"})
 """Refused since they were, or would have been, too late."""

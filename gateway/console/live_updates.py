@@ -9,22 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import orjson
 
-from gateway.console.overview import changes
+from gateway.console.overview import Overview, RowWindow, changes
+from gateway.console.traffic import Traffic
 from registry.errors import RegistryUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
-
-    from gateway.console.overview import Overview, RowWindow
-    from gateway.console.traffic import Traffic
-    from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.autoscaler_log import AutoscalerLog
 
 ACTIONS_INTERVAL_S: Final = 5.0
 """Between two reads of the autoscaler's actions, while a browser watches."""

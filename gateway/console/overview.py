@@ -6,27 +6,22 @@ A viewer is a namespace, whose models alone are shown, or None for operators, wh
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from gateway.console.last_minute import LastMinute
 from gateway.console.text import load_progress
+from gateway.console.traffic import Traffic
 from gateway.selection.select_version import can_be_served
-from registry.domain.action_log import ActionOutcome
+from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.canaries import Canaries
-from registry.domain.model import ModelName, Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from gateway.console.last_minute import LastMinute
-    from gateway.console.traffic import Traffic
-    from registry.domain.action_log import ActionRecord
-    from registry.domain.demand import Band
-    from registry.domain.model import ModelRecord, ModelSpec
-    from registry.domain.pod_state import PodState
-    from registry.domain.residency_index import Residency
-    from registry.redis.watch import ClusterWatch
+from registry.domain.demand import Band
+from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
+from registry.domain.pod_state import PodState
+from registry.domain.residency_index import Residency
+from registry.redis.watch import ClusterWatch
 
 MAX_ROWS: Final = 100
 MAX_PODS: Final = 64

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import yaml
 
+from gateway.console.last_minute import LastMinute
 from gateway.console.overview import cell_text, nearby, traffic_text
 from gateway.selection.select_version import can_be_served
 from gateway.telemetry.histograms import STAGES
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
 from registry.domain.canaries import Canaries
-from registry.domain.model import Tier
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelRecord, ModelSpec, Tier
 from registry.inference_service.predictors import needs_in_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gateway.console.last_minute import LastMinute
-    from gateway.telemetry.metrics import GatewayMetrics
-    from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelRecord, ModelSpec
 
 _TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 MAX_SHOWN: Final = 200

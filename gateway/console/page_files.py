@@ -5,22 +5,19 @@ A running gateway keeps to them: files that an upgrade replaces belong to other 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from importlib.resources.abc import Traversable
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import DictLoader, Environment, StrictUndefined, select_autoescape
 from starlette.exceptions import HTTPException
 
 from gateway.console.text import FILTERS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-    from importlib.resources.abc import Traversable
-
-    from fastapi import Request, Response
 
 PREFIX: Final = "/console"
 _ASSETS: Final = {

@@ -6,16 +6,18 @@ The application has put the viewer into the scope: a namespace, or None for oper
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from gateway.console.last_minute import replayed, trace_of
-from gateway.console.overview import MAX_ROWS, RowWindow
+from gateway.console.last_minute import LastMinute, replayed, trace_of
+from gateway.console.live_updates import LiveUpdates
+from gateway.console.overview import MAX_ROWS, Overview, RowWindow
 from gateway.console.page_documents import (
     RequestFilter,
     is_visible,
@@ -31,24 +33,15 @@ from gateway.console.page_files import (
     routes_with_error_pages,
     viewer_of,
 )
-from gateway.telemetry.explanations import find_explanation
-from registry.domain.model import ModelName
+from gateway.telemetry.explanations import Explanations, find_explanation
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.recent_requests import RecentRequests
+from registry.domain.action_log import ActionRecord, AutoscalerRecords
+from registry.domain.model import ModelName, ModelRecord
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gateway.console.last_minute import LastMinute
-    from gateway.console.live_updates import LiveUpdates
-    from gateway.console.overview import Overview
-    from gateway.telemetry.explanations import Explanations
-    from gateway.telemetry.metrics import GatewayMetrics
-    from gateway.telemetry.recent_requests import RecentRequests
-    from registry.domain.action_log import ActionRecord, AutoscalerRecords
-    from registry.domain.model import ModelRecord
-    from registry.redis.watch import ClusterWatch
 
 _NO_EXPLANATION: Final[Mapping[str, Any]] = {
     "summary": "", "decision": {}, "waited_for": [], "options": [], "candidates": [],

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from gateway.telemetry import explanations
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from registry.domain.pod_state import PodState
-    from registry.domain.residency_index import Residency
+from registry.domain.pod_state import PodState
+from registry.domain.residency_index import Residency
 
 _STEPS: Final = 20
 """Shares are rounded to so many steps: every change is sent to every browser."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.metrics import GatewayMetrics
 
 INTERVAL_S: Final = 1.0
 KEPT_SAMPLES: Final = 600

@@ -9,23 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final, Generic
+from typing import Final, Generic
 
+from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P
 from gateway.dispatch.placed_at import decision_at
 from gateway.dispatch.request_probes import RequestProbes
-from gateway.routing.decision import Reason, SendTo, Wait
-from gateway.routing.route_request import RoutingResult, route_plain, route_request
+from gateway.errors import Rejected
+from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.route_request import IncomingRequest, RoutingResult, route_plain, route_request
 from gateway.routing.ski_rental import ColdStartCredit
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from gateway.dispatch.admission_queue import AdmissionQueue
-    from gateway.errors import Rejected
-    from gateway.routing.decision import Decision
-    from gateway.routing.route_request import IncomingRequest
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
 
 HEADROOM: Final = 4
 """Of so many slots one is left to others: none of fewer."""

@@ -5,23 +5,18 @@ Pure bookkeeping around the fair queue, with the clock passed in; the placer rou
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Final, Generic
+from typing import Final, Generic
 
 from gateway.dispatch.fair_queue import FairQueue, QueueKey, dispatch_order, is_ready, queue_key
 from gateway.dispatch.pending_placement import P
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
-from gateway.routing.route_request import cannot_be_placed, uses_remote_proxy
+from gateway.routing.route_request import IncomingRequest, cannot_be_placed, uses_remote_proxy
+from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
-from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from gateway.routing.route_request import IncomingRequest
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName
+from registry.domain.model import ModelName, Tier
 
 STARVED_SHARE: Final = 0.6
 """Share of the time from arrival to deadline after which a queued request counts as starved

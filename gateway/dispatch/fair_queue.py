@@ -10,14 +10,12 @@ meanwhile, and requests that gather before a load share it. Every head becomes r
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from math import inf
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.routing.cold_start import MAX_LOADS_WAITED
 from registry.domain.tenant_usage import TenantUsage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 URGENT_LOADS: Final = 2.0
 """Loads before its deadline at which a head no longer waits for requests of warm models; with less

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.errors import RequestLostPods
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 MAX_PODS: Final = 2
 PAUSE_S: Final = 300.0

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.dispatch.fair_queue import QueueKey
-    from gateway.errors import Rejected
-    from gateway.routing.decision import Reason, SendTo
-    from gateway.routing.route_request import IncomingRequest
-    from gateway.routing.timers import Timer
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod_work import PlacedRequest
+from gateway.dispatch.fair_queue import QueueKey
+from gateway.errors import Rejected
+from gateway.routing.decision import Reason, SendTo
+from gateway.routing.route_request import IncomingRequest
+from gateway.routing.timers import Timer
+from registry.domain.model import ModelSpec
+from registry.domain.pod_work import PlacedRequest
 
 
 class PendingPlacement:

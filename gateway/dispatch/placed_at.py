@@ -8,14 +8,12 @@ requests, the step is routed like any other request. A planned request takes a s
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
 
 ANY_POD: Final = "*"
 """In place of a pod's name: the routing policy chooses."""

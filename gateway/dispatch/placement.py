@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gateway.dispatch.pending_placement import PendingPlacement
-
-if TYPE_CHECKING:
-    from gateway.dispatch.placer import Placer
-    from gateway.errors import Rejected
-    from gateway.routing.decision import SendTo
-    from gateway.routing.route_request import IncomingRequest
-    from registry.domain.pod_state import PodState
+from gateway.dispatch.placer import Placer
+from gateway.errors import Rejected
+from gateway.routing.decision import SendTo
+from gateway.routing.route_request import IncomingRequest
+from registry.domain.pod_state import PodState
 
 
 @dataclass(eq=False, slots=True)

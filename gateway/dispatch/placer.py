@@ -7,27 +7,22 @@ another decision on newer state. A request that never waits does not enter the q
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Generic
+from collections.abc import Callable
+from typing import Final, Generic
 
 from common.backoff import Backoff
-from gateway.dispatch.admission import Admission
+from gateway.dispatch.admission import Admission, OnRouted
 from gateway.dispatch.admission_queue import AdmissionQueue
-from gateway.dispatch.pending_placement import P
+from gateway.dispatch.pending_placement import P, PlacementDriver
 from gateway.dispatch.placed_at import planned_decision
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.dispatch.admission import OnRouted
-    from gateway.dispatch.pending_placement import PlacementDriver
-    from gateway.routing.route_request import RoutingResult
-    from gateway.routing.timers import Timers
-    from registry.domain.cluster import ClusterState
-    from registry.domain.demand import QueueStats
-    from registry.domain.model import ModelName
+from gateway.routing.route_request import RoutingResult
+from gateway.routing.timers import Timers
+from registry.domain.cluster import ClusterState
+from registry.domain.demand import QueueStats
+from registry.domain.model import ModelName
 
 POLL_INTERVAL_S: Final = 0.25
 """Forecasts change with time alone, so queued requests are routed again without a change."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.routing.decision import Reason, SendTo, Wait
+from gateway.routing.route_request import IncomingRequest, RoutingResult
 from registry.domain.probes import ProbeBudget
-
-if TYPE_CHECKING:
-    from gateway.dispatch.pending_placement import PendingPlacement
-    from gateway.routing.route_request import IncomingRequest, RoutingResult
 
 _FIRST_PROBE_S: Final = 1.0
 """From a model's first request with a deadline to its first probe."""

@@ -6,21 +6,18 @@ receive many more requests than clients send: every request earns a part of a re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.backoff import Backoff
+from gateway.dispatch.pending_placement import PendingPlacement
+from gateway.routing.decision import SendTo
+from gateway.routing.timers import Timers
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.dispatch.pending_placement import PendingPlacement
-    from gateway.routing.decision import SendTo
-    from gateway.routing.timers import Timers
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 MAX_ATTEMPTS: Final = 10
 _SUSPECT_S: Final = 1.0

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from hpack import Decoder
 from hpack.exceptions import HPACKError
 
 from common.socket_folder import socket_folder
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
 
 logger = logging.getLogger(__name__)
 

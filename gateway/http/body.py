@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import IO, TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import IO, Final, Protocol, TypeVar
 
 from common.content_coding import ACCEPTED, CODINGS, unpack
 from gateway.errors import (
@@ -21,13 +22,8 @@ from gateway.errors import (
     RequestBodyTooLarge,
     UnsupportedCoding,
 )
-from gateway.http.held_bodies import UNCOUNTED_BYTES
+from gateway.http.held_bodies import UNCOUNTED_BYTES, HeldBodies
 from gateway.http.openai import find_model_field
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
-    from gateway.http.held_bodies import HeldBodies
 
 Result = TypeVar("Result")
 

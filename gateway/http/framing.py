@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.shown_value import shown
-
-if TYPE_CHECKING:
-    from gateway.http.headers import Headers, RequestHeaders
+from gateway.http.headers import Headers, RequestHeaders
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers together, trailers, or one chunk's extensions.

@@ -6,12 +6,10 @@ section 9.6).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+from typing import Final
 
-if TYPE_CHECKING:
-    import asyncio
-
-    from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import FlowControl
 
 LINGER_S: Final = 30.0
 """For which bytes of a client whose request was refused half-way are read and dropped, however many

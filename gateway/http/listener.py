@@ -14,23 +14,20 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import struct
 from collections import deque
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 from common.tls import HANDSHAKE_TIMEOUT_S
+from gateway.http.client_request import ClientRequest
 
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Coroutine
-    from typing import Any
+CreateProtocol = Callable[[], Any]
+"""Of a protocol with `receive_first`, as `GatewayProtocol`."""
+Opening = Coroutine[Any, Any, Any]
 
-    from gateway.http.client_request import ClientRequest
-
-    CreateProtocol = Callable[[], Any]
-    """Of a protocol with `receive_first`, as `GatewayProtocol`."""
-    Opening = Coroutine[Any, Any, Any]
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote
 
-from registry.domain.model import ModelName
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.components import EXPLAINER, TRANSFORMER
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
 
 _ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
 _FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")

@@ -6,15 +6,12 @@ The scanner reads a body no further than its outermost `model` field. Pure.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 
-from gateway.errors import BadRequest, UndeclaredModel
+from gateway.errors import BadRequest, GatewayError, UndeclaredModel
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from gateway.errors import GatewayError
 
 ENDPOINTS: Final = {
     "completions": "Complete a text; with `stream` as it is generated.",

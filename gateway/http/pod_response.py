@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.pod_responses import parse_server_timing
-from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT
-
-if TYPE_CHECKING:
-    from gateway.http.headers import Headers
+from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT, Headers
 
 LENGTH: Final = b"content-length"
 TIMING: Final = b"server-timing"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, unquote
 
 from gateway.errors import BadRequest, GatewayError, UndeclaredModel
@@ -22,10 +22,8 @@ from gateway.http.model_host import (
 )
 from gateway.http.targets import ModelTarget, openai_target
 from registry.domain.canaries import Canaries
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from registry.domain.cluster import ClusterState
 
 _MAX_CACHED: Final = 4096
 _MAX_CACHED_LENGTH: Final = 512

@@ -6,9 +6,11 @@ once when its client disconnects, so that its slot is freed.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httptools
 
@@ -32,15 +34,11 @@ from gateway.http.framing import (
 from gateway.http.lingering import Lingering
 from gateway.http.listener import ConnectionStarts
 from gateway.http.routes import INFERENCE_SUFFIXES
+from gateway.http.targets import ModelTarget
 
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Awaitable, Callable
+ResolveTarget = Callable[[bytes, bytes], ModelTarget | None]
+HandleInference = Callable[[ClientRequest], Awaitable[None]]
 
-    from gateway.http.targets import ModelTarget
-
-    ResolveTarget = Callable[[bytes, bytes], ModelTarget | None]
-    HandleInference = Callable[[ClientRequest], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 

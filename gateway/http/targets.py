@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from gateway.http.model_host import ComponentTarget, Verb
+from registry.domain.canaries import Canary
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from gateway.http.model_host import ComponentTarget, Verb
-    from registry.domain.canaries import Canary
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.routing import Match
+from starlette.routing import BaseRoute, Match
 
 from common.probe_server import exposition
 from gateway.errors import GatewayError, MethodNotAllowed, UnknownPath
 from gateway.http.error_responses import body_and_headers, leaves_body_unread
 from gateway.http.openai import is_openai, unknown_path
-from gateway.management.models import kserve_models, openai_models
+from gateway.management.models import ServedPool, kserve_models, openai_models
 from gateway.management.openapi import complete_openapi
-from gateway.telemetry.recent_requests import explain_request
+from gateway.telemetry.explanations import Explanations
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.recent_requests import RecentRequests, explain_request
 from registry.errors import RegistryUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from starlette.routing import BaseRoute
-
-    from gateway.management.models import ServedPool
-    from gateway.telemetry.explanations import Explanations
-    from gateway.telemetry.metrics import GatewayMetrics
-    from gateway.telemetry.recent_requests import RecentRequests
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 MAX_REGISTRY_AGE_S = 10.0
 """A gateway with an older cluster state reports it as stale in `/readyz`, but still serves."""

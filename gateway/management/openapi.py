@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fastapi import FastAPI
 
 from gateway.http import openai
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fastapi import FastAPI
 
 _PUBLIC: Final = frozenset(
     ("/", "/healthz", "/readyz", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready")

@@ -7,27 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive
 
 from gateway.dispatch.pod_request import send_request
 from gateway.errors import BadRequest, NotReady, ShuttingDown, UpstreamLost
-from gateway.http.body import IncomingBody
-from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
-
-    from starlette.types import Receive
-
-    from gateway.http.body import BodyLimits
-    from gateway.http.held_bodies import HeldBodies
-    from gateway.shutdown import Shutdown
-    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+from gateway.http.body import BodyLimits, IncomingBody
+from gateway.http.held_bodies import HeldBodies
+from gateway.shutdown import Shutdown
+from gateway.upstream.pod_connection import (
+    PodConnection,
+    PodConnectionLost,
+    PodConnectionPool,
+    PodUnreachable,
+)
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

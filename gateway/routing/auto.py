@@ -12,15 +12,24 @@ In a pool of several kinds of accelerators each option is considered at the best
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING
 
 from gateway.routing.cold_start import (
     cold_start,
     evicts_too_soon,
     queue_cost_s,
 )
-from gateway.routing.decision import ColdStartLoss, Decision, Reason, RoutingOption, SendTo, Wait
+from gateway.routing.decision import (
+    ColdStartLoss,
+    Decision,
+    LatencyEstimate,
+    Reason,
+    RequestView,
+    RoutingOption,
+    SendTo,
+    Wait,
+)
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import proxy_to, wait_for
 from gateway.routing.pod_selection import (
@@ -32,14 +41,9 @@ from gateway.routing.pod_selection import (
     soonest_of,
 )
 from gateway.routing.remote_proxy import least_busy_below
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.routing.decision import LatencyEstimate, RequestView
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

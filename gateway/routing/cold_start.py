@@ -7,21 +7,17 @@ request would then miss its deadline.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gateway.routing.decision import Reason, RoutingOption
+from gateway.routing.decision import Reason, RequestView, RoutingOption
 from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
 from registry.cost import COPY_FACTOR
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.routing.decision import RequestView
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 MAX_LOADS_WAITED: Final = 10.0
 """Loads after which a request no longer waits for requests of warm models. Simulated: 2 to 5 cost 3

@@ -6,15 +6,10 @@ at another pod at once. `colocation_queueing` starts cold only if no pod is warm
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import best_cold, fewest_inferring
+from registry.domain.cluster import ClusterState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from gateway.routing.decision import RequestView
-    from registry.domain.cluster import ClusterState
 
 
 def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

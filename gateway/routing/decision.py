@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.cluster import ClusterState
-    from registry.domain.reservation import LoadMode
+from registry.domain.cluster import ClusterState
+from registry.domain.reservation import LoadMode
 
 
 class Reason(StrEnum):

@@ -12,27 +12,23 @@ the forecast as unmeasured.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from gateway.routing.decision import LatencyEstimate
+from gateway.routing.decision import LatencyEstimate, RequestView, SendTo
 from gateway.routing.device_backlog import (
     device_backlog,
     has_warm_model,
     is_idle,
     mean_times,
 )
+from registry.domain.cluster import ClusterState
+from registry.domain.device_work import Backlog
+from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
 from registry.domain.model import Tier
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.routing.decision import RequestView, SendTo
-    from registry.domain.cluster import ClusterState
-    from registry.domain.device_work import Backlog
-    from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
-    from registry.domain.pod_state import PodState
+from registry.domain.pod_state import PodState
 
 _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""

@@ -7,16 +7,11 @@ Liu 2025, section 6.2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import free_pods, least_loaded_free
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from gateway.routing.decision import RequestView
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 
 def random_pod(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

@@ -5,18 +5,13 @@ Recorded before the reservation, so that a request that is still on its way coun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from gateway.routing.decision import Reason
+from gateway.routing.decision import Reason, SendTo
 from gateway.routing.device_backlog import device_backlog
 from gateway.routing.latency_model import remaining_load, transfer_time
+from registry.domain.cluster import ClusterState
 from registry.domain.device_work import ASSUMED_DUE_S
 from registry.domain.pod_work import PlacedRequest
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from gateway.routing.decision import SendTo
-    from registry.domain.cluster import ClusterState
 
 
 def record_placed(

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from gateway.routing.decision import LatencyEstimate, RequestView
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import run_after, run_at
+from registry.domain.accelerator import AcceleratorKind
+from registry.domain.cluster import ClusterState
 from registry.domain.estimates import UNMEASURED, KindEstimates
 from registry.domain.free_pods import FreePods
 from registry.domain.model import Tier
-from registry.domain.pod_state import ChangeLog
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
-    from gateway.routing.decision import LatencyEstimate, RequestView
-    from registry.domain.accelerator import AcceleratorKind
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
+from registry.domain.pod_state import ChangeLog, PodState
 
 _DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}
 _REMOTE: Final = _DISTANCE[Tier.REMOTE]

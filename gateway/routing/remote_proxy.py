@@ -9,18 +9,13 @@ memory for half of the models, loads at any entry pod took 1.3 s on average wher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import least_loaded, least_loaded_free
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.routing.decision import RequestView
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
 
 
 def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

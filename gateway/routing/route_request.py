@@ -5,27 +5,30 @@ Pure like the policies that it calls; gateway and simulator share it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.routing.auto import certainly_soonest
 from gateway.routing.colocation import colocation_queueing
-from gateway.routing.decision import ColdStartLoss, Reason, Reject, RequestView, SendTo, Wait
+from gateway.routing.decision import (
+    ColdStartLoss,
+    Decision,
+    Reason,
+    Reject,
+    RequestView,
+    SendTo,
+    Wait,
+)
 from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import estimate_of
 from gateway.routing.routing_policies import routing_policy
+from registry.domain.cluster import ClusterState
 from registry.domain.measures import MAX_AGE_S
-from registry.domain.model import RoutingPolicy
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
 from registry.domain.reservation import LoadMode
 from registry.inference_service.predictors import unmet_needs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gateway.routing.decision import Decision
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 
 CONTESTED_MARGIN: Final = 2.0
 """Of a request that takes a busy pod's next slot from others: how many times as long as forecast it

@@ -10,10 +10,8 @@ A request that is rejected since the model's load would take too long loses the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gateway.routing.decision import ColdStartLoss
+from gateway.routing.decision import ColdStartLoss
 
 
 @dataclass(slots=True)

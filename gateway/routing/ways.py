@@ -8,18 +8,14 @@ options of `auto` at the same moment, and others where it needed no more than on
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from gateway.routing.auto import auto
 from gateway.routing.cold_start import cold_start
-from gateway.routing.decision import Reason, RoutingOption, SendTo
+from gateway.routing.decision import Decision, Reason, RequestView, RoutingOption, SendTo
 from gateway.routing.latency_model import estimate_of
 from gateway.routing.pod_selection import run_soonest
+from registry.domain.cluster import ClusterState
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from gateway.routing.decision import Decision, RequestView
-    from registry.domain.cluster import ClusterState
 
 
 def ways(

@@ -9,19 +9,14 @@ number of partial plans still grows exponentially with the groups, so it is boun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from gateway.selection.greedy_placement import greedy_utility
-from gateway.selection.planning_problem import Step, penalty_by_kind
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem
-
+from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, Step, penalty_by_kind
 
 _BOUND_TIMES: Final = 32
 """Times that bounds are computed for; later ones take that before."""

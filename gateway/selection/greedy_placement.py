@@ -7,18 +7,14 @@ mean utility is highest (eq. 13). Pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from gateway.selection.planning_problem import Step
+from gateway.selection.planning_problem import Ints, PlanningProblem, Step
 from gateway.selection.utility import group_priority, penalty_of_one
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.selection.planning_problem import Ints, PlanningProblem
 
 _LIKELY: Final = 0.5
 """A class with a higher probability has a subgroup of its own; section 5.3.2."""

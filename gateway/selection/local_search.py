@@ -8,22 +8,19 @@ so that the result does not depend on the machine. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
+from gateway.selection.planning_problem import (
+    Floats,
+    Ints,
+    PlanningProblem,
+    Step,
+)
 from gateway.selection.timeline import as_rows, as_steps, completions, utilities
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gateway.selection.planning_problem import (
-        Floats,
-        Ints,
-        PlanningProblem,
-        Step,
-    )
 
 _GAIN: Final = 1e-9
 """Smaller gains are rounding."""

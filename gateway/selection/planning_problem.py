@@ -6,24 +6,27 @@ matter. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, penalty, priority
-from gateway.selection.window import SHORT_CIRCUIT, WindowApplication
+from gateway.selection.window import (
+    SHORT_CIRCUIT,
+    SelectionOptions,
+    Window,
+    WindowApplication,
+    WindowRequest,
+    Worker,
+)
+from registry.domain.application import Penalty
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
-    from numpy.typing import NDArray
-
-    from gateway.selection.window import SelectionOptions, Window, WindowRequest, Worker
-    from registry.domain.application import Penalty
-
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
 
 _FORBIDDEN: Final = -1.0
 """In place of the accuracy of a choice that does not serve the request."""

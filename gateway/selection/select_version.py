@@ -7,17 +7,12 @@ gateway, and the ids of a canary stay with it when its percentage grows. Pure.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
-from registry.domain.canaries import TOTAL_PERCENT
+from registry.domain.canaries import TOTAL_PERCENT, Canary
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelRecord
 from registry.inference_service.predictors import unmet_needs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.canaries import Canary
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, ModelRecord
 
 
 def select_version(

@@ -8,7 +8,8 @@ offer. Pure.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from gateway.selection.best_order import best_order
 from gateway.selection.greedy_placement import (
@@ -19,17 +20,11 @@ from gateway.selection.greedy_placement import (
     place_greedily,
 )
 from gateway.selection.local_search import improve
-from gateway.selection.planning_problem import planning_problem
+from gateway.selection.planning_problem import Ints, PlanningProblem, Step, planning_problem
 from gateway.selection.timeline import mean_utility, plan_of
-from gateway.selection.window import SelectionOptions
+from gateway.selection.window import SelectionOptions, SelectionPlan, Window
 from registry.domain.application import SelectionPolicy
 from registry.domain.loading_choice import SELECTION
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gateway.selection.planning_problem import Ints, PlanningProblem, Step
-    from gateway.selection.window import SelectionPlan, Window
 
 PLAIN: Final = SelectionOptions()
 DATA_AWARE: Final = SelectionOptions(is_data_aware=True)

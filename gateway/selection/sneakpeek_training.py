@@ -6,20 +6,18 @@ and a subset in which classes have the shares of the whole. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gateway.selection.utility import JEFFREYS, class_probabilities
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Vectors = NDArray[np.float32]
+Labels = NDArray[np.int64]
 
-    from numpy.typing import NDArray
-
-    Vectors = NDArray[np.float32]
-    Labels = NDArray[np.int64]
 
 MAX_EXAMPLES: Final = 10_000
 MAX_DIMENSIONS: Final = 64

@@ -7,20 +7,21 @@ evaluated at once: arrays [plans, requests] of rows of the step table, sorted by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gateway.selection.planning_problem import Step, penalty_by_kind
+from gateway.selection.planning_problem import (
+    Floats,
+    Ints,
+    PlanningProblem,
+    Step,
+    StepTable,
+    penalty_by_kind,
+)
 from gateway.selection.utility import penalty
 from gateway.selection.window import Assignment, SelectionPlan
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, StepTable
 
 
 def completions(problem: PlanningProblem, table: StepTable, plans: Ints) -> Floats:

@@ -9,18 +9,16 @@ penalties; min(1, ...) is meant. Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from registry.domain.application import Penalty, Prior
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+Numbers: TypeAlias = "NDArray[np.float64] | float"
 
-    from numpy.typing import ArrayLike, NDArray
-
-    Numbers: TypeAlias = "NDArray[np.float64] | float"
 
 _N = TypeVar("_N", float, "NDArray[np.float64]")
 

@@ -6,13 +6,11 @@ which workers begin them. Times are seconds on one clock. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.application import Penalty
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SHORT_CIRCUIT: Final = "short-circuit"
 """In place of a variant: the look at the data answers the request. Its worker is empty."""

@@ -6,6 +6,7 @@ applications' data go on.
 
 from __future__ import annotations
 
+import socket
 import tempfile
 import time
 from contextlib import suppress
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock, Thread
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,12 +21,7 @@ from common.frames import frame, parent_socket, received
 from gateway.selection.utility import profiled_accuracy
 from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
 from gateway.sneakpeek.request_rows import MismatchedBody, UnreadableBody, read_rows
-from gateway.sneakpeek.trained_file import InvalidSneakPeek, fetch, read_sneakpeek
-
-if TYPE_CHECKING:
-    import socket
-
-    from gateway.sneakpeek.trained_file import SneakPeekModel
+from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_sneakpeek
 
 
 @dataclass(slots=True)

@@ -10,19 +10,15 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from common.child_process import Command, KeptProcess, python_environment, python_module
+from common.child_process import Child, Command, KeptProcess, python_environment, python_module
 from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from common.child_process import Child
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.cluster import ClusterState
+from registry.domain.application import ApplicationSpec
+from registry.domain.cluster import ClusterState
 
 logger = logging.getLogger(__name__)
 

@@ -6,23 +6,18 @@ with the error of the protocol; only what no variant of the application can answ
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.inference_protocol.bodies import V2Request, decode_document, split_body
 from common.inference_protocol.errors import PodError
 from common.inference_protocol.tensors import named_arrays
 from common.shown_value import shown
-from registry.domain.application import INPUT_DATATYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    from registry.domain.application import InputTensor
+from registry.domain.application import INPUT_DATATYPES, InputTensor
 
 MAX_ROWS: Final = 64
 """Of a request that is looked at; larger ones take no part in what a look could gain."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -17,10 +17,12 @@ import orjson
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, NearestExamples
-
-if TYPE_CHECKING:
-    from gateway.selection.sneakpeek_training import TrainedSneakPeek
+from gateway.selection.sneakpeek_training import (
+    MAX_DIMENSIONS,
+    MAX_EXAMPLES,
+    NearestExamples,
+    TrainedSneakPeek,
+)
 
 ARRAYS: Final = "sneakpeek.safetensors"
 FACTS: Final = "sneakpeek.json"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from gateway.routing.decision import Reason, Reject, RoutingOption, SendTo, Wait
-from gateway.routing.route_request import view_of
+from gateway.routing.decision import (
+    Decision,
+    LatencyEstimate,
+    Reason,
+    Reject,
+    RoutingOption,
+    SendTo,
+    Wait,
+)
+from gateway.routing.route_request import IncomingRequest, RoutingResult, view_of
 from gateway.routing.ways import ways
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
-    from gateway.routing.decision import Decision, LatencyEstimate
-    from gateway.routing.route_request import IncomingRequest, RoutingResult
-    from registry.domain.cluster import ClusterState
-    from registry.domain.residency_index import Residency
+from registry.domain.cluster import ClusterState
+from registry.domain.residency_index import Residency
 
 MAX_EXPLANATIONS: Final = 4096
 MAX_WEIGHED: Final = 50

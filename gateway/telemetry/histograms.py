@@ -8,22 +8,19 @@ their labels.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
 from registry.domain.pod import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from numpy.typing import NDArray
-    from prometheus_client import CollectorRegistry
 
 OTHER: Final = "other"
 UNKNOWN: Final = "unknown"

@@ -9,10 +9,13 @@ import threading
 from bisect import bisect_left
 from collections import Counter as Counts
 from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
@@ -26,14 +29,7 @@ from gateway.telemetry.histograms import (
     ModelTimings,
     observe,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from collections.abc import Set as AbstractSet
-
-    from numpy.typing import NDArray
-
-    from gateway.telemetry.recent_requests import RecentRequest
+from gateway.telemetry.recent_requests import RecentRequest
 
 MAX_MODELS: Final = 200
 """With labels of their own, in the order of their first requests: each has its own histograms."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Collection, Iterator, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-from gateway.telemetry.explanations import duration, find_explanation
+from gateway.telemetry.explanations import Explanations, duration, find_explanation
 from registry.domain.pod import Stage
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    from gateway.telemetry.explanations import Explanations
 
 logger = logging.getLogger(__name__)
 

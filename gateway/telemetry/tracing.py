@@ -14,19 +14,16 @@ import re
 import ssl
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
 from common.http_client import HttpClient, split_url
 from common.http_connection import HttpError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gateway.http.headers import Headers, RequestHeaders
-    from gateway.telemetry.recent_requests import RecentRequest
+from gateway.http.headers import Headers, RequestHeaders
+from gateway.telemetry.recent_requests import RecentRequest
 
 logger = logging.getLogger(__name__)
 

@@ -11,21 +11,17 @@ import asyncio
 import json
 import logging
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from common.http_client import HttpClient, split_url
 from common.http_connection import HttpError
-from registry.domain.model import LogMode
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gateway.http.headers import Headers
-    from registry.domain.model import ModelName, ModelSpec, RequestLog
+from gateway.http.headers import Headers
+from registry.domain.model import LogMode, ModelName, ModelSpec, RequestLog
 
 logger = logging.getLogger(__name__)
 
