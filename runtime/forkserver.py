@@ -14,12 +14,13 @@ import gc
 import os
 import selectors
 import signal
+import socket
 import sys
 import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from common.frames import frame, parent_socket, received
 from common.parent_death import die_with
@@ -28,9 +29,6 @@ from common.settings_table import settings_from_fields
 from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings
 from runtime.warm_imports import import_everything
-
-if TYPE_CHECKING:
-    import socket
 
 DEFAULT_GRACE_S = 30.0
 POLL_INTERVAL_S = 0.05

@@ -12,35 +12,30 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.inference_protocol.errors import InvalidRequest
-from registry.domain.model import ModelName
+from common.inference_protocol.tensors import Tensor
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod import PodInfo
 from registry.domain.profile import NEAR_PEAK_RATIO, Profile, ProfilePoint
+from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import PeakMemory, available_bytes
-from runtime.device.batch_times import LIMITED_BY_MEMORY
+from runtime.device.batch_times import LIMITED_BY_MEMORY, BatchTimes
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.device_model import ModelInputs
 from runtime.device.queue import ASSUMED_DEADLINE_S
+from runtime.device.worker import DeviceWorker
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.served_model import ServedModel
+from runtime.registration.registry_agent import RegistryAgent
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-    from concurrent.futures import Executor
-
-    from common.inference_protocol.tensors import Tensor
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
-    from registry.domain.pod import PodInfo
-    from registry.redis.watch import ClusterWatch
-    from runtime.device.batch_times import BatchTimes
-    from runtime.device.worker import DeviceWorker
-    from runtime.loading.load_coordinator import LoadCoordinator
-    from runtime.loading.served_model import ServedModel
-    from runtime.registration.registry_agent import RegistryAgent
 
 logger = logging.getLogger(__name__)
 

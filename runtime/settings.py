@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.pod_secret import parse_secret_file
 from common.settings_table import option, parse_bool, parse_int, parse_seconds
@@ -20,9 +20,6 @@ from runtime.device.device_model import MAX_SEQUENCES
 from runtime.engines.model_server.server_flags import server_problems
 from runtime.generation.limits import DEFAULT_CACHE_BYTES, TIMEOUT_S, GenerationLimits
 from runtime.tiers.host_folder import DEFAULT_BASE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KSERVE_GRPC_PORT = 8081
 GIB = 1024**3

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, TypeVarTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 SMALL_BODY_BYTES = 64 * 1024
 """Decoding less than this takes less time than a call in a thread, about 0.1 ms."""

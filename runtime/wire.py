@@ -6,9 +6,10 @@ import base64
 import os
 import re
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
@@ -26,13 +27,9 @@ from common.inference_protocol.grpc_messages import (
     messages,
     parse_message,
 )
+from common.inference_protocol.tensors import Tensor
 from common.shown_value import kind_of, shown
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from common.inference_protocol.tensors import Tensor
 
 HOST_PORT = re.compile(r"^[A-Za-z0-9.\-\[\]:]+:\d{1,5}$")
 PRINTABLE = re.compile(r"^[\x21-\x7e]{1,256}$")

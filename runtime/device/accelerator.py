@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from registry.domain.accelerator import Accelerator
 from runtime.pod_process import MPS_PERCENTAGE
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CPU_INFO: Final = Path("/proc/cpuinfo")
 CGROUP_CPU: Final = Path("/sys/fs/cgroup/cpu.max")

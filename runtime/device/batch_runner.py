@@ -6,9 +6,11 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import (
     is_device_error,
     is_device_lost,
@@ -19,12 +21,6 @@ from runtime.device.queue import InferenceResult, Job, resolve
 from runtime.errors import InferenceFailed
 from runtime.metrics import BATCHES, batch_series
 from runtime.threads import as_exception
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from runtime.device.batch_times import BatchTimes
-    from runtime.device.queue import Job
 
 logger = logging.getLogger(__name__)
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from registry.domain.measures import MAX_AGE_S, seconds_at_size
 from registry.domain.profile import IN_SERVICE, Profile, ProfilePoint, best_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 WINDOW: Final = 16
 """Number of the latest inferences of one batch size whose median is used."""

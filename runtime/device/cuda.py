@@ -6,18 +6,13 @@ Can be imported without a GPU; CUDA is initialised by the constructor of `CudaEn
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.device.forward_graphs import CudaGraphMaker
+from runtime.device.forward_graphs import CudaGraphMaker, GraphMaker
 from runtime.errors import DeviceFull
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from runtime.device.forward_graphs import GraphMaker
 
 REGISTER_READ_ONLY = 8
 """`cudaHostRegisterReadOnly`: of a shared mapping the driver pins the pages of the file itself."""

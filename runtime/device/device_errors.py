@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import re
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OUT_OF_MEMORY = 2
 TRANSIENT = frozenset({

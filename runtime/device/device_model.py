@@ -15,6 +15,7 @@ Source: Zhang et al. 2025, section 6.1 (one batch at a time on a device, formed 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final
@@ -22,8 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 from registry.domain.model import ModelPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Sequence
-
     from common.inference_protocol.tensors import Tensor
     from runtime.device.batch_times import BatchTimes
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from functools import cache
 from itertools import count
@@ -28,9 +29,6 @@ from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from contextlib import AbstractContextManager
-
     import numpy.typing as npt
     from transformers import PreTrainedModel
 

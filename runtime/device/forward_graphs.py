@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+import threading
 import weakref
 from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.utils import _pytree as trees
 
 from runtime.device.device_errors import is_device_lost
-
-if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Hashable, Mapping
 
 logger = logging.getLogger(__name__)
 

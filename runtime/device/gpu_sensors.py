@@ -8,17 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from registry.domain.accelerator import GpuReading
+from registry.domain.accelerator import Accelerator, GpuReading
 from runtime.metrics import GPU_BUSY, GPU_TEMPERATURE, GPU_USED_BYTES, GPU_XID
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.accelerator import Accelerator
 
 logger = logging.getLogger(__name__)
 

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 
 from registry.domain.model import Precision
 from runtime.device.accelerator import CPU, available_bytes
+from runtime.device.forward_graphs import GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
+from runtime.storage.load_ticket import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights
-
-if TYPE_CHECKING:
-    from runtime.device.forward_graphs import GraphMaker
-    from runtime.storage.load_ticket import LoadTicket
-    from runtime.weights.weight_source import WeightSource
+from runtime.weights.weight_source import WeightSource
 
 logger = logging.getLogger(__name__)
 

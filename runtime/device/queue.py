@@ -5,21 +5,19 @@ Owned by the device worker, which locks around every call, or by a simulated dev
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from registry.domain.probes import ProbeBudget
 from registry.domain.tenant_usage import TenantUsage
-from runtime.device.device_model import QueuedRows, form_batch
+from runtime.device.device_model import DeviceModel, QueuedRows, form_batch
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable, Sequence
-
     from runtime.device.batch_times import BatchTimes
-    from runtime.device.device_model import DeviceModel
 
 logger = logging.getLogger(__name__)
 

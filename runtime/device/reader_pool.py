@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,8 +16,6 @@ from typing import TYPE_CHECKING
 from runtime.storage.load_ticket import LoadTicket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from runtime.weights.weight_source import SlabPart
 
 

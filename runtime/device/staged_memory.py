@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,18 +20,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.device.device_errors import release_frames
+from runtime.device.forward_graphs import GraphMaker
 from runtime.device.reader_pool import ReaderPool
 from runtime.device.registered_images import RegisteredImages
+from runtime.storage.load_ticket import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights, view_of
+from runtime.weights.weight_source import SlabPart, WeightSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
-    from runtime.device.forward_graphs import GraphMaker
-    from runtime.storage.load_ticket import LoadTicket
-    from runtime.weights.weight_source import SlabPart, WeightSource
 
 BUFFER_BYTES = 32 * 1024**2
 """As in ServerlessLLM: large enough that the cost of starting a copy is negligible."""

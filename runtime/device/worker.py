@@ -15,7 +15,8 @@ import logging
 import math
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,9 +34,6 @@ from runtime.errors import (
     RequestHung,
 )
 from runtime.metrics import BATCHES, DEVICE_WAITING, STUCK_THREADS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 

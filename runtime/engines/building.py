@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from runtime.engines.engine import Engine
 from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.library_files import (
@@ -17,9 +17,6 @@ from runtime.storage.library_files import (
     library_files,
 )
 from runtime.storage.listing import ADAPTER_CONFIG, PIPELINE_INDEX, PROGRAM_SUFFIX
-
-if TYPE_CHECKING:
-    from runtime.engines.engine import Engine
 
 LIGHTGBM_START = b"tree\n"
 """The first line of LightGBM's files, which share the suffix `.bst` with XGBoost's."""

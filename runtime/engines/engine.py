@@ -7,16 +7,16 @@ model without weights: `attach` loads them, `network` then runs batches, `detach
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+from registry.domain.model import Task
 
+if TYPE_CHECKING:
     import torch
 
-    from registry.domain.model import Task
     from runtime.engines.skeletons import Skeleton
     from runtime.weights.safetensors_files import StoredTensor
 

@@ -11,13 +11,16 @@ classifier); the steps and their order are those of diffusers' StableDiffusionPi
 from __future__ import annotations
 
 import inspect
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from runtime.engines.engine import Engine
+from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.network import (
     build_transformer,
@@ -28,16 +31,11 @@ from runtime.engines.networks.network import (
 from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid, ModelUnsupported
 from runtime.storage.listing import PIPELINE_INDEX
+from runtime.weights.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
-    from pathlib import Path
-    from types import ModuleType
-
     import numpy.typing as npt
 
-    from runtime.engines.engine import ModelFolder
-    from runtime.weights.safetensors_files import StoredTensor
 
 SCHEDULER = "scheduler/scheduler_config.json"
 PIPELINE = "StableDiffusionPipeline"

@@ -6,12 +6,10 @@ several texts together, `sequential_engine` those of one text after the other.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
 
 
 class Finish(StrEnum):

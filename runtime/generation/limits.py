@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelPolicy, Task
 from runtime.device.device_model import batch_cap
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.engines.networks.position_limit import position_limit
-from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES
+from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from transformers import PretrainedConfig
-
-    from runtime.weights.safetensors_files import StoredTensor
 
 
 PAGE_TOKENS = 32

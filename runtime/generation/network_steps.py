@@ -7,6 +7,7 @@ generator, so that each step can be a job of the device. Runs in the device's th
 from __future__ import annotations
 
 import copy
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from transformers import GenerationConfig
 from runtime.generation.engine import SamplingDefaults
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
-
     from transformers import LogitsProcessorList, PreTrainedModel
 
     ScoreSteps = Generator[torch.Tensor, torch.Tensor, None]

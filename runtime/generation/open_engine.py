@@ -7,7 +7,9 @@ weights, and their scores compared.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -15,24 +17,20 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_model import DeviceModel
 from runtime.engines.networks.padding import is_never_padded, tolerance
 from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import DeviceFull, ModelInvalid
-from runtime.generation.limits import DEFAULT_CONTEXT
+from runtime.generation.engine import GenerationEngine
+from runtime.generation.limits import DEFAULT_CONTEXT, GenerationLimits
 from runtime.generation.network_steps import Scores, score_steps, trial_config
 from runtime.generation.sequential_engine import SequentialEngine
 from runtime.generation.transformers_engine import TransformersEngine
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
-
     from transformers import PreTrainedModel
 
-    from runtime.device.device_model import DeviceModel
     from runtime.device.worker import DeviceWorker
-    from runtime.generation.engine import GenerationEngine
-    from runtime.generation.limits import GenerationLimits
 
 logger = logging.getLogger(__name__)
 SHORT_TOKENS: Final = 3

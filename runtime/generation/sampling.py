@@ -9,6 +9,7 @@ has the same result in every batch. All rows are adjusted together, without a lo
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,8 +21,6 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
 from runtime.generation.engine import Sampling
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers.generation.continuous_batching.requests import (
         FutureRequestState,
         RequestState,

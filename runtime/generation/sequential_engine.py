@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,21 +17,18 @@ import torch
 
 from common.inference_protocol.errors import PodError
 from runtime.device.device_errors import is_out_of_memory
+from runtime.device.device_model import DeviceModel
 from runtime.engines.networks.position_limit import output_limit
 from runtime.errors import InferenceFailed, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
-from runtime.generation.limits import PAGE_TOKENS, cache_shape
+from runtime.generation.limits import PAGE_TOKENS, GenerationLimits, cache_shape
 from runtime.generation.network_steps import request_config, sampling_defaults, score_steps
 from runtime.generation.sampling import adjust_scores
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
     from transformers import GenerationConfig, PreTrainedModel
 
-    from runtime.device.device_model import DeviceModel
     from runtime.device.worker import DeviceWorker
-    from runtime.generation.limits import GenerationLimits
 
 logger = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_model import DeviceModel
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
 from runtime.generation.limits import (
@@ -40,6 +42,7 @@ from runtime.generation.limits import (
     cache_shape,
 )
 from runtime.generation.network_steps import (
+    Scores,
     request_config,
     sampling_defaults,
     score_processors,
@@ -47,14 +50,10 @@ from runtime.generation.network_steps import (
 from runtime.generation.sampling import PerRequestSampling
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
-
     from transformers import PretrainedConfig
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
-    from runtime.device.device_model import DeviceModel
     from runtime.device.worker import DeviceWorker
-    from runtime.generation.network_steps import Scores
 
 logger = logging.getLogger(__name__)
 

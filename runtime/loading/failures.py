@@ -6,6 +6,7 @@ to 10 s after a full disk, on which space may be free at any moment and an attem
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +23,6 @@ from runtime.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from registry.domain.cluster import ClusterState
 
 BACKOFF: Final = Backoff(initial_s=1.0, max_s=60.0)

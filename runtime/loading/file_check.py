@@ -7,27 +7,27 @@ builds the network for the shapes that they state, which the first load then use
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from registry.domain.model import ModelSpec
 from runtime.engines.building import engine_of
 from runtime.engines.engine import ModelFolder
 from runtime.errors import ModelInvalid
+from runtime.loading.model_loader import ModelLoader
 from runtime.storage.library_files import LIBRARY_SUFFIXES, SKOPS_SUFFIX
-from runtime.storage.listing import WEIGHT_SUFFIX
+from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
+from runtime.storage.storages import ModelStorage
 from runtime.threads import in_thread
-from runtime.weights.safetensors_files import HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, read_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.model import ModelSpec
-    from runtime.loading.model_loader import ModelLoader
-    from runtime.storage.listing import RemoteFile
-    from runtime.storage.storages import ModelStorage
-    from runtime.weights.safetensors_files import StoredTensor
+from runtime.weights.safetensors_files import (
+    HEADER_LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    StoredTensor,
+    read_tensors,
+)
 
 _START_BYTES: Final = 256 * 1024
 """Longer than most headers: one read is enough."""

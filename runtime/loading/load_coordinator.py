@@ -9,32 +9,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from common.inference_protocol.errors import PodError
 from registry.domain.model import LoadFailure, ModelSpec, Tier
+from registry.redis.watch import ClusterWatch
 from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
 from runtime.loading.failures import LoadFailures
 from runtime.loading.file_check import check_files
 from runtime.loading.load_lifecycle import LoadLifecycle
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
 from runtime.loading.load_turns import Load
-from runtime.loading.model_store import StoreEntry
+from runtime.loading.model_loader import ModelLoader
+from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
+from runtime.loading.served_model import ServedModel
 from runtime.metrics import LOAD_SECONDS, LOADS
+from runtime.registration.measurements import Measurements
+from runtime.registration.registry_agent import RegistryAgent
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from common.inference_protocol.errors import PodError
-    from registry.redis.watch import ClusterWatch
-    from runtime.loading.model_loader import ModelLoader
-    from runtime.loading.model_store import ModelStore
-    from runtime.loading.served_model import ServedModel
-    from runtime.registration.measurements import Measurements
-    from runtime.registration.registry_agent import RegistryAgent
-    from runtime.tiers.eviction import ReloadCosts
+from runtime.tiers.eviction import ReloadCosts
 
 logger = logging.getLogger(__name__)
 

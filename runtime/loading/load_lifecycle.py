@@ -7,26 +7,24 @@ virtual time: each drives the coroutine of a load, and carries out the steps tha
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 from common.inference_protocol.errors import PodError
 from common.sizes import shown_bytes
-from registry.domain.model import name_of_key
+from registry.domain.model import LoadFailure, ModelSpec, Tier, name_of_key
 from registry.domain.reservation import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy
 from runtime.loading.load_turns import Load, LoadTurns
 from runtime.tiers.device_cache import CachedModel, DeviceCache
+from runtime.tiers.eviction import ReloadCosts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from registry.domain.cluster import ClusterState
-    from registry.domain.model import LoadFailure, ModelSpec, Tier
     from runtime.loading.failures import LoadFailures
     from runtime.registration.measurements import Measurements
-    from runtime.tiers.eviction import ReloadCosts
 
 
 CLAIM_TIMEOUT_S: Final = 6.0

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 import orjson
 
+from common.http_client import Response
 from common.inference_protocol.bodies import (
     LENGTH_HEADER,
     EncodedBody,
@@ -21,21 +23,16 @@ from common.inference_protocol.bodies import (
 )
 from common.inference_protocol.encodings import to_json
 from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor
+from registry.domain.model import ModelPolicy, ModelSpec
+from runtime.device.device_model import ModelInputs
 from runtime.device.queue import InferenceResult
+from runtime.device.worker import DeviceWorker
+from runtime.engines.model_server.server_engine import ModelServer, ServerModel
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
 from runtime.loading.served_model import ServedModel
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from common.http_client import Response
-    from common.inference_protocol.tensors import Tensor
-    from registry.domain.model import ModelPolicy, ModelSpec
-    from runtime.device.device_model import ModelInputs
-    from runtime.device.worker import DeviceWorker
-    from runtime.engines.model_server.server_engine import ModelServer, ServerModel
-    from runtime.sandbox.estimators import Estimators, LoadedEstimator
-    from runtime.tasks.task import Processor
+from runtime.sandbox.estimators import Estimators, LoadedEstimator
+from runtime.tasks.task import Processor
 
 JSON: Final = "application/json"
 

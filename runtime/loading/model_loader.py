@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelSpec, Tier
@@ -22,28 +23,22 @@ from runtime.device.device_errors import (
 )
 from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
+from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ServerModel
+from runtime.engines.skeletons import Skeleton
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
-from runtime.generation.open_engine import open_engine
+from runtime.generation.open_engine import BatchTrial, open_engine
 from runtime.loading.model_elsewhere import PickledModel, ProxiedModel
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.served_model import ServedModel
+from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
 from runtime.sandbox.estimators import LoadedEstimator
+from runtime.storage.load_ticket import LoadTicket
 from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
-    from concurrent.futures import Executor
-
-    from runtime.device.worker import DeviceWorker
-    from runtime.engines.skeletons import Skeleton
-    from runtime.generation.open_engine import BatchTrial
-    from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
-    from runtime.storage.load_ticket import LoadTicket
-    from runtime.weights.safetensors_files import DeviceWeights
+from runtime.weights.safetensors_files import DeviceWeights
 
 logger = logging.getLogger(__name__)
 

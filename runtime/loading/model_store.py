@@ -8,21 +8,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import CopyReport
+from runtime.loading.served_model import ServedModel
 from runtime.metrics import EVICTIONS, TIER_BYTES
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import EvictionPolicy, lru
+from runtime.weights.safetensors_files import DeviceWeights, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import torch
 
-    from runtime.loading.served_model import ServedModel
-    from runtime.weights.safetensors_files import DeviceWeights, StoredTensor
 
 logger = logging.getLogger(__name__)
 

@@ -9,28 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Executor
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelSpec, Tier
 from runtime.errors import HostTierRefused
 from runtime.loading.load_threads import SingleFlight, unless_cancelled
+from runtime.loading.model_store import ModelStore
+from runtime.loading.processors import Processors
+from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import DEMOTIONS, TIER_BYTES
 from runtime.registration.registry_agent import RegistryAgent, TierState
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
-from runtime.tiers.host_tier import PutOutcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from registry.domain.model import ModelSpec
-    from runtime.loading.model_store import ModelStore
-    from runtime.loading.processors import Processors
-    from runtime.loading.weight_resolver import WeightResolver
-    from runtime.tiers.disk_cache import DiskCache
-    from runtime.tiers.host_tier import HostTier
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.host_tier import HostTier, PutOutcome
 
 logger = logging.getLogger(__name__)
 

@@ -6,14 +6,17 @@ one processor.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 from weakref import WeakValueDictionary
 
-from registry.domain.model import ModelName
+from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.predictors import needs_in_pool
 from runtime.engines.building import (
     check_format,
@@ -22,24 +25,16 @@ from runtime.engines.building import (
     library_path,
     model_files,
 )
+from runtime.engines.model_server.server_engine import ModelServer
 from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
+from runtime.sandbox.pool import Sandbox
 from runtime.storage.listing import MODULES, PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
 from runtime.tasks.server_task import ServerTask
+from runtime.tasks.task import Processor
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from runtime.engines.model_server.server_engine import ModelServer
-    from runtime.sandbox.pool import Sandbox
-    from runtime.tasks.task import Processor
-    from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.disk_cache import DiskCache
 
 MAX_PROCESSORS = 64
 

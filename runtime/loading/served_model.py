@@ -6,25 +6,23 @@ Of an inference in steps each step is a job of the device, and other models run 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never, cast, runtime_checkable
 
+from common.inference_protocol.tensors import Tensor
 from registry.domain.measures import KEPT_OVER_BYTES
+from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.device_model import DeviceModel, ModelInputs, OutputPlace, Payload
 from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
 from runtime.device.queue import InferenceResult
+from runtime.device.worker import DeviceWorker
+from runtime.generation.engine import GenerationEngine
+from runtime.tasks.task import Processor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from transformers import PreTrainedModel
 
-    from common.inference_protocol.tensors import Tensor
-    from registry.domain.model import ModelPolicy, ModelSpec
-    from runtime.device.worker import DeviceWorker
-    from runtime.generation.engine import GenerationEngine
-    from runtime.tasks.task import Processor
 
 Result = TypeVar("Result")
 

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
+from runtime.device.worker import DeviceWorker
+from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.pod_process import write_termination_message
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from runtime.device.worker import DeviceWorker
-    from runtime.loading.load_coordinator import LoadCoordinator
 
 logger = logging.getLogger(__name__)
 

@@ -7,15 +7,17 @@ soon as their headers have arrived.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelSpec, Precision, Tier
-from runtime.device.memory import CpuMemory, dtype_on
+from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
 from runtime.engines.building import engine_of, pickle_path
-from runtime.engines.engine import ModelFolder
+from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.model_server.server_engine import ModelServer, ServerEngine
 from runtime.engines.networks.adapter import check_names, read_adapter
 from runtime.engines.networks.network_engine import AdapterEngine
@@ -28,30 +30,24 @@ from runtime.generation.limits import (
     generation_memory,
 )
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
+from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
+from runtime.loading.processors import Processors
+from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pickle_engine import PickleEngine
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
+from runtime.storage.load_ticket import LoadTicket
+from runtime.tasks.task import Processor
 from runtime.threads import in_thread
+from runtime.tiers.cache_locks import FileLock
+from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.download_progress import Download
+from runtime.tiers.host_tier import HostTier, PutOutcome
 from runtime.weights.converted_weights import converted
+from runtime.weights.safetensors_files import StoredTensor
 from runtime.weights.weight_source import DiskWeights, UnreadFiles, WeightSource
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
-    from pathlib import Path
-
     import torch
-
-    from runtime.device.memory import DeviceMemory
-    from runtime.engines.engine import Engine
-    from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
-    from runtime.loading.processors import Processors
-    from runtime.sandbox.estimators import Estimators
-    from runtime.storage.load_ticket import LoadTicket
-    from runtime.tasks.task import Processor
-    from runtime.tiers.cache_locks import FileLock
-    from runtime.tiers.disk_cache import DiskCache
-    from runtime.tiers.host_tier import HostTier, PutOutcome
-    from runtime.weights.safetensors_files import StoredTensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic
 
@@ -18,16 +20,13 @@ from runtime.protocols.exchange import (
     stage_of,
     while_connected,
 )
+from runtime.settings import RuntimeSettings
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import RequestHead, parse_request_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
-    from concurrent.futures import Executor
-
     from starlette.types import Receive, Scope, Send
 
-    from runtime.settings import RuntimeSettings
 
 MAX_BYTES: Final = 4 * 1024**2
 """Longest body: a million tokens of text, more than any model reads; each part of it is checked."""

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import Stage
 from runtime.errors import RemotePodUnreachable
 from runtime.generation.engine import Finish
+from runtime.openai.endpoint import Call
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.openai.responses import DONE, CompletionFormat, token_usage
 from runtime.protocols.exchange import JSON, Headers, HttpResponse, server_timing
-from runtime.serving.generation_service import Conversation, GenerationRequest, Prompt
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.generation_service import (
+    Conversation,
+    Generation,
+    GenerationRequest,
+    GenerationService,
+    Prompt,
+    TextDelta,
+)
+from runtime.serving.predict_service import PredictService
+from runtime.serving.remote_inference import RemoteInference
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runtime.openai.endpoint import Call
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.generation_service import Generation, GenerationService, TextDelta
-    from runtime.serving.predict_service import PredictService
-    from runtime.serving.remote_inference import RemoteInference
-
     GenerationCall = Call[ChatBody] | Call[CompletionBody]
 
 COMPLETION_TOKENS = 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -18,15 +19,13 @@ from runtime.tasks.image_requests import (
     MAX_SEED,
     MAX_SIDE,
     MAX_STEPS,
+    SideLimits,
 )
 from runtime.tasks.text_to_image import TextToImage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from runtime.openai.endpoint import Call
     from runtime.openai.inference_routes import Inferences
-    from runtime.tasks.image_requests import SideLimits
 
 
 class ImageBody(ModelBody):

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from common.inference_protocol.bodies import EncodedBody, V2Request
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor
-from runtime.openai.requests import InvalidField
+from runtime.loading.processors import Processors
+from runtime.openai.endpoint import Call
+from runtime.openai.requests import Body, EmbeddingBody, InvalidField
 from runtime.openai.responses import embeddings
 from runtime.protocols.exchange import JSON, provenance_headers
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.predict_service import PredictService
 from runtime.tasks.embedding import Embedding
-from runtime.wire import DecodedBody, WireProtocol
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from runtime.loading.processors import Processors
-    from runtime.openai.endpoint import Call
-    from runtime.openai.requests import Body, EmbeddingBody
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.predict_service import PredictService
-    from runtime.wire import RequestHead
+from runtime.wire import DecodedBody, RequestHead, WireProtocol
 
 Kind = TypeVar("Kind")
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound, PromptTooLong
+from runtime.generation.engine import Finish
 from runtime.openai.requests import InvalidField
 from runtime.protocols.exchange import Failure, error_status, server_sent_event
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy as np
     import numpy.typing as npt
 
-    from registry.domain.model import ModelName
-    from runtime.generation.engine import Finish
 
 DONE = b"data: [DONE]\n\n"
 ERROR_TYPES: Mapping[int, str] = {

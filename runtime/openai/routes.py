@@ -6,6 +6,7 @@ the model in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,25 +16,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from runtime.errors import ModelNotFound
+from runtime.loading.processors import Processors
 from runtime.openai.endpoint import Endpoint, parse_model_name
 from runtime.openai.generation_route import GenerationRoute
 from runtime.openai.inference_routes import Inferences
 from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody
 from runtime.openai.responses import model_card, model_list, openai_error
 from runtime.protocols.routes import error_as_response
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.generation_service import GenerationService
+from runtime.serving.predict_service import PredictService
+from runtime.serving.remote_inference import RemoteInference
+from runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from runtime.loading.processors import Processors
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.generation_service import GenerationService
-    from runtime.serving.predict_service import PredictService
-    from runtime.serving.remote_inference import RemoteInference
-    from runtime.settings import RuntimeSettings
 
 PREFIX = "/openai/v1"
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.generation.processor_sharing import ProcessorSharing
 from runtime.loading.model_tiers import watch_disk
@@ -21,6 +22,7 @@ from runtime.protocols.profile_route import profile_route
 from runtime.protocols.routes import Routes
 from runtime.protocols.server import PodServer
 from runtime.protocols.tensor_routes import tensor_routes
+from runtime.registration.measurements import Measurements
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.block_exchange import BlockClient, BlockServer
@@ -31,11 +33,6 @@ from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import Repository
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
-    from runtime.registration.measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)

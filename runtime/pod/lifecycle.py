@@ -6,11 +6,12 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 import uvloop
@@ -18,11 +19,12 @@ import uvloop
 from common.logs import configure_logs
 from common.pod_secret import PodSecret
 from common.tls import PartTls
+from registry.domain.accelerator import Accelerator
 from registry.domain.pod import slots_at_start
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from runtime.device.accelerator import find_accelerator, mps_share
-from runtime.device.memory import open_device, use_tf32
+from runtime.device.memory import DeviceMemory, open_device, use_tf32
 from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.engines.model_server.server_memory import ServerMemory
@@ -38,17 +40,11 @@ from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
 from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pool import Sandbox
 from runtime.sandbox.worker import fork_server
+from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.remote_inference import RemoteInference
+from runtime.settings import RuntimeSettings
 from runtime.threads import RequestThreads, in_thread
 from runtime.tiers.host_tier import enter_host_tier
-
-if TYPE_CHECKING:
-    import socket
-
-    from registry.domain.accelerator import Accelerator
-    from runtime.device.memory import DeviceMemory
-    from runtime.serving.in_flight import InFlightRequests
-    from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from common.pod_secret import PodSecret
+from common.tls import PartTls
+from registry.domain.accelerator import Accelerator
+from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PodInfo, host_port
-from registry.inference_service.tenant_rules import Quota
+from registry.inference_service.tenant_rules import Quota, TenantRules
+from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
 from runtime.device.device_model import GPU_SEQUENCES
 from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
 from runtime.device.gpu_sensors import GpuWatch
-from runtime.generation.limits import GPU_CACHE_SHARE
+from runtime.device.memory import DeviceMemory
+from runtime.device.worker import DeviceWorker
+from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.model_server.server_process import ServerProcess
+from runtime.generation.limits import GPU_CACHE_SHARE, GenerationLimits
 from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import Demotions, tier_state, used_bytes
@@ -24,37 +37,18 @@ from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent
+from runtime.sandbox.estimators import Estimators
+from runtime.sandbox.pool import Sandbox
+from runtime.serving.remote_inference import RemoteInference
+from runtime.settings import RuntimeSettings
 from runtime.storage.access import NamespaceSecrets
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.declared_files import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
 from runtime.storage.storages import StorageOptions, Storages
+from runtime.threads import RequestThreads
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.eviction import ReloadCosts, greedy_dual, tier_after_eviction
-
-if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Callable
-    from concurrent.futures import Executor
-
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from registry.domain.accelerator import Accelerator
-    from registry.domain.model import ModelName, ModelSpec
-    from registry.inference_service.tenant_rules import TenantRules
-    from registry.redis.client import Registry
-    from runtime.device.memory import DeviceMemory
-    from runtime.device.worker import DeviceWorker
-    from runtime.engines.model_server.server_engine import ModelServer
-    from runtime.engines.model_server.server_process import ServerProcess
-    from runtime.generation.limits import GenerationLimits
-    from runtime.loading.load_threads import LoadThreads
-    from runtime.sandbox.estimators import Estimators
-    from runtime.sandbox.pool import Sandbox
-    from runtime.serving.remote_inference import RemoteInference
-    from runtime.settings import RuntimeSettings
-    from runtime.threads import RequestThreads
-    from runtime.tiers.host_tier import HostTier
-
+from runtime.tiers.host_tier import HostTier
 
 CLAIM_MOUNTS: Final = Path("/mnt/pvc")
 """Where claims of pvc:// are mounted, by name: the pool's manifest decides it, for all pods."""

@@ -8,20 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from concurrent.futures import Executor
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelName, ModelSpec, name_of_key
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import StorageFailed
 from runtime.metrics import drop_series
+from runtime.pod.loading_components import LoadingComponents
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from runtime.pod.loading_components import LoadingComponents
 
 logger = logging.getLogger(__name__)
 

@@ -10,21 +10,19 @@ import asyncio
 import logging
 import os
 import subprocess
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.pod import placed_slots
+from registry.domain.placement import PlacedPod
+from registry.domain.pod import PodInfo, placed_slots
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
+from runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from registry.domain.placement import PlacedPod
-    from registry.domain.pod import PodInfo
     from registry.redis.watch import ClusterWatch
-    from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)
 

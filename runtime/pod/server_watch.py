@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from concurrent.futures import Executor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.inference_protocol.errors import PodError
+from registry.domain.model import ModelSpec
 from registry.domain.reservation import ANY_COPIES
+from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.model_server.server_process import ServerProcess
 from runtime.errors import LoadFailed, ServerUnavailable
 from runtime.metrics import SERVER_UP
+from runtime.pod.loading_components import LoadingComponents
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
-    from registry.domain.model import ModelSpec
-    from runtime.engines.model_server.server_engine import ModelServer
-    from runtime.engines.model_server.server_process import ServerProcess
-    from runtime.pod.loading_components import LoadingComponents
 
 logger = logging.getLogger(__name__)
 

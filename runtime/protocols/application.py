@@ -8,6 +8,7 @@ binary mode (attributes in headers `ce-…`) or structured mode (one JSON docume
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from common.inference_protocol.bodies import EncodedBody
-from common.pod_secret import HEADER
+from common.pod_secret import HEADER, PodSecret
 from runtime.errors import Unauthorized
 from runtime.protocols.exchange import (
     HttpResponse,
@@ -31,17 +32,13 @@ from runtime.protocols.exchange import (
     stage_of,
     while_connected,
 )
+from runtime.serving.predict_service import PredictService
+from runtime.serving.repository import Repository
 from runtime.wire import PROTOBUF, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from common.pod_secret import PodSecret
-    from runtime.serving.predict_service import PredictService
-    from runtime.serving.repository import Repository
 
 
 OPEN_PATHS: Final = frozenset({"/", "/metrics", "/v2/health/live", "/v2/health/ready"})

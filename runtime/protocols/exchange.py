@@ -17,16 +17,15 @@ import orjson
 
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
+from registry.domain.pod import Stage
 from runtime.errors import InferenceFailed, UnsupportedCoding, status_of
 from runtime.metrics import request_counter
-from runtime.serving.in_flight import Interruption
+from runtime.serving.in_flight import Interruption, PredictResponse
 from runtime.serving.remote_inference import RemoteRefused
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from registry.domain.pod import Stage
-    from runtime.serving.in_flight import PredictResponse
 
 logger = logging.getLogger(__name__)
 

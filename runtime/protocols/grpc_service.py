@@ -11,6 +11,8 @@ import asyncio
 import logging
 import math
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,11 +29,14 @@ from common.inference_protocol.grpc_messages import (
     parse_message,
 )
 from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
-from common.pod_secret import HEADER
+from common.pod_secret import HEADER, PodSecret
+from common.tls import PartTls
 from runtime.errors import Unauthorized
 from runtime.metrics import REQUESTS
 from runtime.protocols.application import REFUSAL
 from runtime.protocols.exchange import error_headers, error_status, provenance_headers, stage_of
+from runtime.serving.health import Health
+from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.settings import KSERVE_GRPC_PORT
@@ -39,14 +44,6 @@ from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from concurrent.futures import Executor
-
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from runtime.serving.health import Health
-    from runtime.serving.predict_service import PredictService
-
     Context: TypeAlias = grpc.aio.ServicerContext
     Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
 

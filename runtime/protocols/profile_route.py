@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,15 @@ from common.inference_protocol.errors import InvalidRequest, PodError
 from common.shown_value import shown
 from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
+from registry.domain.profile import Profile
 from runtime.errors import InferenceFailed
 from runtime.profiling import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json
+from runtime.registration.model_catalog import ModelCatalog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from starlette.requests import Request
 
-    from registry.domain.profile import Profile
-    from runtime.registration.model_catalog import ModelCatalog
 
 RANGES = {
     "most_rows": (1, 1024), "tokens": (1, 100_000), "repeats": (1, 100), "share_pct": (0, 100),

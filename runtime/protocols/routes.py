@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -26,17 +27,14 @@ from runtime.protocols.exchange import (
     kserve_error,
     while_connected,
 )
+from runtime.serving.health import Health
+from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
+from runtime.settings import RuntimeSettings
 from runtime.wire import WireProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from starlette.requests import Request
-
-    from runtime.serving.health import Health
-    from runtime.serving.predict_service import PredictService
-    from runtime.settings import RuntimeSettings
 
     Handler = Callable[[Request], Awaitable[Response]]
 

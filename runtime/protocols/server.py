@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kserve import ModelServer
@@ -18,17 +19,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from common.http_server import HttpServer
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from runtime.protocols.application import PodApplication
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from fastapi import FastAPI
     from starlette.requests import Request
     from starlette.routing import Route
 
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
 
 KEEP_ALIVE_S = 65
 CLOSE_TIMEOUT_S = 5

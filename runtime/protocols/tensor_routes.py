@@ -5,6 +5,8 @@ Like all routes of a pod they need the pods' shared secret, where there is one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -14,18 +16,14 @@ from starlette.routing import Route
 
 from common.inference_protocol.bodies import BINARY_TYPE
 from common.inference_protocol.encodings import raw_view
-from common.inference_protocol.tensors import BF16, MAX_IDENTITIES
+from common.inference_protocol.tensors import BF16, MAX_IDENTITIES, Tensor
+from runtime.serving.tensor_store import TensorStore
 from runtime.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor
-
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
-    from common.inference_protocol.tensors import Tensor
-    from runtime.serving.tensor_store import TensorStore
 
 _RUN: Final = "/v2/tensors/{namespace}/{run}"
 

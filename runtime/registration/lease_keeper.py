@@ -11,13 +11,10 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from registry.domain.pod import PodReport
 from registry.errors import LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
-
-if TYPE_CHECKING:
-    from registry.domain.pod import PodReport
 
 logger = logging.getLogger(__name__)
 

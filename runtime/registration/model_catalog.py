@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from registry.domain.model import ModelName, ModelRecord, ModelSpec
 from registry.errors import RegistryUnavailable
 from runtime.errors import ModelNotFound, ModelUnknown
 
 if TYPE_CHECKING:
-    from registry.domain.model import ModelName, ModelRecord, ModelSpec
     from registry.redis.client import Registry
     from registry.redis.watch import ClusterWatch
 

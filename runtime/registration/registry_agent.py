@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING
 
-from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
+from registry.domain.accelerator import GpuReading
+from registry.domain.model import LoadFailure, Tier
+from registry.domain.pod import CopyReport, PodInfo, PodPhase, PodReport, Samples
+from registry.domain.profile import Profile
 from registry.domain.reservation import LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
+from registry.redis.client import Registry
 from runtime.errors import LoadRefused
 from runtime.metrics import HEARTBEATS
 from runtime.registration.lease_keeper import LeaseKeeper
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from registry.domain.accelerator import GpuReading
-    from registry.domain.model import LoadFailure, Tier
-    from registry.domain.pod import CopyReport
-    from registry.domain.profile import Profile
-    from registry.redis.client import Registry
-    from runtime.registration.measurements import Measurements
+from runtime.registration.measurements import Measurements
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,8 +34,6 @@ from runtime.sandbox.predictions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy.typing as npt
 
 SKOPS_TOLERANCE: Final = Tolerance(relative=1e-6, absolute=0.0)

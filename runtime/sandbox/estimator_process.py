@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import os
 import resource
+import socket
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.confinement import ConfinementMissing, confine
 from common.frames import frame, parent_socket, received
@@ -26,9 +27,6 @@ from runtime.sandbox.pickles import (
     readable_libraries,
     unpickled,
 )
-
-if TYPE_CHECKING:
-    import socket
 
 _MAX_DESCRIPTORS: Final = 64
 _NICENESS: Final = 5

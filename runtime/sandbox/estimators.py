@@ -13,6 +13,7 @@ import logging
 import resource
 import signal
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from common.child_process import (
     NO_OUTPUT,
+    Child,
     Command,
     python_environment,
     python_module,
@@ -27,6 +29,7 @@ from common.child_process import (
 )
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest, PodError
+from common.inference_protocol.tensors import Tensor
 from runtime.engines.libraries.optional_library import one_line
 from runtime.errors import (
     EngineMissing,
@@ -40,11 +43,7 @@ from runtime.errors import (
 from runtime.sandbox.pickles import HEADER_LENGTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from common.child_process import Child
     from common.frames import Message
-    from common.inference_protocol.tensors import Tensor
 
 logger = logging.getLogger(__name__)
 

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Task
-from runtime.engines.engine import Engine
+from registry.domain.model import ModelSpec, Task
+from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import ModelUnsupported
 from runtime.storage.library_files import PICKLE_ADVICE
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
-    from registry.domain.model import ModelSpec
-    from runtime.engines.engine import ModelFolder
     from runtime.sandbox.estimators import Estimators
 
 

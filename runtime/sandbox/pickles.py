@@ -8,12 +8,9 @@ import sysconfig
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, BinaryIO, Final
 
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from typing import BinaryIO
 
 HEADER_LENGTH: Final = "header_length"
 _SYSTEM: Final = (

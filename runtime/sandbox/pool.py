@@ -10,18 +10,15 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from common.frames import BadFrame, frame, read_frame
+from common.inference_protocol.errors import PodError
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression
 from runtime.metrics import EXPRESSIONS
 from runtime.sandbox.worker import MAX_FRAME_BYTES, start_worker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from common.inference_protocol.errors import PodError
 
 logger = logging.getLogger(__name__)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from runtime.engines.libraries.sklearn_model import known_values
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RANDOM_ROWS: Final = 64
 METHODS: Final = ("predict", "predict_proba")

@@ -15,16 +15,14 @@ import resource
 import signal
 import socket
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from common.confinement import keep_only, limit_resources
 from common.frames import frame, received
 from common.parent_death import die_with
 from common.process import extend_process_title
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 MEMORY_BYTES: Final = 512 * 1024**2
 """What a worker may use beyond the libraries."""

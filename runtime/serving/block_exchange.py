@@ -13,23 +13,18 @@ import logging
 import os
 import socket
 import weakref
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
-from runtime.serving.shared_block import map_block
+from common.pod_secret import PodSecret
+from runtime.serving.shared_block import MappedBlock, map_block
+from runtime.serving.tensor_store import TensorStore
 from runtime.threads import in_thread
-from runtime.tiers.host_folder import check_user
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from concurrent.futures import Executor
-
-    from common.pod_secret import PodSecret
-    from runtime.serving.shared_block import MappedBlock
-    from runtime.serving.tensor_store import TensorStore
-    from runtime.tiers.host_folder import HostSockets
+from runtime.tiers.host_folder import HostSockets, check_user
 
 logger = logging.getLogger(__name__)
 

@@ -5,36 +5,31 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from kserve.metrics import PREDICT_HIST_TIME
 
 from common.inference_protocol.errors import InvalidRequest
+from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, PromptTooLong
 from runtime.generation.engine import Finish, GenerationEngine, Sampling, TokenChunk
+from runtime.generation.limits import GenerationLimits
+from runtime.generation.processor_sharing import ProcessorSharing
 from runtime.generation.text_stream import TextStream
+from runtime.loading.load_coordinator import AcquiredModel
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
-from runtime.tasks.text_generation import TextOutputs
+from runtime.registration.measurements import Measurements
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.predict_service import PredictService
+from runtime.tasks.text_generation import TextOutputs, TextPrompts
 from runtime.threads import in_thread
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-    from concurrent.futures import Executor
-
-    from registry.domain.model import ModelSpec
-    from runtime.generation.limits import GenerationLimits
-    from runtime.generation.processor_sharing import ProcessorSharing
-    from runtime.loading.load_coordinator import AcquiredModel
-    from runtime.registration.measurements import Measurements
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.predict_service import PredictService
-    from runtime.tasks.text_generation import TextPrompts
-    from runtime.wire import RequestHead
+from runtime.wire import RequestHead
 
 T = TypeVar("T")
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from registry.errors import RegistryError
-
-if TYPE_CHECKING:
-    from registry.redis.client import Registry
-    from registry.redis.watch import ClusterWatch
-    from runtime.device.worker import DeviceWorker
-    from runtime.loading.load_coordinator import LoadCoordinator
-    from runtime.loading.model_store import ModelStore
-    from runtime.registration.registry_agent import RegistryAgent
-    from runtime.serving.in_flight import InFlightRequests
-    from runtime.threads import RequestThreads
-
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from runtime.device.worker import DeviceWorker
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.model_store import ModelStore
+from runtime.registration.registry_agent import RegistryAgent
+from runtime.serving.in_flight import InFlightRequests
+from runtime.threads import RequestThreads
 
 logger = logging.getLogger(__name__)
 

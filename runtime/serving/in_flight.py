@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from common.inference_protocol.bodies import EncodedBody
 from common.inference_protocol.errors import InvalidRequest
+from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import (
     AlreadyBegun,
@@ -21,16 +24,10 @@ from runtime.errors import (
     SlotsFull,
     StepQueueFull,
 )
+from runtime.loading.load_coordinator import AcquiredModel
 from runtime.metrics import SLOTS_USED, STEPS_QUEUED, stage_histograms
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from common.inference_protocol.bodies import EncodedBody
-    from registry.domain.model import ModelSpec
-    from runtime.loading.load_coordinator import AcquiredModel
-    from runtime.registration.measurements import Measurements
-    from runtime.wire import RequestHead
+from runtime.registration.measurements import Measurements
+from runtime.wire import RequestHead
 
 MAX_BEGUN = 10_000
 PLACES: Final = 64

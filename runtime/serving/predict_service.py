@@ -9,42 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, check_values
+from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, EncodedBody, check_values
 from common.inference_protocol.errors import InvalidRequest, PodError
-from common.inference_protocol.tensors import REFERENCE_FLAG
+from common.inference_protocol.tensors import REFERENCE_FLAG, Tensor
 from registry.domain.measures import OUTPUT_BYTES
+from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import on_host
+from runtime.engines.model_server.server_engine import ModelServer
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
+from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
-from runtime.serving.in_flight import PredictRequest, PredictResponse
+from runtime.loading.processors import Processors
+from runtime.registration.measurements import Measurements
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.registration.registry_agent import InferenceEndNotifier
+from runtime.serving.in_flight import InFlightRequests, PredictRequest, PredictResponse
+from runtime.serving.remote_inference import RemoteInference
+from runtime.serving.step_tensors import StepTensors
+from runtime.tasks.task import Processor
 from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, as_exception, in_thread
-from runtime.wire import DecodedBody, WireProtocol, decode_body, encode_body
+from runtime.wire import DecodedBody, RequestHead, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Executor
-
-    from common.inference_protocol.bodies import EncodedBody
-    from common.inference_protocol.tensors import Tensor
-    from registry.domain.model import ModelSpec
-    from runtime.engines.model_server.server_engine import ModelServer
-    from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
-    from runtime.loading.processors import Processors
-    from runtime.registration.measurements import Measurements
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.registration.registry_agent import InferenceEndNotifier
-    from runtime.serving.in_flight import InFlightRequests
-    from runtime.serving.remote_inference import RemoteInference
-    from runtime.serving.step_tensors import StepTensors
-    from runtime.tasks.task import Processor
-    from runtime.wire import RequestHead
-
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]
 
 Arguments = TypeVarTuple("Arguments")

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import numpy as np
 import orjson
 
-from common.http_client import HttpClient, Response
+from common.http_client import HttpClient, Response, StreamedResponse
 from common.http_connection import HttpError, NotConnected
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor
 from common.pod_responses import (
     FAILURE_STATUSES,
     QueueProxyFailure,
     classify_failure,
     parse_server_timing,
 )
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from runtime.errors import DeadlinePassed, InputLost, RemoteInferenceFailed, RemotePodUnreachable
-from runtime.wire import BODY_BYTES_HEADER
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
-
-    from common.http_client import StreamedResponse
-    from common.inference_protocol.tensors import Tensor
-    from common.pod_secret import PodSecret
-    from common.tls import PartTls
-    from runtime.wire import RequestHead
+from runtime.wire import BODY_BYTES_HEADER, RequestHead
 
 INFERENCE_STALL_S = 600.0
 TRANSFER_STALL_S = 30.0

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import ModelInUse, ModelNotFound, PodDraining
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.model_store import ModelStore
+from runtime.loading.processors import Processors
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.in_flight import InFlightRequests
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.text_generation import TextOutputs
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from runtime.loading.load_coordinator import LoadCoordinator
-    from runtime.loading.model_store import ModelStore
-    from runtime.loading.processors import Processors
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.in_flight import InFlightRequests
 
 UNLOAD_TIMEOUT_S = 30.0
 SERVER_NAME = "pilotlight"

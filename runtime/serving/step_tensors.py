@@ -9,10 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from common.inference_protocol.bodies import encode_response, find_references, select_outputs
+from common.inference_protocol.bodies import (
+    EncodedBody,
+    V2Request,
+    encode_response,
+    find_references,
+    select_outputs,
+)
 from common.inference_protocol.encodings import from_raw, raw_bytes, raw_size
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import (
@@ -22,6 +28,7 @@ from common.inference_protocol.tensors import (
     REFERENCE_FLAG,
     Tensor,
     TensorReference,
+    TensorSpec,
 )
 from registry.domain.measures import (
     KEPT_OVER_BYTES,
@@ -32,18 +39,12 @@ from registry.domain.measures import (
 )
 from runtime.errors import InputLost
 from runtime.metrics import KEPT_TENSOR_READS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from common.inference_protocol.bodies import EncodedBody, V2Request
-    from common.inference_protocol.tensors import TensorSpec
-    from runtime.registration.measurements import Measurements
-    from runtime.registration.model_catalog import ModelCatalog
-    from runtime.serving.block_exchange import BlockClient
-    from runtime.serving.remote_inference import RemoteInference
-    from runtime.serving.tensor_store import TensorStore
-    from runtime.wire import RequestHead
+from runtime.registration.measurements import Measurements
+from runtime.registration.model_catalog import ModelCatalog
+from runtime.serving.block_exchange import BlockClient
+from runtime.serving.remote_inference import RemoteInference
+from runtime.serving.tensor_store import TensorStore
+from runtime.wire import RequestHead
 
 
 @dataclass(frozen=True, slots=True)

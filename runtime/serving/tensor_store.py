@@ -11,8 +11,9 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -21,9 +22,6 @@ from registry.domain.measures import SHARED_OVER_BYTES
 from runtime.device.device_tensor import DeviceTensor, KeptMemory, SpillReason
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES, KEPT_TENSOR_BYTES
 from runtime.serving.shared_block import BlockPool, SharedBlock, max_blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
 
 logger = logging.getLogger(__name__)
 

@@ -13,19 +13,16 @@ import binascii
 import http.client
 import json
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
+from registry.domain.model import ModelSpec
 from registry.inference_service.tenant_rules import EVERY, Access, TenantRules, access_problem
 from runtime.errors import StorageFailed
 from runtime.storage.public_addresses import host_of, operator_hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.model import ModelSpec
 
 _FROM_POOL: Final = (
     "PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "HF_ENDPOINT",

@@ -14,22 +14,17 @@ import stat
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePosixPath
-from typing import IO, TYPE_CHECKING, Final, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, Final, cast
 
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.checksums import CRC32
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, checked_listing
-from runtime.storage.partial_file import split_spans
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
-    from runtime.storage.partial_file import PartialFile
+from runtime.storage.partial_file import PartialFile, split_spans
 
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
 SUFFIXES: Final = (*TAR_SUFFIXES, ".zip")

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from runtime.errors import StorageFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_ticket import LoadTicket
 
 PRELOAD_SHARE = 1 / 16
 """Bytes that preloads may read per byte of urgent downloads."""

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 try:
     from awscrt import checksums as awscrt
 except ImportError:
     awscrt = None
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 Matrix = tuple[int, ...]
 

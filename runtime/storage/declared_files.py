@@ -6,9 +6,10 @@ What is left is one model of that format, so that those who read the folder need
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.library_files import (
@@ -32,9 +33,6 @@ from runtime.storage.listing import (
     every_file,
     weight_files,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _WEIGHT_INDEX: Final = ".safetensors.index.json"
 

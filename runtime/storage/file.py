@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
+from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
+from runtime.storage.partial_file import PartialFile
 from runtime.storage.ranged_download import download_ranges
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runtime.storage.bandwidth import BandwidthUse
-    from runtime.storage.partial_file import PartialFile
 
 
 class FolderStorage:

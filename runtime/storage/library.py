@@ -14,21 +14,17 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.parent_death import dies_with_this_thread
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
+from runtime.storage.access import StorageAccess
 from runtime.storage.file import FolderStorage, file_bytes, folder_bytes
 from runtime.storage.library_fetch import HUB_SCHEME
 from runtime.storage.listing import MAX_WEIGHT_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runtime.storage.access import StorageAccess
 
 FETCH_TIMEOUT_S = 3600.0
 FIRST_BYTE_TIMEOUT_S = 20.0

@@ -15,8 +15,8 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from runtime.storage.declared_files import declared_paths
 from runtime.storage.library_files import (
@@ -28,9 +28,6 @@ from runtime.storage.library_files import (
 )
 from runtime.storage.listing import ASSET_SUFFIXES
 from runtime.storage.public_addresses import REFUSAL, AddressRefused, confine_network
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 HUB_PATTERNS = (*sorted(f"*{suffix}" for suffix in ASSET_SUFFIXES), "*.safetensors", "*.pt2")
 """Of networks and programs."""

@@ -7,13 +7,10 @@ program is none of these.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid, ModelUnsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 ONNX_SUFFIX = ".onnx"
 SKOPS_SUFFIX = ".skops"

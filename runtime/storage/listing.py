@@ -5,15 +5,12 @@ Owns the rules on paths, kinds and sizes of files.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.library_files import ONNX_SUFFIX, library_files
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 ASSET_SUFFIXES = frozenset(
     {".json", ".txt", ".model", ".jinja", ".spm", ".codes", ".tokenizer", ".tiktoken"}

@@ -7,12 +7,9 @@ load is cancelled, and give way to urgent loads while no request waits for this 
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from runtime.errors import LoadCancelled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 class LoadTicket:

@@ -11,17 +11,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from runtime.storage.checksums import CRC32
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from runtime.storage.listing import RemoteFile
+from runtime.storage.listing import RemoteFile
 
 SPAN_BYTES = 8 * 1024**2
 """Size of one ranged read; see `python -m benchmarks storage`."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 REFUSAL = "the host has no public address that may be connected to"
 """One text for unknown hosts, private ones and closed ports: errors map no network."""

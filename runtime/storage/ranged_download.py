@@ -12,21 +12,18 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from common.backoff import Backoff
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
+from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.checksums import CRC32
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from runtime.storage.bandwidth import BandwidthUse
 
 MAX_READERS = 16
 INITIAL_READERS = 2

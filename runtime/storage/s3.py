@@ -7,6 +7,7 @@ the listed version by its ETag, and S3's own checksum is compared if the object 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import partial as bind
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from urllib3.exceptions import HTTPError
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
+from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.checksums import CRC32, S3_CHECKSUMS, Crc
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import PartialFile, split_spans
@@ -24,11 +26,8 @@ from runtime.storage.s3_client import S3Access, s3_problem
 from runtime.storage.s3_connections import plain_etag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
-    from runtime.storage.bandwidth import BandwidthUse
 
 PRESIGNED_URL_TTL_S = 900
 

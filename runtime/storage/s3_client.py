@@ -7,6 +7,7 @@ connections that check the address they connect to.
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,14 +37,11 @@ from urllib3.exceptions import NewConnectionError
 from runtime.errors import StorageFailed
 from runtime.storage.public_addresses import connect_publicly
 from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections
+from runtime.storage.s3_options import S3Options
 
 if TYPE_CHECKING:
-    import socket
-
     from botocore.config import _S3Dict
     from mypy_boto3_s3.client import S3Client
-
-    from runtime.storage.s3_options import S3Options
 
 
 MAX_ATTEMPTS = 5

@@ -13,19 +13,17 @@ import ssl
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from runtime.errors import ModelChanged, StorageFailed
 from runtime.storage.public_addresses import connect_publicly
 from runtime.storage.ranged_download import ReadInterrupted
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 MAX_CONNECTIONS = 32
 MAX_IDLE_S = 8.0

@@ -10,14 +10,12 @@ boto3's own chain supplies the rest. Names and meanings are those of KServe 0.21
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runtime.errors import StorageFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 DEFAULT_KEYS = ("default_s3", "default")
 SECRET_FIELDS = {

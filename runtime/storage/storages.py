@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
+from registry.domain.model import ModelSpec
 from registry.inference_service.storage_uri import LIBRARY_SCHEMES, STORAGE_SCHEMES
 from registry.inference_service.tenant_rules import Quota, TenantRules
 from runtime.errors import StorageFailed
-from runtime.storage.access import StorageAccess, reader_of, storage_access
+from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, storage_access
+from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.file import ClaimStorage, FileStorage
 from runtime.storage.library import fetched_folder
-from runtime.storage.listing import MAX_WEIGHT_BYTES
+from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
+from runtime.storage.partial_file import PartialFile
 from runtime.storage.s3 import S3Storage, parse_s3_uri
 from runtime.storage.s3_client import READ_TIMEOUT_S, S3Access, open_s3
 from runtime.storage.s3_options import S3Options, options_for, options_without_pool
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from registry.domain.model import ModelSpec
-    from runtime.storage.access import NamespaceSecrets
-    from runtime.storage.bandwidth import BandwidthUse
-    from runtime.storage.listing import RemoteFile
-    from runtime.storage.partial_file import PartialFile
-
 
 MAX_CLIENTS = 64
 """Credentials of models change, and their old clients are not used again."""

@@ -6,25 +6,22 @@ other the sigmoid, or as they are for a regression.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from common.inference_protocol.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
-from registry.domain.task_options import Answers, Scores
+from registry.domain.task_options import Answers, Scores, TaskOptions
 from runtime.device.device_tensor import torch_inputs
 from runtime.tasks import kserve_answers
 from runtime.tasks.task import Processor
+from runtime.tasks.tensor_batching import PaddedBatching
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import numpy.typing as npt
     from transformers import PretrainedConfig, PreTrainedModel
-
-    from registry.domain.task_options import TaskOptions
-    from runtime.tasks.tensor_batching import PaddedBatching
 
     Logits = npt.NDArray[np.float32]
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import numpy as np
 import torch
 
-from common.inference_protocol.tensors import named_arrays, numeric_tensor
+from common.inference_protocol.tensors import Tensor, named_arrays, numeric_tensor
 from registry.domain.task_options import Answers
 from runtime.device.device_tensor import DeviceTensor, torch_inputs
 from runtime.errors import ModelInvalid
 from runtime.tasks import kserve_answers
-from runtime.tasks.sentence_modules import Dense, Normalize, read_modules
+from runtime.tasks.sentence_modules import Dense, Normalize, SentenceModules, read_modules
 from runtime.tasks.tensor_batching import TensorRule
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformers import PreTrainedModel
 
-    from common.inference_protocol.tensors import Tensor
-    from runtime.tasks.sentence_modules import SentenceModules
 
 PROMPT_TOKENS: Final = "prompt_tokens"
 """Tensor with the number of each text's first tokens that are not pooled; absent: none."""

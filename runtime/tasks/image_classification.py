@@ -11,7 +11,9 @@ import binascii
 import contextlib
 import io
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,19 +28,15 @@ from common.inference_protocol.tensors import (
     single_input,
 )
 from common.shown_value import kind_of
-from registry.domain.task_options import OWN
+from registry.domain.task_options import OWN, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import LabelOutputs
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     import numpy.typing as npt
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from registry.domain.task_options import TaskOptions
 
 MAX_PIXELS: Final = 50_000_000
 """Of one image, which is decoded to up to 8 bytes per pixel."""

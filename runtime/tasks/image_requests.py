@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,9 +14,6 @@ from common.inference_protocol.tensors import BYTES, Tensor, numeric_tensor
 from common.shown_value import shown
 from runtime.tasks.task import texts_of
 from runtime.tasks.tensor_batching import Batching
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MAX_IMAGES = 16
 MAX_STEPS = 200

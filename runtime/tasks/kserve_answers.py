@@ -5,6 +5,7 @@ Numbers for classes are a Python dictionary, in V2 as its text. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,8 +14,6 @@ from common.inference_protocol.tensors import BYTES, Tensor, numeric_tensor
 from registry.domain.task_options import Scores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     import numpy.typing as npt
 
 OUTPUT: Final = "output-0"

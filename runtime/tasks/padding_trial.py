@@ -6,27 +6,25 @@ numbers. Such a network gets each text by itself, without padding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
+from runtime.device.device_model import DeviceModel
 from runtime.device.device_tensor import torch_inputs
+from runtime.device.worker import DeviceWorker
 from runtime.engines.networks.padding import is_never_padded, tolerance
-from runtime.tasks.text import TextInputs
+from runtime.tasks.task import Processor
+from runtime.tasks.tensor_batching import PaddedBatching
+from runtime.tasks.text import TextEncoder, TextInputs
 from runtime.tasks.text_generation import TextOutputs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from transformers import PreTrainedModel
 
-    from runtime.device.device_model import DeviceModel
-    from runtime.device.worker import DeviceWorker
-    from runtime.tasks.task import Processor
-    from runtime.tasks.tensor_batching import PaddedBatching
-    from runtime.tasks.text import TextEncoder
 
 SHORT_TEXT: Final = "a"
 LONG_TEXT: Final = "a few words more than that"

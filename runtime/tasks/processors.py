@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Task
-from registry.domain.task_options import OWN
+from registry.domain.task_options import OWN, TaskOptions
 from runtime.engines.building import engine_name, is_pipeline, library_path, program_path
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import TextClassification
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
+from runtime.tasks.task import Processor
 from runtime.tasks.text import TextModel
 from runtime.tasks.text_generation import TextGeneration
 from runtime.tasks.text_to_text import TextToText
 from runtime.tasks.token_tasks import FillMask, TokenClassification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from registry.domain.task_options import TaskOptions
     from runtime.sandbox.pool import Sandbox
-    from runtime.tasks.task import Processor
 
 TEXT_PROCESSORS: Mapping[Task, Callable[[TextModel], Processor]] = {
     Task.TEXT_EMBEDDING: Embedding,

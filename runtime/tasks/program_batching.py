@@ -6,6 +6,7 @@ a check found that rows are independent (`TensorTask.warm_up`): no program decla
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, S
 from runtime.tasks.tensor_batching import Batching
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
-
     import numpy.typing as npt
 
 POSITION_PREFIX = "INPUT__"

@@ -7,17 +7,15 @@ tokens, of length one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from common.shown_value import shown
 from runtime.engines.networks.configuration import read_json, read_json_list
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import MODULES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 POOLING_MODES: Final = {
     "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import BYTES, Tensor, check_item_count
+from runtime.engines.model_server.server_engine import ModelServer
 from runtime.tasks.task import Processor, nested_tensor
 from runtime.tasks.tensor_batching import Batching
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from runtime.engines.model_server.server_engine import ModelServer
 
 DEFAULT_INPUT: Final = "input-0"
 

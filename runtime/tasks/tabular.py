@@ -7,9 +7,11 @@ shape [rows, features], or one tensor per column. The output is one tensor named
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,17 +25,12 @@ from common.inference_protocol.tensors import (
 )
 from common.shown_value import kind_of, shown
 from registry.domain.model import Task
+from runtime.engines.libraries.library import LibraryModel
 from runtime.engines.libraries.rows import INPUT, TabularSignature, is_matrix, matrix
 from runtime.engines.libraries.stored_signature import stored_signature
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.tasks.task import Processor
 from runtime.tasks.tensor_batching import Batching
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
-    from pathlib import Path
-
-    from runtime.engines.libraries.library import LibraryModel
 
 EXAMPLE_FEATURES = 1
 BOOSTERS = frozenset({"xgboost", "lightgbm"})

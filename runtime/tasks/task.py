@@ -7,6 +7,7 @@ postprocess without weights, so an entry pod can serve a model whose inference r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from common.inference_protocol.encodings import from_json
@@ -14,8 +15,6 @@ from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import BYTES, Tensor, parse_tensor_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from runtime.tasks.tensor_batching import Batching
 
 

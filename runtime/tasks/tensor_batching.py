@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -15,8 +16,6 @@ from common.inference_protocol.tensors import MAX_ITEMS, NUMPY_OF, Tensor, numer
 from runtime.device.device_tensor import concatenated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
-
     import numpy.typing as npt
     from transformers import PreTrainedModel
 

@@ -6,6 +6,8 @@ Such are exported programs, on a device of torch, and ONNX models.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,25 +20,22 @@ from common.inference_protocol.tensors import (
     plain_values,
     v1_values,
 )
+from registry.domain.model import Task
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import DeviceTensor, on_host, values_on
+from runtime.engines.libraries.onnx_engine import OnnxModel
 from runtime.engines.libraries.onnx_file import onnx_signature
 from runtime.engines.libraries.rows import output_tensor
 from runtime.engines.programs.program import Program, program_signature
+from runtime.engines.programs.signature import Signature
 from runtime.errors import InferenceFailed, InferenceTooLarge, ModelInvalid
 from runtime.tasks.program_batching import ProgramBatching
 from runtime.tasks.task import Processor, nested_tensor
 from runtime.weights.safetensors_files import DATATYPE_OF
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     import torch
 
-    from registry.domain.model import Task
-    from runtime.engines.libraries.onnx_engine import OnnxModel
-    from runtime.engines.programs.signature import Signature
 
 logger = logging.getLogger(__name__)
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}

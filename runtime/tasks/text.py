@@ -6,6 +6,7 @@ import json
 import shutil
 import tempfile
 import weakref
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +22,7 @@ from common.inference_protocol.tensors import (
     single_input,
 )
 from common.shown_value import shown
-from registry.domain.task_options import OWN
+from registry.domain.task_options import OWN, TaskOptions
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import InvalidExpression, ModelInvalid
@@ -32,11 +33,8 @@ from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
 from runtime.tasks.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from registry.domain.task_options import TaskOptions
     from runtime.sandbox.pool import Sandbox
 
 DEFAULT_MAX_TOKENS = 512

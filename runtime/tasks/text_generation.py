@@ -7,7 +7,9 @@ processor like all others and respond once the text is complete.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,16 +21,18 @@ from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tens
 from runtime.device.device_tensor import torch_inputs
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import InvalidExpression, PromptTooLong
-from runtime.tasks.text import MAX_CHARACTERS_PER_TOKEN, TEXT_TYPE, TextInputs
+from runtime.tasks.text import (
+    MAX_CHARACTERS_PER_TOKEN,
+    TEXT_TYPE,
+    TextEncoder,
+    TextInputs,
+    TextModel,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from runtime.sandbox.pool import Sandbox
-    from runtime.tasks.text import TextEncoder, TextModel
 
 MAX_TEMPLATE_CHARACTERS: Final = 256 * 1024
 CONTEXT_TOKENS: Final = 8

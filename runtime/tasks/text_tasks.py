@@ -8,7 +8,9 @@ the task `translation_XX_to_YY`, or are tokens of a multilingual tokenizer.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from common.inference_protocol.errors import InvalidRequest
@@ -19,9 +21,6 @@ from runtime.errors import ModelInvalid
 from runtime.tasks.task import texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedTokenizerBase
 
 DEFAULT_TASK: Final = "text2text-generation"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -30,11 +32,6 @@ from runtime.tasks.image_requests import (
 )
 from runtime.tasks.task import Processor
 from runtime.tasks.tokenizer_files import load_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-    from pathlib import Path
-
 
 WARM_UP_STEPS = 2
 MAX_TOKENS = 77

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +18,7 @@ from runtime.tasks.text import TEXT_TYPE, TextModel
 from runtime.tasks.text_generation import TextOutputs, TextPrompts, end_ids, without_padding
 from runtime.tasks.text_tasks import (
     OPTIONS,
+    ChosenTask,
     TextRequest,
     parse_text_requests,
     read_text_requests,
@@ -24,12 +26,9 @@ from runtime.tasks.text_tasks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
     from transformers import PreTrainedModel
 
-    from runtime.tasks.text_tasks import ChosenTask
 
 TASK: Final = "task"
 """Tensor with the index of each text's task."""

@@ -6,13 +6,12 @@ refused by the name of the file.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _PATTERNS: Final = (

@@ -14,14 +14,12 @@ import fcntl
 import os
 import shutil
 import threading
-from typing import TYPE_CHECKING, Final, Self
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Self
 
 from common.sizes import shown_bytes
 from runtime.errors import DiskFull, LoadFailed, StorageFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 POLL_INTERVAL_S = 0.02
 """Time between attempts to lock: the kernel's own wait could not be cancelled."""

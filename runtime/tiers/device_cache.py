@@ -6,17 +6,15 @@ Pure, shared with the simulator. A model that is in use or pinned is never evict
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from common.sizes import shown_bytes
 from registry.domain.model import name_of_key
 from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 @dataclass(eq=False, slots=True)

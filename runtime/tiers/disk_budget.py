@@ -10,24 +10,19 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from common.sizes import shown_bytes
 from registry.domain.model import ModelName, name_of_key
 from runtime.errors import DiskFull, ModelTooLarge
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
 from runtime.storage.file import file_bytes, folder_bytes
+from runtime.storage.listing import RemoteFile
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
-from runtime.tiers.cache_locks import free_bytes
+from runtime.tiers.cache_locks import CacheLocks, free_bytes
 from runtime.tiers.generation_folder import key_of_cache_name
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from runtime.storage.listing import RemoteFile
-    from runtime.tiers.cache_locks import CacheLocks
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,16 @@ rewritten. Methods block and are called in threads, unless they say otherwise.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from registry.domain.model import ModelSpec
 from runtime.errors import StorageFailed
+from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.declared_files import OWN_ENGINES, FileRules
+from runtime.storage.listing import RemoteFile
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import partial_targets, remove_partial, remove_stale_partials
 from runtime.tiers.cache_locks import CacheLocks, FileLock
 from runtime.tiers.disk_budget import DiskBudget, remove_generation
@@ -19,13 +25,6 @@ from runtime.tiers.generation_download import GenerationDownloader
 from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from registry.domain.model import ModelSpec
-    from runtime.storage.bandwidth import Bandwidth
-    from runtime.storage.listing import RemoteFile
-    from runtime.storage.load_ticket import LoadTicket
     from runtime.storage.storages import ModelStorage, Storages
     from runtime.tiers.download_progress import DownloadProgress
 

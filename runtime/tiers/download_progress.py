@@ -11,26 +11,23 @@ import asyncio
 import os
 import threading
 from collections import defaultdict
-from concurrent.futures import Future, InvalidStateError
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
+from runtime.storage.listing import RemoteFile
+from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile, split_spans
 from runtime.threads import in_thread
 from runtime.weights.safetensors_files import read_header_end
 from runtime.weights.weight_source import OpenFiles, SlabPart, slab_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from concurrent.futures import Executor
-    from pathlib import Path
-
     import torch
-
-    from runtime.storage.listing import RemoteFile
-    from runtime.storage.load_ticket import LoadTicket
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -5,30 +5,27 @@ However many pods need a model, one of them downloads it and the others wait for
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from common.sizes import shown_bytes
+from registry.domain.model import ModelSpec
 from runtime.errors import ModelInvalid
 from runtime.storage.archives import Archive, archive_hint, only_archive
+from runtime.storage.bandwidth import Bandwidth, BandwidthUse
 from runtime.storage.declared_files import OWN_ENGINES, FileRules
+from runtime.storage.listing import RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import PartialFile, remove_partial
-from runtime.tiers.cache_locks import write_error
-from runtime.tiers.disk_budget import model_of
+from runtime.tiers.cache_locks import CacheLocks, write_error
+from runtime.tiers.disk_budget import DiskBudget, model_of
 from runtime.tiers.generation_folder import STAGING, GenerationFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from registry.domain.model import ModelSpec
-    from runtime.storage.bandwidth import Bandwidth, BandwidthUse
-    from runtime.storage.listing import RemoteFile
     from runtime.storage.storages import ModelStorage, Storages
-    from runtime.tiers.cache_locks import CacheLocks
-    from runtime.tiers.disk_budget import DiskBudget
     from runtime.tiers.download_progress import DownloadProgress
 
 MAX_PARALLEL_FILES = 4

@@ -14,19 +14,15 @@ import logging
 import os
 import re
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.checksums import CRC32
 from runtime.storage.declared_files import OWN_ENGINES, FileRules
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.partial_file import PartialFile, boot_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 logger = logging.getLogger(__name__)
 

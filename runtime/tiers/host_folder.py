@@ -16,20 +16,17 @@ import shutil
 import socket
 import stat
 import struct
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from runtime.storage.listing import RemoteFile
 from runtime.storage.partial_file import PARTIAL_SUFFIX
 from runtime.tiers.generation_folder import cache_name, key_of_cache_name
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from runtime.storage.listing import RemoteFile
 
 MEMBERS = ".pods"
 CHANGES = ".lock"

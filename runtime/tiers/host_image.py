@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from runtime.weights.weight_source import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
 MAGIC = b"PLSLAB01"

@@ -11,12 +11,14 @@ import fcntl
 import logging
 import os
 import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from runtime.errors import ModelInvalid
 from runtime.metrics import EVICTIONS
+from runtime.storage.listing import RemoteFile
 from runtime.storage.partial_file import PARTIAL_SUFFIX
 from runtime.tiers.eviction import Candidate, lru
 from runtime.tiers.host_folder import (
@@ -31,12 +33,6 @@ from runtime.tiers.host_folder import (
 )
 from runtime.tiers.host_image import HostImage, ImageDamaged, image_bytes, write_image
 from runtime.weights.weight_source import DiskWeights, WeightSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from runtime.storage.listing import RemoteFile
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -23,9 +25,6 @@ from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import torch
 
 MODELS = "models/"

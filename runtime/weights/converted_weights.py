@@ -9,18 +9,13 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from runtime.weights.safetensors_files import DTYPES, StoredTensor, lay_out
-from runtime.weights.weight_source import WeightSource, slab_parts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from runtime.weights.weight_source import SlabPart
+from runtime.weights.weight_source import SlabPart, WeightSource, slab_parts
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 

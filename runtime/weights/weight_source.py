@@ -7,10 +7,10 @@ import errno
 import mmap
 import os
 from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,9 +24,6 @@ from runtime.weights.safetensors_files import (
     read_tensors,
     view_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 READ_AHEAD_BYTES = 512 * 1024
 """Of one call: Linux cuts longer ones to what the disk reads at once, and drops the rest."""

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.engines.engine import Engine
+from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.libraries.optional_library import one_line
 from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import EngineMissing, ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     import torch
 
     from common.inference_protocol.tensors import Tensor
-    from runtime.engines.engine import ModelFolder
     from runtime.engines.libraries.rows import TabularSignature
 
 

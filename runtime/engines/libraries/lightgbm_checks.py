@@ -7,6 +7,7 @@ memory, and a circle would never end, so files with such nodes are refused here.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,8 +15,6 @@ import numpy as np
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     import numpy.typing as npt
 
 _MAX_CLASSES = 2**16

@@ -9,14 +9,12 @@ others many times becomes many nodes: all of them are summed up.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+import re
+from collections.abc import Iterator
+from typing import Final
 
 from runtime.engines.libraries.protobuf import fields, message, runs_of, text, varints
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    import re
-    from collections.abc import Iterator
 
 MAX_DEPTH: Final = 32
 """Of graphs within nodes: a loop in a loop. Exporters write three or four."""

@@ -9,6 +9,7 @@ model is loaded with that one in its place.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
 from common.inference_protocol.errors import InvalidRequest
+from runtime.engines.engine import ModelFolder
 from runtime.engines.libraries.library import LibraryEngine
 from runtime.engines.libraries.onnx_checks import (
     INLINED_NODES,
@@ -27,12 +29,9 @@ from runtime.engines.libraries.protobuf import encoded, entries, fields, message
 from runtime.errors import InferenceTooLarge, ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
     import numpy.typing as npt
     import torch
 
-    from runtime.engines.engine import ModelFolder
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 CPU_PROVIDER = "CPUExecutionProvider"

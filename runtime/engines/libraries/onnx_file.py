@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import mmap
 import re
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Final
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 from runtime.engines.libraries.protobuf import fields, message, text
 from runtime.engines.programs.signature import ANY, Port, Signature, Size
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DATATYPES: Final = {
     1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 8: "BYTES",

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 from runtime.errors import EngineMissing
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 
 def one_line(error: object) -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator
+from typing import Final
 
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _FIXED64, _SIZED, _FIXED32 = 1, 2, 5
 _SHORT_STRING: Final = 32

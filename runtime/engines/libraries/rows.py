@@ -5,6 +5,7 @@ Rows are one matrix, or one tensor per column.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,8 +17,6 @@ from common.shown_value import shown
 from runtime.errors import InferenceFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
 OUTPUT: Final = "output-0"

@@ -7,14 +7,12 @@ end, so such a file is refused here.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LEAF = -1
 NEIGHBOUR_INDEXES = frozenset(

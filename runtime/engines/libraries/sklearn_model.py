@@ -5,12 +5,13 @@ What it takes, with values of its columns, is known from the training of its enc
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from common.inference_protocol.errors import InvalidRequest
-from common.inference_protocol.tensors import BYTES, plain_values
+from common.inference_protocol.tensors import BYTES, Tensor, plain_values
 from runtime.engines.libraries.optional_library import import_library, one_line
 from runtime.engines.libraries.rows import (
     Field,
@@ -24,11 +25,8 @@ from runtime.engines.libraries.rows import (
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     import numpy.typing as npt
 
-    from common.inference_protocol.tensors import Tensor
 
 A_TEXT: Final = np.asarray(["text"], dtype=object)
 """Of a column that a vectoriser takes."""

@@ -11,16 +11,14 @@ from __future__ import annotations
 import json
 import math
 import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Set
 from importlib import import_module
 from io import BytesIO
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.engines.libraries.sklearn_checks import check_estimator
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Set
 
 _MAX_UNPACKED_RATIO: Final = 20
 _MIN_UNPACKED_BYTES: Final = 1024**2

@@ -10,8 +10,10 @@ import json
 import mmap
 import re
 import zipfile
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,10 +27,6 @@ from runtime.engines.libraries.rows import (
 )
 from runtime.engines.libraries.xgboost_file import read_ubjson
 from runtime.errors import ModelInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 _UNREADABLE: Final = (
     OSError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError,

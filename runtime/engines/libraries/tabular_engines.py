@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
 
 from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor
 from registry.domain.model import Task
+from runtime.engines.engine import ModelFolder
 from runtime.engines.libraries.library import LibraryEngine, LibraryModel
 from runtime.engines.libraries.lightgbm_checks import check_lightgbm
 from runtime.engines.libraries.optional_library import import_library
-from runtime.engines.libraries.rows import check_features, numbers, output_tensor
+from runtime.engines.libraries.rows import TabularSignature, check_features, numbers, output_tensor
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.engines.libraries.skops_file import read_estimator
 from runtime.engines.libraries.stored_signature import lightgbm_signature, xgboost_signature
@@ -20,13 +23,7 @@ from runtime.engines.libraries.xgboost_file import check_xgboost
 from runtime.errors import InferenceFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
-
-    from common.inference_protocol.tensors import Tensor
-    from runtime.engines.engine import ModelFolder
-    from runtime.engines.libraries.rows import TabularSignature
 
 
 class XgboostEngine(LibraryEngine):

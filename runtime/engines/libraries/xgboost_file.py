@@ -8,6 +8,7 @@ Universal Binary JSON as XGBoost writes it (ubjson.org, draft 12).
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,8 +17,6 @@ import orjson
 from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import numpy.typing as npt
 
 _MAX_FEATURES = 2**31

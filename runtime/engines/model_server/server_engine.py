@@ -9,27 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from common.inference_protocol.errors import PodError
-from runtime.engines.engine import Engine
-from runtime.engines.model_server.server_repository import server_name
+from registry.domain.model import ModelSpec
+from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.model_server.server_repository import ServerRepository, server_name
 from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import LoadFailed, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
-
     import torch
 
-    from registry.domain.model import ModelSpec
-    from runtime.engines.engine import ModelFolder
     from runtime.engines.model_server.server_memory import ServerMemory
-    from runtime.engines.model_server.server_repository import ServerRepository
     from runtime.engines.model_server.v2_client import ServerInfo, ServerSignature, V2Client
 
 logger = logging.getLogger(__name__)

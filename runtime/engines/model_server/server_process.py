@@ -7,13 +7,11 @@ import logging
 import os
 import shlex
 import socket
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
 
 from common.child_process import Command, KeptProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 logger = logging.getLogger(__name__)
 

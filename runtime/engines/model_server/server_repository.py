@@ -11,13 +11,11 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from runtime.errors import LoadFailed, ModelInvalid
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 MLSERVER: Final = "mlserver"
 CONFIG: Final = "config.pbtxt"

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from common.http_client import HttpClient, request_blocking, split_url
+from common.http_client import HttpClient, Response, request_blocking, split_url
 from common.http_connection import HttpError, NotConnected, TimedOut
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from runtime.errors import (
@@ -22,11 +23,6 @@ from runtime.errors import (
     ServerUnavailable,
     SlotsFull,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from common.http_client import Response
 
 CONNECT_TIMEOUT_S: Final = 2.0
 CALL_TIMEOUT_S: Final = 10.0

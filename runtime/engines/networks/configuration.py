@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from common.shown_value import kind_of
@@ -11,8 +12,6 @@ from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.listing import MODULES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from transformers import PretrainedConfig
 
 TASK_OF_SUFFIX = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,15 +18,12 @@ from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
 from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
+from runtime.weights.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from transformers import PretrainedConfig, PreTrainedModel
 
     from runtime.engines.engine import ModelFolder
-    from runtime.weights.safetensors_files import StoredTensor
 
 _BUILD_LOCK = threading.Lock()
 

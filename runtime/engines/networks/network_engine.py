@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runtime.engines.engine import Engine
+from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.networks.adapter import Adapter
 from runtime.engines.networks.network import build_skeleton, digest_of
 from runtime.engines.networks.quantised import read_quantisation
+from runtime.engines.skeletons import Skeleton
 from runtime.storage.listing import MODULES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
     from transformers import PreTrainedModel
-
-    from runtime.engines.engine import ModelFolder
-    from runtime.engines.networks.adapter import Adapter
-    from runtime.engines.skeletons import Skeleton
 
 
 class NetworkEngine(Engine):

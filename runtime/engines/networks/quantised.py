@@ -6,8 +6,10 @@ weights in 16 bits, and the same answers as weights that are converted beforehan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -16,15 +18,11 @@ from torch import nn
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.reading import StoredNames
 from runtime.errors import ModelInvalid
-from runtime.weights.safetensors_files import SCALE_NAMES
+from runtime.weights.safetensors_files import SCALE_NAMES, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
     from transformers import PreTrainedModel
 
-    from runtime.weights.safetensors_files import StoredTensor
 
 _METHODS: Final = ("fp8", "compressed-tensors")
 _FORMATS: Final = ("float-quantized", "int-quantized", "naive-quantized")

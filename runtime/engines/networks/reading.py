@@ -9,6 +9,7 @@ the configuration, or 32 bits where transformers keeps them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -28,8 +29,6 @@ from runtime.weights.converted_weights import DTYPE_NAMES, Conversion
 from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from transformers import PretrainedConfig, PreTrainedModel
 
 FINISHED: Final = "network:"

@@ -7,6 +7,8 @@ up in `operators`.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,9 +20,6 @@ from runtime.weights.archive import STORED_DTYPES
 from runtime.weights.safetensors_files import DTYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
     from torch.fx import Graph, GraphModule, Node
 
 BLOCK_POSITION = {

@@ -16,15 +16,13 @@ from __future__ import annotations
 import math
 import operator
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from runtime.errors import ModelUnsupported
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 ATEN = re.compile(r"torch\.ops\.aten\.(\w+)\.(\w+)")
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
 
-from runtime.engines.engine import Engine
+from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.operators import ARITHMETIC
 from runtime.engines.programs.signature import Signature, read_signature
@@ -26,12 +28,8 @@ from runtime.weights.archive import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
     from torch.fx import GraphModule, Node
 
-    from runtime.engines.engine import ModelFolder
 
 MAJOR_VERSION = 8
 """Supported version of `torch._export.serde.schema`; other versions have another layout."""

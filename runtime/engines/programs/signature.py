@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from runtime.errors import ModelInvalid
 from runtime.weights.archive import CONSTANTS, STORED_DTYPES, WEIGHTS, require_object
 from runtime.weights.safetensors_files import DATATYPE_OF, DTYPES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 DATATYPES = {
     code: DATATYPE_OF[DTYPES[name]]
