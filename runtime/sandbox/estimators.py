@@ -30,7 +30,6 @@ from common.child_process import (
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import Tensor
-from runtime.engines.libraries.optional_library import one_line
 from runtime.errors import (
     EngineMissing,
     InferenceFailed,
@@ -236,7 +235,7 @@ class Estimators:
         if "ready" not in response:
             await self._end(process)
             raise EngineMissing(
-                f"pickled models cannot be served here: {one_line(response.get('error'))}"
+                f"pickled models cannot be served here: {_text_of(response.get('error'))}"
             )
         child.send_signal(signal.SIGSTOP)
         logger.info("process started", extra={"namespace": namespace, "process_id": child.pid})
@@ -320,7 +319,11 @@ def _raise_failure(response: Mapping[str, Any]) -> None:
         ("failed", InferenceFailed),
     ):
         if name in response:
-            raise kind(one_line(response[name]))
+            raise kind(_text_of(response[name]))
+
+
+def _text_of(value: object) -> str:
+    return " ".join(str(value).split())[:500]
 
 
 def _remaining_s(deadline_s: float | None) -> float | None:

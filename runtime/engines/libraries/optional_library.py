@@ -8,7 +8,7 @@ from types import ModuleType
 from runtime.errors import EngineMissing
 
 
-def one_line(error: object) -> str:
+def one_line(error: BaseException) -> str:
     """The text of a library's error, for a message of ours: on one line, 500 characters at most."""
     return " ".join(str(error).split())[:500]
 
