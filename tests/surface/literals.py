@@ -13,7 +13,8 @@ PACKAGES: Final = sorted(
     for each in REPOSITORY.glob("*/__init__.py")
     if each.parent.name not in {"tests", "benchmarks", "research"}
 )
-_DOCSTRING: Final = re.compile('""".*?"""', re.DOTALL)
+_DOCSTRING: Final = re.compile(r'^ *r?""".*?"""', re.DOTALL | re.MULTILINE)
+_BLOCK: Final = re.compile('""".*?"""', re.DOTALL)
 _LITERAL: Final = re.compile(r'((?:\bheaders(?:\.get)?[\[(])?(?<!\w)[bfr]?)"((?:[^"\\\n]|\\.)*)"')
 
 
@@ -23,6 +24,11 @@ class Literal(NamedTuple):
     text: str
 
 
+def _one_line(block: re.Match[str]) -> str:
+    inner = block[0][3:-3].replace('"', " ").replace("\n", "\\n")
+    return f'"{inner}"'
+
+
 @cache
 def _literals() -> dict[str, frozenset[Literal]]:
     """Of each package, without docstrings. By patterns: to parse all files takes seconds."""
@@ -30,7 +36,9 @@ def _literals() -> dict[str, frozenset[Literal]]:
         package: frozenset(
             Literal(*found)
             for file in (REPOSITORY / package).rglob("*.py")
-            for found in _LITERAL.findall(_DOCSTRING.sub("", file.read_text()))
+            for found in _LITERAL.findall(
+                _BLOCK.sub(_one_line, _DOCSTRING.sub("", file.read_text()))
+            )
         )
         for package in PACKAGES
     }
