@@ -26,6 +26,7 @@ from gateway.routing.routing_policies import routing_policy
 from registry.domain.cluster import ClusterState
 from registry.domain.measures import MAX_AGE_S
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
+from registry.domain.pod import PodPhase
 from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
 from registry.domain.reservation import LoadMode
 from registry.inference_service.predictors import unmet_needs
@@ -144,9 +145,9 @@ def route_request(
         return RoutingResult(Reject(Reason.NO_SUPPORTING_RUNTIME, message), policy, spec)
     avoids_load = request.load_failed
     if record.failure is not None and _is_backing_off(record.failure, spec, now_s):
-        if not any(residency.is_warm for residency in cluster.holders(spec.key).values()):
+        if not _is_warm_at_ready_pod(spec, cluster):
             return RoutingResult(_load_failed(record.failure, now_s), policy, spec)
-        avoids_load = True
+        avoids_load, may_load = True, False  # it waits for a suspect pod
     view = view_of(
         request, spec, ahead, behind, stalled_s, lost_s, queued, may_try_transfer=may_try_transfer
     )
@@ -193,6 +194,15 @@ def cannot_be_placed(
 def _is_backing_off(failure: LoadFailure, spec: ModelSpec, now_s: float) -> bool:
     """True if the last load of this generation failed recently."""
     return failure.key == spec.key and now_s < failure.retry_at_s
+
+
+def _is_warm_at_ready_pod(spec: ModelSpec, cluster: ClusterState) -> bool:
+    """Whether a pod serves the model now, or, if it is suspect, in a moment."""
+    pods = cluster.pods  # a holder's own record may come later
+    return any(
+        residency.is_warm and name in pods and pods[name].phase is PodPhase.READY
+        for name, residency in cluster.holders(spec.key).items()
+    )
 
 
 def _load_failed(failure: LoadFailure, now_s: float) -> Reject:

@@ -17,6 +17,7 @@ from gateway.selection.select_version import can_be_served
 from registry.domain.cluster import ClusterState
 from registry.domain.measures import MAX_AGE_S, infer_measure
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
+from registry.domain.pod import PodPhase
 from registry.domain.probes import MAX_LOAD_PAUSE_S
 from registry.domain.reservation import LoadMode
 from registry.domain.residency_index import Residency
@@ -232,9 +233,33 @@ def test_a_request_whose_load_failed_loads_again_where_no_pod_is_warm() -> None:
     assert decision.mode is LoadMode.LOAD
 
 
-def test_a_failed_load_is_not_retried_before_its_backoff() -> None:
-    state = a_cluster(PodSketch("pod-a"))
+@pytest.mark.parametrize("policy", [RoutingPolicy.AUTO, RoutingPolicy.COLOCATION_QUEUEING])
+def test_before_its_backoff_a_failed_load_leaves_requests_to_a_suspect_pod(
+    policy: RoutingPolicy,
+) -> None:
+    pods = (PodSketch("pod-a", "warm", is_suspect=True), PodSketch("pod-b"))
+    state = measured_cluster(*pods, routing=policy, failure=failure())
+    assert isinstance(routed(state).decision, Wait)
+    state.pods["pod-a"].set_suspect(is_suspect=False)
+    decision = routed(state).decision
+    assert isinstance(decision, SendTo)
+    assert decision.predict == "pod-a"
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param([PodSketch("pod-a")], id="cold"),
+        pytest.param(
+            [PodSketch("pod-a", "warm", phase=PodPhase.DRAINING), PodSketch("pod-b")],
+            id="warm-at-a-draining-pod",
+        ),
+    ],
+)
+def test_a_failed_load_is_not_retried_before_its_backoff(pods: list[PodSketch]) -> None:
+    state = a_cluster(*pods)
     declare(state, failure=failure(http_status=507))
+    state.residency.put(KEY, "not-known-yet", Residency(Tier.DEVICE, None, NOW_S, 100))
     decision = routed(state).decision
     assert isinstance(decision, Reject)
     assert decision.reason is Reason.LOAD_FAILED
