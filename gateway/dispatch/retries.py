@@ -6,6 +6,7 @@ receive many more requests than clients send: every request earns a part of a re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -35,15 +36,22 @@ class PassiveHealth:
     def __init__(self, timers: Timers, on_recovery: Callable[[], None]) -> None:
         self._timers = timers
         self._on_recovery = on_recovery
+        self._suspicions: Counter[PodState] = Counter()
+        """Those of each pod whose time is not over."""
 
     def avoid(self, pod: PodState, for_s: float = _SUSPECT_S) -> None:
         """Send nothing to the pod for a while, or until the registry reports it again."""
+        self._suspicions[pod] += 1
         pod.set_suspect(is_suspect=True)
         self._timers.after(for_s, self._trust, pod)
 
     def _trust(self, pod: PodState) -> None:
-        pod.set_suspect(is_suspect=False)
-        self._on_recovery()
+        """One suspicion is over: the pod is trusted after its last."""
+        self._suspicions[pod] -= 1
+        if not self._suspicions[pod]:
+            del self._suspicions[pod]
+            pod.set_suspect(is_suspect=False)
+            self._on_recovery()
 
     def mark_full(self, pod: PodState, refusals: int) -> None:
         """Count all slots of the pod as taken for a backoff that grows with `refusals`."""

@@ -1,5 +1,7 @@
 """Retries: their budget and number, the refusals that lead to one, requests that lose pods."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +19,7 @@ from gateway.dispatch.retries import (
 from gateway.errors import RequestLostPods
 from load.simulator.event_queue import EventQueue
 from registry.domain.cluster import ClusterState
+from tests.gateway.cluster_states import PodSketch, cluster
 
 PATH, BODY, SIZE = b"/v1/models/m:predict", (b"{}",), 2
 
@@ -77,6 +80,30 @@ def test_refusals_by_the_state_of_a_pod_are_retried(
     refusal: str | None, was_device_full: bool, reason: NotExecuted | None
 ) -> None:
     assert refusal_to_retry(refusal, FailedAttempts(was_device_full=was_device_full)) is reason
+
+
+@pytest.mark.parametrize(
+    ("marks", "until_s"),
+    [
+        pytest.param([(0.0, 1.0), (0.5, 0.1)], 1.0, id="a-shorter-one-later"),
+        pytest.param([(0.0, 1.0), (0.4, 1.0), (0.9, 1.0)], 1.9, id="equal-ones"),
+        pytest.param([(0.0, 0.1), (0.05, 1.0)], 1.05, id="a-longer-one-later"),
+    ],
+)
+def test_a_pod_is_avoided_until_the_last_end_of_its_marks(
+    marks: list[tuple[float, float]], until_s: float
+) -> None:
+    events = EventQueue()
+    recovered_s: list[float] = []
+    suspected: list[bool] = []
+    health = PassiveHealth(events, lambda: recovered_s.append(events.now_s))
+    pod = cluster(PodSketch("pod-a")).pods["pod-a"]
+    for at_s, for_s in marks:
+        events.at(at_s, partial(health.avoid, pod), for_s)
+    events.at(until_s - 0.001, lambda _: suspected.append(pod.is_suspect))
+    events.run_some(100, until=lambda: False)
+    assert (suspected, pod.is_suspect) == ([True], False)
+    assert recovered_s == pytest.approx([until_s])
 
 
 class Clock:
