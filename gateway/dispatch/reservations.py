@@ -111,8 +111,10 @@ class Reservations(PlacementDriver["Placement"]):
         until_s = self._paused_until_s.get(decision.entry)
         if until_s is not None and until_s > self._loop.time():
             return None
+        self._counter += 1
+        attempt = f"{self._gateway_id}:{self._counter}"  # by which the pod knows it if it is resent
         reservation = self._hold(
-            Reservation("", pod, pod, "warm", 0, takes_slot=decision.takes_slot, is_local=True)
+            Reservation(attempt, pod, pod, "warm", 0, takes_slot=decision.takes_slot, is_local=True)
         )
         reservation.add_pending(1)
         self._unregistered[reservation] = (decision, key)

@@ -12,7 +12,7 @@ from gateway.dispatch import reservations
 from registry.domain.model import ModelSpec, RoutingPolicy
 from registry.domain.pod import PodReport, Samples
 from tests import servers
-from tests.gateway.gateway_harness import GatewayHarness
+from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 from tests.gateway.placer_harness import PlacerHarness, eventually, running_placer, with_placer
 
 SHORT_S = 0.001
@@ -191,16 +191,30 @@ def is_measured(harness: GatewayHarness, spec: ModelSpec) -> bool:
     return any(key == spec.key for key, _ in snapshot[2])
 
 
+def report_short_requests(harness: GatewayHarness, spec: ModelSpec, pods: PodProcess) -> None:
+    samples = [[one.key, one.measure, list(one.values_s)] for one in samples_of(spec, SHORT_S)]
+    pods.control("pod-a", "samples", json.dumps(samples))
+    servers.wait_until(lambda: is_measured(harness, spec), what="samples in the registry")
+
+
+@pytest.mark.slow
+def test_a_short_request_with_the_id_of_an_earlier_one_is_resent(harness: GatewayHarness) -> None:
+    spec, pods = harness.start_warm_pod()
+    report_short_requests(harness, spec, pods)
+    harness.wait_synced()
+    for x_test in ("", "close=reused"):
+        response = harness.predict(spec, x_request_id="mine", x_test=x_test)
+        assert response.status_code == 200, response.text
+    assert pods.counts("pod-a")["executed"] == 2
+
+
 @pytest.mark.slow
 def test_optimistic_reservations_of_two_gateways_lose_no_request(
     harness: GatewayHarness, tmp_path: Path, redis: servers.RedisServer
 ) -> None:
     spec = harness.declare(routing=RoutingPolicy.COLOCATION_QUEUEING)
     pods = harness.start_pods("pod-a", "pod-b", slots=1, warm=spec)
-
-    samples = [[one.key, one.measure, list(one.values_s)] for one in samples_of(spec, SHORT_S)]
-    pods.control("pod-a", "samples", json.dumps(samples))
-    servers.wait_until(lambda: is_measured(harness, spec), what="samples in the registry")
+    report_short_requests(harness, spec, pods)
     with servers.gateway(tmp_path, redis_url=redis.url, pool=harness.pool) as second:
         harness.wait_synced(second)
         harness.wait_synced()
