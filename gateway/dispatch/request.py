@@ -87,7 +87,8 @@ class Request:
     """Time from the start to the placement."""
     _awaited_tier: str | None = None
     """Source tier of the load that the queued request waited for; None: no load."""
-    _holds_slot = False
+    _holds_slot = _is_forwarded = False
+    """`_is_forwarded`: the client was sent the last of the response."""
     _begun = 0
     """Pods that requests had lost when the current attempt was sent."""
     _failed: FailedAttempts | None = None
@@ -178,11 +179,11 @@ class Request:
     async def _send(self, placement: Placement, until_s: float) -> None:
         """One attempt, to the head of the response. Raises _RetryElsewhere, GatewayError."""
         entry, connections = placement.reservation.entry, self._context.connections
+        connection = connections.take_idle(entry.address) or await self._connect(placement, entry)
         head = request_head(
             self._target, self._headers, placement, self._body, left_ms=self._left_ms(until_s),
             secret_line=connections.secret.header_line,
         )  # fmt: skip
-        connection = connections.take_idle(entry.address) or await self._connect(placement, entry)
         self._sent_s = time.perf_counter()
         try:
             try:
@@ -235,9 +236,7 @@ class Request:
                 return fresh
         if await has_died(connections, address):
             raise self._retry(placement, NotExecuted.POD_DIED)
-        raise UpstreamLost(
-            "the pod closed the connection without a response; it may have executed the request"
-        )
+        raise UpstreamLost(f"{lost}; the pod may have executed the request")
 
     # Retries
 
@@ -310,7 +309,7 @@ class Request:
         telemetry.served(outcome, self._error_body)
         if connection.length:  # it is complete at the pod: a slow client holds no slot
             self._release(placement)
-        while not connection.is_taken:
+        while not self._is_forwarded:
             await wait_for_reader(client, self._context.stall_s)
             await connection.stream(self._forward_body)
 
@@ -320,6 +319,7 @@ class Request:
         assert placement is not None
         chunks = connection.take_body()
         if connection.is_complete:
+            self._is_forwarded = True
             self._release(placement)  # before the client can send its next request
         body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         if connection.status >= FIRST_ERROR and not self._error_body:

@@ -118,6 +118,7 @@ class GrpcRequest:
         self.disconnected = False
         self.response_started = self.is_behind = False
         self.is_complete = True
+        self.unread_bytes = 0
         self.on_disconnect: Callable[[], None] | None = None
         self.status = 0
         """The response's HTTP status; 0 without a response, or with a part of one."""

@@ -10,6 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from array import array
+from contextlib import suppress
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -224,6 +228,14 @@ class ClientRequest:
     def is_behind(self) -> bool:
         """It has not read its response so far, although it is connected."""
         return self._flow.write_paused and not self.disconnected
+
+    @property
+    def unread_bytes(self) -> int:
+        """With the system's, which asks for more only once a good part of its buffer is free."""
+        kept = array("i", [0])
+        with suppress(OSError):  # it is closed
+            ioctl(self._transport.get_extra_info("socket").fileno(), TIOCOUTQ, kept)
+        return self._transport.get_write_buffer_size() + kept[0]
 
     async def drain(self) -> None:
         await self._flow.drain()

@@ -49,6 +49,10 @@ class InferenceClient(BodySource, Protocol):
     def write_body(self, body: bytes, *, is_last: bool) -> None:
         """Send a part of the response; does nothing if the client has disconnected."""
 
+    @property
+    def unread_bytes(self) -> int:
+        """Of what was sent to it."""
+
     async def drain(self) -> None:
         """Wait until it is not behind any more."""
 
@@ -61,8 +65,12 @@ async def wait_for_reader(client: InferenceClient, stall_s: float) -> None:
     if not client.is_behind:
         return
     await client.run.in_task()
-    try:
-        async with asyncio.timeout(stall_s):
-            await client.drain()
-    except TimeoutError:
-        raise ClientTooSlow(f"the client read nothing of its response for {stall_s:g} s") from None
+    while client.is_behind:
+        unread_bytes = client.unread_bytes
+        try:
+            async with asyncio.timeout(stall_s):
+                await client.drain()
+        except TimeoutError:
+            if client.unread_bytes >= unread_bytes:
+                text = f"the client read nothing of its response for {stall_s:g} s"
+                raise ClientTooSlow(text) from None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from common.connection_pool import MAX_IDLE_S, ConnectionPool
-from common.http_connection import Connection, NotConnected
+from common.http_connection import Connection, InvalidResponse, NotConnected
 from common.pod_responses import usual_times_ms
 from common.pod_secret import PodSecret
 from common.tls import PartTls
@@ -111,6 +111,10 @@ class PodConnection(Connection):
         return waker(self.loop)
 
     def _lost(self) -> Exception:
+        if isinstance(self._error, InvalidResponse):  # sent again, it would be executed twice
+            return PodConnectionLost(
+                f"the pod's answer is invalid: {self._error}", was_reused=False
+            )
         if self.has_head:
             text = "the pod closed the connection during its response"
             return PodConnectionLost(text, was_reused=False)

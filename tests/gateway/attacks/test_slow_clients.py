@@ -86,6 +86,30 @@ def test_a_client_that_reads_nothing_of_a_stream_is_cut_off(
     harness.wait_idle(pods)
 
 
+def test_a_client_that_reads_slowly_but_steadily_gets_its_response(
+    harness: GatewayHarness, another_gateway: Callable[..., servers.Gateway]
+) -> None:
+    """It reads on well below the rate at which the system frees its buffer in that time."""
+    spec, _ = harness.start_warm_pod()
+    patient = another_gateway(body_timeout=2.0)
+    harness.wait_synced(patient)
+    body = b"y" * (16 * MIB)
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        connection.connect(("127.0.0.1", patient.port))
+        connection.settimeout(60)
+        connection.sendall(head_of(spec, len(body)) + body)
+        received = bytearray(connection.recv(16 << 10))
+        began_s = time.monotonic()
+        while time.monotonic() - began_s < 5 * 2.0:
+            received += connection.recv(16 << 10)
+            time.sleep(0.1)  # the pace of this client
+        while len(received) < len(body) and (more := connection.recv(MIB)):
+            received += more
+    assert received.endswith(b"y")
+    assert len(received) > len(body)
+
+
 def test_a_header_does_not_extend_the_request_timeout(
     harness: GatewayHarness, strict: servers.Gateway
 ) -> None:

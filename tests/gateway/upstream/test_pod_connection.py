@@ -118,6 +118,17 @@ async def test_a_broken_response_raises_connection_lost(response: bytes) -> None
     pool.close()
 
 
+@run_async
+async def test_an_invalid_response_says_so_and_is_not_asked_for_again() -> None:
+    pool = PodConnectionPool()
+    async with a_pod(OK, b"NONSENSE\r\n\r\n") as address:
+        await ask(pool, address)
+        with pytest.raises(PodConnectionLost, match="invalid: the response is no") as lost:
+            await ask(pool, address)
+        assert not lost.value.was_reused, "the connection is no stale one"
+    pool.close()
+
+
 TIMED = (
     b"HTTP/1.1 200 OK\r\nx-a: b\r\nserver-timing: load;dur=0.0, preprocess;dur=1.0, infer;dur=%d.5,"
     b" postprocess;dur=0.0\r\ncontent-length: %d\r\n\r\n%b"
