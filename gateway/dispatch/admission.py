@@ -100,7 +100,7 @@ class Admission(Generic[P]):
         """As `_route`, in a fraction of its time, where only a warm pod comes into question."""
         request, state = placement.arrival, self._state
         if request.deadline_s is not None:
-            self._probes.may_be_late(placement, now_s)  # pauses from the first request on
+            self._probes.begin(request, now_s)
             if not self._probes.may_try_transfer(request, now_s):
                 return None
         result = route_plain(request, state.models, state, now_s)

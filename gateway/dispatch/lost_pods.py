@@ -41,7 +41,10 @@ class LostPods:
         self._pause_s = pause_s
         self._records: OrderedDict[bytes, _Record] = OrderedDict()
         self.losses = 0
-        """Pods lost so far, by any request; a call remembers it when an attempt begins."""
+        """Attempts so far, of any request, that lost their pod: one pod counts for each of them.
+
+        A call remembers it when an attempt begins.
+        """
 
     def check(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """Raises RequestLostPods for a request that lost two pods lately, but for one to try."""
@@ -56,7 +59,7 @@ class LostPods:
     def record(
         self, path: bytes, body: Sequence[bytes], size: int, *, pod: str, begun: int
     ) -> RequestLostPods | None:
-        """Count a lost pod; the error if the request has lost too many.
+        """Count an attempt that lost its pod; the error if the request has lost too many pods.
 
         `begun`: `losses` when the attempt began.
         """

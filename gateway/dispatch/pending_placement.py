@@ -69,7 +69,8 @@ class PendingPlacement:
     def end_work(self, *, is_cancelled: bool = False) -> None:
         """Remove the request's work from its pods; drivers call it with each release.
 
-        `is_cancelled`: without a response, so that a device may still run the inference.
+        `is_cancelled`: the response was not read to its end, perhaps not begun: a device may still
+        run the inference.
         """
         if self.work is not None:
             self.work.end(is_cancelled=is_cancelled)

@@ -90,7 +90,7 @@ class Request:
     _holds_slot = _is_forwarded = False
     """`_is_forwarded`: the client was sent the last of the response."""
     _begun = 0
-    """Pods that requests had lost when the current attempt was sent."""
+    """`LostPods.losses` when the current attempt was sent."""
     _failed: FailedAttempts | None = None
     _logged: LoggedRequest | None = None
     _error_body = b""
@@ -283,7 +283,7 @@ class Request:
             raise NoPodAccepted(error, retry_after_s=1.0) from None
 
     def _release(self, placement: Placement, *, is_cancelled: bool = False) -> None:
-        """Free the slot, if it is still held; `is_cancelled`: before the pod has responded."""
+        """Free the slot, if it is still held; `is_cancelled`: see `PendingPlacement.end_work`."""
         if self._holds_slot:
             self._holds_slot = False
             self._context.placer.release(placement, is_cancelled=is_cancelled)

@@ -24,6 +24,10 @@ class RequestProbes:
         self._late = ProbeBudget(_FIRST_PROBE_S)
         self._transfers = ProbeBudget()
 
+    def begin(self, request: IncomingRequest, now_s: float) -> None:
+        """Begin the pause before the model's first late probe, with its first request."""
+        self._late.begin(str(request.model), now_s)
+
     def may_be_late(self, placement: PendingPlacement, now_s: float) -> bool:
         """Whether the request may be tried although it is expected to miss its deadline."""
         return placement.is_probe or self._late.is_due(str(placement.arrival.model), now_s)

@@ -21,7 +21,7 @@ MAX_MODELS: Final = 4096
 class ProbeBudget:
     """The time of each model's next probe, by key.
 
-    `first_pause_s`: from the first question about a model to its first probe.
+    `first_pause_s`: from `begin`, or the first question, to the first probe.
     """
 
     def __init__(self, first_pause_s: float = 0.0) -> None:
@@ -29,10 +29,14 @@ class ProbeBudget:
         self._pauses: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Time of the last probe, and of the next one."""
 
-    def is_due(self, key: str, now_s: float) -> bool:
-        """Whether a probe may begin now."""
+    def begin(self, key: str, now_s: float) -> None:
+        """Begin the first pause, once."""
         if key not in self._pauses:
             self._pause(key, now_s, self._first_pause_s)
+
+    def is_due(self, key: str, now_s: float) -> bool:
+        """Whether a probe may begin now."""
+        self.begin(key, now_s)
         last_s, next_s = self._pauses[key]
         return not last_s <= now_s < next_s
 
