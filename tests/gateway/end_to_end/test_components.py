@@ -174,12 +174,14 @@ def test_headers_are_those_of_kserves_router(harness: GatewayHarness) -> None:
     with component(says_so) as transformer:
         spec = declare(harness, transformer.address)
         response = harness.predict(
-            spec, x_request_id="one", x_mine="kept", authorization="Bearer mine",
-            kserve_isvc_name="another", x_pilotlight_deadline_ms="5000",
+            spec, x_request_id="one", x_b3_traceid="two", x_mine="kept",
+            authorization="Bearer mine", kserve_isvc_name="another",
+            x_pilotlight_deadline_ms="5000",
         )  # fmt: skip
         [seen] = transformer.seen
     assert response.headers["x-request-id"] == seen["x-request-id"] == "one"
     assert (seen["x-mine"], seen["authorization"]) == ("kept", "Bearer mine")
+    assert seen["x-b3-traceid"] == "two"
     assert (seen["kserve-isvc-name"], seen["kserve-isvc-namespace"]) == (spec.name.name, "default")
     assert seen["host"] == transformer.address
     assert 0 < int(seen["x-pilotlight-deadline-ms"]) <= 5000
@@ -249,7 +251,8 @@ def test_a_client_that_leaves_ends_the_request_at_the_transformer(harness: Gatew
 
 def test_a_transformer_that_asks_itself_is_stopped(harness: GatewayHarness) -> None:
     def ask_again(started: Component, handler: Handler, body: bytes) -> None:
-        headers = {"x-request-id": handler.headers["x-request-id"]}  # as KServe's passes it on
+        passed_on = ("x-request-id", "x-b3-traceid")  # by KServe's
+        headers = {name: handler.headers[name] for name in passed_on}
         url = harness.gateway.url + handler.path
         response = httpx.post(url, content=body, headers=headers, trust_env=False, timeout=60)
         handler.answer(response.status_code, response.content, JSON)
@@ -259,6 +262,22 @@ def test_a_transformer_that_asks_itself_is_stopped(harness: GatewayHarness) -> N
         assert len(transformer.seen) == 3
     assert response.status_code == 508
     assert "--predictor_host" in response.json()["error"]
+
+
+@pytest.mark.parametrize("trace", [{}, {"x_b3_traceid": "463ac35c9f6413ad48485a3953bb6124"}])
+def test_calls_of_one_id_are_no_loop(harness: GatewayHarness, trace: dict[str, str]) -> None:
+    all_there = threading.Barrier(6)
+
+    def awaits_the_others(started: Component, handler: Handler, body: bytes) -> None:
+        all_there.wait(timeout=20)
+        handler.answer(200, b"{}", JSON)
+
+    with component(awaits_the_others) as transformer:
+        spec = declare(harness, transformer.address)
+        asked = [
+            harness.predict_in_background(spec, x_request_id="mine", **trace) for _ in range(6)
+        ]
+        assert [response.result().status_code for response in asked] == [200] * 6
 
 
 def test_grpc_is_refused_by_name(
