@@ -18,7 +18,7 @@ RawHeaders = list[tuple[bytes, bytes]]
 MAX_HEAD_BYTES: Final = 64 << 10
 _HIGH_WATER: Final = 1 << 20
 """Bytes of a body that nobody has taken, above which no more are read."""
-_MAX_JOINED: Final = 16 << 10
+MAX_JOINED: Final = 16 << 10
 """Up to this size a copy is cheaper than a second buffer to write."""
 
 
@@ -104,7 +104,7 @@ class Connection(asyncio.Protocol):
             return
         if not chunks:
             self._transport.write(head)
-        elif len(chunks) == 1 and len(chunks[0]) < _MAX_JOINED:
+        elif len(chunks) == 1 and len(chunks[0]) < MAX_JOINED:
             self._transport.write(head + chunks[0])
         else:
             self._transport.writelines([head, *chunks])

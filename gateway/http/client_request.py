@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from common.http_connection import MAX_JOINED
 from gateway.errors import ClientClosedRequest
 from gateway.request_run import RequestRun
 
@@ -39,8 +40,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_CHUNKS: Final = 64
 """More chunks are joined: each costs a buffer of the system call that forwards them."""
-_MAX_JOINED: Final = 16 << 10
-"""Up to this size a copy is cheaper than a second buffer to write."""
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _STATUSES_WITHOUT_BODY: Final = (204, 304)
 _UNEXPECTED_ERROR: Final = b'{"error": "the gateway failed unexpectedly; see its log"}'
@@ -205,7 +204,7 @@ class ClientRequest:
             return
         out, self._head = self._head, b""
         if not self._is_chunked:
-            if len(body) >= _MAX_JOINED:
+            if len(body) >= MAX_JOINED:
                 self._transport.writelines((out, body))
                 out = b""
             else:

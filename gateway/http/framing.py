@@ -13,7 +13,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.shown_value import shown
-from gateway.http.headers import Headers, RequestHeaders
+from gateway.http.headers import Headers, ReadHeads, RequestHeaders
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Request line and headers together, trailers, or one chunk's extensions.
@@ -35,12 +35,6 @@ _ABSOLUTE_FORM: Final = re.compile(
 """The host may be an IPv6 address in brackets."""
 
 
-_MAX_KNOWN: Final = 1024
-_MAX_KNOWN_BYTES: Final = 2048
-_MAX_KNOWN_HEADERS: Final = 64
-"""Of tiny ones, each takes a hundred bytes and more: 400 in each head were 50 MB."""
-
-
 @dataclass(slots=True)
 class KnownHead:
     """What the parser has read from a request's head: the same bytes need not be parsed again.
@@ -56,11 +50,8 @@ class KnownHead:
     """What `read_headers` reads from it, once it has; without an id if the client gave none."""
 
 
-class KnownHeads(dict[bytes, KnownHead]):
-    """Heads of inference requests by their bytes. Most clients repeat theirs, but for the length.
-
-    Bounded, as clients choose them: with too many all are forgotten.
-    """
+class KnownHeads(ReadHeads[KnownHead]):
+    """Heads of inference requests. Most clients repeat theirs, but for the length."""
 
     def keep(
         self, head: bytes, path: bytes, host: bytes, headers: Headers, content_length: int
@@ -70,15 +61,11 @@ class KnownHeads(dict[bytes, KnownHead]):
         `content_length`: what came behind it. It must be the body, and nothing else.
         """
         known = dict(headers)
-        if len(head) > _MAX_KNOWN_BYTES or len(headers) > _MAX_KNOWN_HEADERS:
-            return
         if b"x-request-id" in known:
             return
         if int(known.get(b"content-length", -1)) != content_length:
             return
-        if len(self) >= _MAX_KNOWN:
-            self.clear()
-        self[head] = KnownHead(path, host, headers, content_length)
+        self.put(head, KnownHead(path, host, headers, content_length), len(headers))
 
 
 class InvalidFraming(Exception):

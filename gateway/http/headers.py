@@ -6,14 +6,19 @@ import math
 import random
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from common.shown_value import shown
 from gateway.errors import BadRequest
 from registry.domain.loading_choice import ROUTING, SELECTION
 
 Headers = list[tuple[bytes, bytes]]
+Read = TypeVar("Read")
 
+MAX_KNOWN: Final = 1024
+_MAX_KNOWN_BYTES: Final = 2048
+MAX_KNOWN_HEADERS: Final = 64
+"""Of tiny ones, each takes a hundred bytes and more: 400 in each head were 50 MB."""
 HOP_BY_HOP: Final = frozenset(
     (
         b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
@@ -45,6 +50,18 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
 """The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
 _MAX_DEADLINE_MS: Final = 86_400_000
+
+
+class ReadHeads(dict[bytes, Read]):
+    """What was read of heads, by their bytes. Bounded: with too many all are forgotten."""
+
+    def put(self, head: bytes, read: Read, header_count: int) -> None:
+        """Keep it, unless the head is a large one."""
+        if len(head) > _MAX_KNOWN_BYTES or header_count > MAX_KNOWN_HEADERS:
+            return
+        if len(self) >= MAX_KNOWN:
+            self.clear()
+        self[head] = read
 
 
 @dataclass(slots=True)

@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from common.pod_responses import parse_server_timing
-from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT, Headers
+from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT, Headers, ReadHeads
 
 LENGTH: Final = b"content-length"
 TIMING: Final = b"server-timing"
 _READ_ELSEWHERE: Final = HOP_BY_HOP | {LENGTH, TIMING, b"x-request-id"}
 _SENT_AGAIN: Final = frozenset((b"no-memory", b"step-queue"))
 """Refusals that are told, since clients, or schedulers of workflows, may send the request again."""
-MAX_KNOWN: Final = 1024
-_MAX_KNOWN_BYTES: Final = 2048
-MAX_KNOWN_HEADERS: Final = 64
-
 
 StageTimes = tuple[float, float, float, float]
 """Milliseconds of load, preprocess, infer and postprocess."""
@@ -76,11 +72,10 @@ def stage_times_ms(timing: bytes) -> StageTimes:
     )  # fmt: skip
 
 
-class KnownResponses(dict[bytes, PodResponse]):
+class KnownResponses(ReadHeads[PodResponse]):
     """Heads that the parser has read, by their bytes without the values of length and times.
 
-    Those of one model's responses are the same within a second. Bounded: with too many all are
-    forgotten.
+    Those of one model's responses are the same within a second.
     """
 
     def keep(self, key: bytes, response: PodResponse) -> None:
@@ -94,8 +89,4 @@ class KnownResponses(dict[bytes, PodResponse]):
             return
         if len(names) < len(response.headers) or names & HOP_BY_HOP:
             return
-        if len(key) > _MAX_KNOWN_BYTES or len(names) > MAX_KNOWN_HEADERS:
-            return
-        if len(self) >= MAX_KNOWN:
-            self.clear()
-        self[key] = response
+        self.put(key, response, len(names))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.http.headers import MAX_KNOWN, MAX_KNOWN_HEADERS
 from gateway.http.pod_response import (
-    MAX_KNOWN,
-    MAX_KNOWN_HEADERS,
     KnownResponses,
     read_response,
     stage_times_ms,
