@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, cast
 
-from hpack import Decoder
+from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
 from common.socket_folder import socket_folder
@@ -61,16 +61,9 @@ class AuthorityDecoder:
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header of a block that is not kept in tables, with texts of up to 255 bytes."""
-    return b"\x00" + b"".join(_length(len(text)) + text for text in (name, value))
-
-
-def _length(length: int) -> bytes:
-    """Of a text without the Huffman code."""
-    if length < 0x7F:
-        return bytes((length,))
-    rest = length - 0x7F
-    return bytes((0x7F, rest)) if rest < 0x80 else bytes((0x7F, rest & 0x7F | 0x80, rest >> 7))
+    """A header of a block, of which no table keeps anything."""
+    block: bytes = Encoder().encode([NeverIndexedHeaderTuple(name, value)], huffman=False)
+    return block
 
 
 class RequestFrames:

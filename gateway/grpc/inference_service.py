@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
-import httpx
+import orjson
 from google.protobuf.message import DecodeError
 
 from common.inference_protocol.grpc_messages import INFERENCE, messages
@@ -57,11 +58,6 @@ class InferenceService:
     def __init__(self, app: GatewayApp) -> None:
         self._app = app
         self._tasks: set[asyncio.Task[None]] = set()
-        self._api = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app),  # type: ignore[arg-type]  # types of ASGI vary
-            base_url="http://gateway",
-            trust_env=False,
-        )
 
     def handler(self) -> grpc.GenericRpcHandler:
         unary: dict[str, Method] = {
@@ -161,10 +157,24 @@ class InferenceService:
         headers = [each for each in pairs if each[0] not in (b"host", AUTHORITY_HEADER)]
         if host := host_of(pairs):
             headers.append((b"host", host))
-        response = await self._api.get(path, headers=headers)
-        document: dict[str, Any] = response.json()
-        if response.status_code not in allowed:
-            raise CallFailed(response.status_code, str(document.get("error", "")), [])
+        scope = {
+            "type": "http", "http_version": "1.1", "scheme": "http", "method": "GET",
+            "path": unquote(path), "raw_path": path.encode(), "query_string": b"",
+            "headers": headers,
+        }  # fmt: skip
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request"}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        await self._app(scope, receive, send)
+        status = sent[0]["status"]
+        document: dict[str, Any] = orjson.loads(b"".join(each.get("body", b"") for each in sent))
+        if status not in allowed:
+            raise CallFailed(status, str(document.get("error", "")), [])
         return document
 
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import Default
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_reflection.v1alpha.reflection import aio
+from grpc_reflection.v1alpha.reflection_pb2 import (
+    DESCRIPTOR,
+    ServerReflectionRequest,
+    ServerReflectionResponse,
+)
 
+from common.inference_protocol.grpc_messages import INFERENCE
 from gateway.grpc.authority_relay import relaying
 from gateway.grpc.inference_service import InferenceService
-from gateway.grpc.messages import (
-    HEALTH,
-    NOT_SERVING,
-    REFLECTION_PACKAGES,
-    SERVICES,
-    SERVING,
-    files,
-    message_class,
-)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -32,87 +33,53 @@ logger = logging.getLogger(__name__)
 
 _OVERHEAD_BYTES: Final = 1024**2
 """For a message's other fields than tensors; without it, a body of the maximum size is refused."""
-_Request = message_class(f"{HEALTH}CheckRequest")
-_Response = message_class(f"{HEALTH}CheckResponse")
+HEALTH: Final = "grpc.health.v1.Health"
+REFLECTION: Final = (
+    "grpc.reflection.v1.ServerReflection",
+    "grpc.reflection.v1alpha.ServerReflection",
+)
+"""One service under two names: clients ask for the first, older ones for the second."""
+SERVICES: Final = (INFERENCE, HEALTH, *REFLECTION)
+
+
+class _Reflection(aio.ReflectionServicer):  # type: ignore[misc]  # it has no types
+    def _file_containing_symbol(self, request: ServerReflectionRequest, name: str) -> object:
+        """Also of a service's method, which the library does not look for."""
+        service = name.rpartition(".")[0]
+        return super()._file_containing_symbol(request, service if service in SERVICES else name)
 
 
 def reflection_handlers() -> list[grpc.GenericRpcHandler]:
     """Clients such as grpcurl learn the services and their messages."""
-    return [_handler(package) for package in REFLECTION_PACKAGES]
-
-
-def _handler(package: str) -> grpc.GenericRpcHandler:
-    request_class = message_class(f"{package}.ServerReflectionRequest")
-    response_class = message_class(f"{package}.ServerReflectionResponse")
-
-    async def info(
-        contents: AsyncIterator[bytes], context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[bytes]:
-        async for content in contents:
-            try:
-                request = request_class.FromString(content)
-            except DecodeError as error:
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            response = response_class(valid_host=request.host, original_request=request)
-            _fill(response, request)
-            yield response.SerializeToString()
-
-    return grpc.method_handlers_generic_handler(
-        f"{package}.ServerReflection",
-        {"ServerReflectionInfo": grpc.stream_stream_rpc_method_handler(info)},
+    described = FileDescriptorProto.FromString(DESCRIPTOR.serialized_pb)
+    text = text_format.MessageToString(described).replace("v1alpha", "v1")  # the library has one
+    Default().AddSerializedFile(text_format.Parse(text, FileDescriptorProto()).SerializeToString())
+    method = grpc.stream_stream_rpc_method_handler(
+        _Reflection(SERVICES).ServerReflectionInfo,
+        ServerReflectionRequest.FromString,
+        ServerReflectionResponse.SerializeToString,
     )
-
-
-def _fill(response: Any, request: Any) -> None:
-    """The answer to one question; none of the files has extensions."""
-    match request.WhichOneof("message_request"):
-        case "list_services":
-            for name in SERVICES:
-                response.list_services_response.service.add(name=name)
-        case "file_by_filename":
-            _fill_file(response, files.FindFileByName, request.file_by_filename)
-        case "file_containing_symbol":
-            _fill_file(response, _file_of_symbol, request.file_containing_symbol)
-        case _:
-            _refuse(response, grpc.StatusCode.NOT_FOUND, "no file has extensions")
-
-
-def _fill_file(response: Any, find: Any, name: str) -> None:
-    try:
-        found = find(name)
-    except KeyError:
-        _refuse(response, grpc.StatusCode.NOT_FOUND, f"{name[:200]!r} is not known")
-        return
-    response.file_descriptor_response.file_descriptor_proto.append(found.serialized_pb)
-
-
-def _file_of_symbol(name: str) -> Any:
-    """Of a message, a service, or a service's method. Raises KeyError."""
-    try:
-        return files.FindFileContainingSymbol(name)
-    except KeyError:
-        return files.FindServiceByName(name.rpartition(".")[0]).file
-
-
-def _refuse(response: Any, code: grpc.StatusCode, message: str) -> None:
-    response.error_response.error_code = code.value[0]
-    response.error_response.error_message = message
+    return [
+        grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": method})
+        for name in REFLECTION
+    ]
 
 
 def health_handler(is_ready: Callable[[], bool]) -> grpc.GenericRpcHandler:
     """GRPC's own health protocol, which Kubernetes' probes and load balancers ask."""
 
-    async def check(content: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        service = _Request.FromString(content).service
-        if service and service not in SERVICES:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"there is no service {service[:200]!r}")
-        status = SERVING if is_ready() else NOT_SERVING
-        answer: bytes = _Response(status=status).SerializeToString()
-        return answer
+    async def check(
+        request: HealthCheckRequest, context: grpc.aio.ServicerContext
+    ) -> HealthCheckResponse:
+        if request.service and request.service not in SERVICES:
+            unknown = f"there is no service {request.service[:200]!r}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, unknown)
+        return HealthCheckResponse(status="SERVING" if is_ready() else "NOT_SERVING")
 
-    return grpc.method_handlers_generic_handler(
-        HEALTH, {"Check": grpc.unary_unary_rpc_method_handler(check)}
+    method = grpc.unary_unary_rpc_method_handler(
+        check, HealthCheckRequest.FromString, HealthCheckResponse.SerializeToString
     )
+    return grpc.method_handlers_generic_handler(HEALTH, {"Check": method})
 
 
 @asynccontextmanager

@@ -6,17 +6,14 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_reflection.v1alpha.reflection_pb2 import (
+    ServerReflectionRequest,
+    ServerReflectionResponse,
+)
 
 from common.inference_protocol.grpc_messages import INFERENCE
-from gateway.grpc.messages import (
-    HEALTH,
-    NOT_SERVING,
-    REFLECTION_PACKAGES,
-    SERVICES,
-    SERVING,
-    message_class,
-)
-from gateway.grpc.server import health_handler, reflection_handlers
+from gateway.grpc.server import HEALTH, REFLECTION, SERVICES, health_handler, reflection_handlers
 
 
 async def _served(ask: Any, *, is_ready: bool = True) -> Any:
@@ -33,9 +30,9 @@ async def _served(ask: Any, *, is_ready: bool = True) -> Any:
 
 def _check(service: str, *, is_ready: bool) -> int:
     async def ask(channel: grpc.aio.Channel) -> int:
-        request = message_class(f"{HEALTH}CheckRequest")(service=service)
+        request = HealthCheckRequest(service=service)
         answer = await channel.unary_unary(f"/{HEALTH}/Check")(request.SerializeToString())
-        status: int = message_class(f"{HEALTH}CheckResponse").FromString(answer).status
+        status: int = HealthCheckResponse.FromString(answer).status
         return status
 
     found: int = asyncio.run(_served(ask, is_ready=is_ready))
@@ -44,8 +41,8 @@ def _check(service: str, *, is_ready: bool) -> int:
 
 @pytest.mark.parametrize("service", ["", INFERENCE])
 def test_health(service: str) -> None:
-    assert _check(service, is_ready=True) == SERVING
-    assert _check(service, is_ready=False) == NOT_SERVING
+    assert _check(service, is_ready=True) == HealthCheckResponse.SERVING
+    assert _check(service, is_ready=False) == HealthCheckResponse.NOT_SERVING
 
 
 def test_health_of_an_unknown_service() -> None:
@@ -54,26 +51,30 @@ def test_health_of_an_unknown_service() -> None:
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-@pytest.mark.parametrize("package", REFLECTION_PACKAGES)
-def test_reflection(package: str) -> None:
-    request = message_class(f"{package}.ServerReflectionRequest")
+@pytest.mark.parametrize("service", REFLECTION)
+def test_reflection(service: str) -> None:
     questions = [
-        request(list_services="*"),
-        request(file_containing_symbol=f"{INFERENCE}.ModelInfer"),
-        request(file_containing_symbol="no.such.Symbol"),
-        request(all_extension_numbers_of_type=INFERENCE),
+        ServerReflectionRequest(list_services="*"),
+        *(
+            ServerReflectionRequest(file_containing_symbol=symbol)
+            for symbol in (f"{INFERENCE}.ModelInfer", *SERVICES, "no.such.Symbol")
+        ),
+        ServerReflectionRequest(all_extension_numbers_of_type=INFERENCE),
     ]
 
     async def ask(channel: grpc.aio.Channel) -> list[bytes]:
-        stream = channel.stream_stream(f"/{package}.ServerReflection/ServerReflectionInfo")
+        stream = channel.stream_stream(f"/{service}/ServerReflectionInfo")
         sent = iter([each.SerializeToString() for each in questions])
         return [answer async for answer in stream(sent)]
 
-    response = message_class(f"{package}.ServerReflectionResponse")
-    names, file, unknown, extensions = map(response.FromString, asyncio.run(_served(ask)))
-    assert [each.name for each in names.list_services_response.service] == list(SERVICES)
+    answers = map(ServerReflectionResponse.FromString, asyncio.run(_served(ask)))
+    names, file, *described, unknown, extensions = answers
+    assert [each.name for each in names.list_services_response.service] == sorted(SERVICES)
     (content,) = file.file_descriptor_response.file_descriptor_proto
     assert b"ModelInferRequest" in content
+    for name, each in zip(SERVICES, described, strict=True):
+        (content,) = each.file_descriptor_response.file_descriptor_proto
+        assert name.rpartition(".")[0].encode() in content
     assert unknown.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     assert extensions.error_response.error_code == grpc.StatusCode.NOT_FOUND.value[0]
     assert file.original_request == questions[1]
