@@ -14,7 +14,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from uvicorn.config import STARTUP_FAILURE
@@ -48,9 +48,11 @@ from gateway.settings import GatewaySettings, tls_problems
 from gateway.shutdown import Shutdown
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.telemetry.tracing import SpanExporter, Tracer
 from gateway.upstream.pod_connection import PodConnectionPool
 from registry.redis.autoscaler_log import AutoscalerLog
+
+if TYPE_CHECKING:
+    from gateway.telemetry.tracing import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +113,14 @@ class GatewayServer(HttpServer):
         await super().shutdown(sockets)  # type: ignore[arg-type]
 
 
+def _tracer(settings: GatewaySettings, name: str) -> Tracer | None:
+    if not settings.otlp_endpoint:
+        return None
+    from gateway.telemetry.tracing import Tracer  # here: it takes memory and time to import
+
+    return Tracer(settings.trace_ratio, settings.otlp_endpoint, name)
+
+
 @asynccontextmanager
 async def running_app(
     settings: GatewaySettings, metrics: GatewayMetrics | None = None
@@ -119,7 +129,7 @@ async def running_app(
     metrics = metrics or GatewayMetrics()
     gateway_id = uuid.uuid4().hex[:8]
     name = f"{socket.gethostname()}/{gateway_id}"
-    tracer = Tracer(settings.trace_ratio) if settings.otlp_endpoint else None
+    tracer = _tracer(settings, name)
     telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
     connections = PodConnectionPool(PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir))
     components = ComponentCalls(telemetry)
@@ -184,14 +194,14 @@ async def running_app(
         ]
         if access is not None:
             runs.append(access.reload_periodically)
-        if tracer is not None:
-            runs.append(SpanExporter(tracer, settings.otlp_endpoint, name).run)
         tasks = [group.create_task(run()) for run in runs]
         try:
             yield app
         finally:
             for task in tasks:
                 task.cancel()
+    if tracer is not None:
+        await asyncio.to_thread(tracer.close)
     connections.close()
     components.connections.close()
     await pools.close()

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
@@ -68,7 +69,9 @@ def test_without_a_valid_context_a_new_trace_begins(given: str | None) -> None:
     assert len(trace_id) == 32
     assert trace_id != TRACE
     assert forwarded.count(b"traceparent: ") == 1
-    assert traced(Tracer(0.0), given)[0] == ""
+    untraced, forwarded = traced(Tracer(0.0), given)
+    assert untraced == ""
+    assert b"traceparent" not in forwarded
 
 
 def test_requests_that_are_not_sampled_pass_unchanged() -> None:
@@ -85,13 +88,13 @@ class Collector:
     """Keeps the spans that it gets."""
 
     def __init__(self) -> None:
-        self.spans: list[dict[str, Any]] = []
+        self.spans: list[Any] = []
         self.url = ""
 
-    def add(self, document: dict[str, Any]) -> None:
-        for resource in document["resourceSpans"]:
-            for scope in resource["scopeSpans"]:
-                self.spans += scope["spans"]
+    def add(self, request: ExportTraceServiceRequest) -> None:
+        for resource in request.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += scope.spans
 
 
 @contextmanager
@@ -101,8 +104,8 @@ def collector() -> Iterator[Collector]:
     class Traces(Handler):
         def do_POST(self) -> None:
             assert self.path == "/v1/traces"
-            kept.add(json.loads(self.body()))
-            self.answer(200, b"{}")
+            kept.add(ExportTraceServiceRequest.FromString(self.body()))
+            self.answer(200, b"")
 
     with http_server(Traces) as address:
         kept.url = f"http://{address}"
@@ -126,13 +129,12 @@ def test_a_collector_gets_a_span_per_stage(
         harness.predict(spec)
         servers.wait_until(lambda: kept.spans, what="spans exported")
         root, *stages = kept.spans
-        assert {each["traceId"] for each in kept.spans} == {TRACE}
-        assert (root["parentSpanId"], root["name"]) == (PARENT, f"infer {spec.name}")
-        assert sent.json()["headers"]["traceparent"] == f"00-{TRACE}-{root['spanId']}-01"
-        assert {each["parentSpanId"] for each in stages} == {root["spanId"]}
-        assert {"infer", "preprocess", "postprocess"} <= {each["name"] for each in stages}
-        last_ns = max(int(each["endTimeUnixNano"]) for each in stages)
-        assert int(root["startTimeUnixNano"]) <= last_ns
+        assert {each.trace_id.hex() for each in kept.spans} == {TRACE}
+        assert (root.parent_span_id.hex(), root.name) == (PARENT, f"infer {spec.name}")
+        assert sent.json()["headers"]["traceparent"] == f"00-{TRACE}-{root.span_id.hex()}-01"
+        assert {each.parent_span_id for each in stages} == {root.span_id}
+        assert {"infer", "preprocess", "postprocess"} <= {each.name for each in stages}
+        assert root.start_time_unix_nano <= max(each.end_time_unix_nano for each in stages)
         logged = [json.loads(line) for line in harness.gateway.log.splitlines()]
         requests = [each for each in logged if each["message"] == "request"]
         assert [each["trace_id"] for each in requests] == [TRACE, ""]
