@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Final, cast
+from functools import partial
+from typing import Final
 
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
@@ -35,6 +36,7 @@ _MAX_TABLE_BYTES: Final = 65_536
 """The server announces less; a larger table is an error of the client's."""
 _MAX_HEADER_BYTES: Final = 1024 * 1024
 """Of a block's headers, unpacked."""
+_READ_BYTES: Final = 256 * 1024
 
 
 class InvalidBlock(ValueError):
@@ -138,105 +140,33 @@ def _fragment(frame: bytes) -> bytes:
     return content[: len(content) - padding]
 
 
-class _Side(asyncio.Protocol):
-    """One of the two connections; what it receives is written to the other."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self.other: _Side | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.write(data)
-
-    def pause_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.other is not None and self.other.transport is not None:
-            self.other.transport.close()
-        self.other = None
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
+) -> None:
+    """Until either side ends, which ends the other. Raises InvalidBlock."""
+    try:
+        while data := await reader.read(_READ_BYTES):
+            writer.write(change(data))
+            await writer.drain()
+    finally:
+        writer.close()
 
 
-class _Client(_Side):
-    def __init__(self, relay: _Relay) -> None:
-        super().__init__()
-        self._relay = relay
-        self._frames = RequestFrames()
-        self.is_gone = False
-        self._early: list[bytes] = []
-        """Received before the server's connection: uvloop begins to read nevertheless."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        assert self.transport is not None
-        self.transport.pause_reading()
-        self._relay.connect(self)
-
-    def data_received(self, data: bytes) -> None:
-        if self.other is None:
-            self._early.append(data)
-            return
-        try:
-            super().data_received(self._frames.feed(data))
-        except InvalidBlock as error:
-            logger.debug("not HTTP/2", extra={"error": str(error)})
-            assert self.transport is not None
-            self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.is_gone = True
-        super().connection_lost(exc)
-
-    def join(self, server: _Server) -> None:
-        self.other = server
-        early, self._early = self._early, []
-        for data in early:
-            self.data_received(data)
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-
-class _Server(_Side):
-    def __init__(self, client: _Client) -> None:
-        super().__init__()
-        self.other = self._client = client
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The server speaks first: the client is known before."""
-        super().connection_made(transport)
-        if self._client.is_gone:
-            transport.close()
-        else:
-            self._client.join(self)
-
-
-class _Relay:
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def connect(self, client: _Client) -> None:
-        task = self._loop.create_task(self._connect(client))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _connect(self, client: _Client) -> None:
-        assert client.transport is not None
-        try:
-            await self._loop.create_unix_connection(lambda: _Server(client), self._path)
-        except OSError:
-            logger.warning("the gRPC server takes no connection", exc_info=True)
-            client.transport.abort()
+async def _relay(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass a client's connection on to the server at `path` until it ends."""
+    try:
+        server_reader, server_writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        logger.warning("the gRPC server takes no connection", exc_info=True)
+        writer.transport.abort()
+        return
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copy(reader, server_writer, RequestFrames().feed))
+            group.create_task(_copy(server_reader, writer, bytes))
+    except* (OSError, InvalidBlock) as errors:
+        logger.debug("a connection broke off", extra={"error": str(errors.exceptions[0])})
+        writer.transport.abort()
 
 
 @asynccontextmanager
@@ -247,10 +177,8 @@ async def relaying(host: str, port: int) -> AsyncIterator[str]:
     """
     with socket_folder() as folder:
         path = str(folder / "server")
-        relay = _Relay(path)
-        loop = asyncio.get_running_loop()
         try:
-            listener = await loop.create_server(lambda: _Client(relay), host, port)
+            listener = await asyncio.start_server(partial(_relay, path), host, port)
         except OSError as error:
             raise OSError(f"gRPC port {port} of {host}: {error}") from error
         try:
