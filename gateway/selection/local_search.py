@@ -1,6 +1,6 @@
 """Improves plans by single moves and reassignments until none helps or the budget is spent.
 
-A plan is an array of rows of the step table, sorted by worker. Its neighbours are evaluated in
+A change gives a run of steps another choice, another place, or both. Changed plans are evaluated in
 parts; the best of the first part with a better one is taken, or one that joins several of its
 reassignments that help alone. Small neighbourhoods come first. The budget counts evaluated plans,
 so that the result does not depend on the machine. Pure.
@@ -9,7 +9,6 @@ so that the result does not depend on the machine. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -18,42 +17,41 @@ from gateway.selection.planning_problem import (
     Floats,
     Ints,
     PlanningProblem,
-    Step,
+    by_worker,
+    completions,
+    utilities,
 )
-from gateway.selection.timeline import as_rows, as_steps, completions, utilities
 
 _GAIN: Final = 1e-9
 """Smaller gains are rounding."""
 _PART: Final = 128
-"""Neighbours that are evaluated at once."""
+"""Plans that are evaluated at once."""
 _MAX_COMBINED: Final = 6
 """Plans that combine changes of one part."""
 _MAX_DISTANCE: Final = 24
 """Places that a move may cross; bounds the neighbours of a long plan."""
 
 
-def improve(problem: PlanningProblem, starts: Sequence[Sequence[Step]]) -> list[Step]:
+def improve(problem: PlanningProblem, starts: Sequence[Sequence[int]]) -> list[int]:
     """The best plan found from any start; later starts get what is left of the budget."""
     search = _Search(problem)
-    found = [search.descend(as_rows(problem, search.table, start)) for start in starts]
+    found = [search.descend(np.array(start)) for start in starts]
     best, _ = max(found, key=lambda each: each[1])  # the first of equally good ones
-    return as_steps(search.table, best)
+    steps: list[int] = best.tolist()
+    return steps
 
 
 class _Search:
     def __init__(self, problem: PlanningProblem) -> None:
-        table = self.table = problem.steps
         self._problem = problem
         self._budget = problem.options.max_evaluations
-        self._application = np.array(problem.application_of).take(table.request)
-        self._first = table.first.take(table.request)
-        counts = np.array([len(each.variants) for each in problem.choices])
-        self._choices = counts.take(self._application)
-        """By row of the table: its request's number of choices."""
-        self._is_sorted = problem.has_one_worker and not problem.options.short_circuit
+        self._most = problem.variant.shape[1]
+        self._counts = (problem.variant >= 0).sum(axis=1)
+        """[requests]: their numbers of choices."""
 
-    def descend(self, plan: Ints) -> tuple[Ints, float]:
-        """The best plan from `plan` on, and the sum of its utilities."""
+    def descend(self, start: Ints) -> tuple[Ints, float]:
+        """The best plan from `start` on, and the sum of its utilities."""
+        plan = by_worker(self._problem, start[None])[0]
         value = float(self._values(plan[None])[0])
         neighbourhoods = (self._reassigned, self._moved_runs, self._moved_requests)
         at = 0
@@ -65,23 +63,23 @@ class _Search:
         return plan, value
 
     def _first_better(
-        self, plan: Ints, value: float, plans: Ints, *, combines: bool
+        self, plan: Ints, value: float, changes: Ints, *, combines: bool
     ) -> tuple[Ints, float] | None:
-        """The best plan of the first part of `plans` that holds a better one than `plan`.
+        """The best plan of the first part of the changes that holds a better one than `plan`.
 
         `combines`: or one that makes several of the part's changes that are better alone.
         """
-        for begin in range(0, len(plans), _PART):
-            part = plans[begin : begin + min(_PART, self._budget)]
-            if not len(part):
+        for begin in range(0, len(changes), _PART):
+            if self._budget <= 0:
                 return None
+            part = self._changed(plan, changes[begin : begin + min(_PART, self._budget)])
             found, values = self._evaluated(part)
             best = int(np.argmax(values))
             if values[best] <= value + _GAIN:
                 continue
             chosen, reached = found[best], float(values[best])
-            if combines and self._budget > 0:
-                better = np.flatnonzero(values > value + _GAIN)
+            better = np.flatnonzero(values > value + _GAIN)
+            if combines and self._budget > 0 and len(better) > 1:
                 ranked = better[np.argsort(-values[better], kind="stable")]
                 joint = _combined(plan, part[ranked])[: self._budget]
                 if len(joint):
@@ -92,77 +90,77 @@ class _Search:
             return chosen, reached
         return None
 
+    def _changed(self, plan: Ints, changes: Ints) -> Ints:
+        """Plans in which the steps from `begin` to `end` have another place and choice.
+
+        Changes are [changes, 4]: begin, end, place in halves, and choice; -1: the same.
+        """
+        begin, end, place, choice = (changes[:, at, None] for at in range(4))
+        at = np.arange(len(plan))
+        is_inside = (at >= begin) & (at < end)
+        steps = np.where(is_inside & (choice >= 0), plan - plan % self._most + choice, plan)
+        moved = np.flatnonzero(changes[:, 2] != 2 * changes[:, 0])
+        if len(moved):
+            keys = np.where(is_inside, place, 2 * at)[moved]
+            order = np.argsort(keys, axis=1, kind="stable")
+            steps[moved] = np.take_along_axis(steps[moved], order, axis=1)
+        return steps
+
     def _evaluated(self, plans: Ints) -> tuple[Ints, Floats]:
         """The plans with the steps of each worker together, and their sums of utilities."""
         self._budget -= len(plans)
-        found = plans if self._is_sorted else self._by_worker(plans.copy())
+        found = by_worker(self._problem, plans)
         return found, self._values(found)
 
-    def _by_worker(self, plans: Ints) -> Ints:
-        """The plans with the steps of each worker together, in their order."""
-        workers = self.table.worker.take(plans)
-        mixed = np.flatnonzero((workers[:, 1:] < workers[:, :-1]).any(axis=1))
-        if len(mixed):
-            order = np.argsort(workers[mixed], axis=1, kind="stable")
-            order += plans.shape[1] * mixed[:, None]
-            plans[mixed] = plans.take(order)
-        return plans
-
     def _values(self, plans: Ints) -> Floats:
-        ends = completions(self._problem, self.table, plans)
-        return np.asarray(utilities(self._problem, self.table, plans, ends).sum(axis=1))
+        ends = completions(self._problem, plans)
+        return np.asarray(utilities(self._problem, plans, ends).sum(axis=1))
 
-    def _runs(self, plan: Ints) -> Ints:
-        """The number of each step's run: requests of one application in a row, with one choice."""
-        choice = plan - self._first.take(plan)
-        owner = self._application.take(plan)
-        runs = np.zeros(len(plan), np.int64)
-        np.cumsum((choice[1:] != choice[:-1]) | (owner[1:] != owner[:-1]), out=runs[1:])
-        return runs
+    def _runs(self, plan: Ints) -> tuple[Ints, Ints]:
+        """Begin and end of each run: requests of one application in a row, with one choice."""
+        owner = self._problem.application.take(plan // self._most)
+        choice = plan % self._most
+        ends = np.flatnonzero((choice[1:] != choice[:-1]) | (owner[1:] != owner[:-1])) + 1
+        return np.concatenate([[0], ends]), np.concatenate([ends, [len(plan)]])
 
     def _reassigned(self, plan: Ints) -> Ints:
         """Each run of several requests, and each request, with every other choice."""
-        runs = self._runs(plan)
-        begins = np.concatenate([[0], np.flatnonzero(runs[1:] != runs[:-1]) + 1, [len(plan)]])
-        is_long = begins[1:] - begins[:-1] > 1
+        begins, ends = self._runs(plan)
+        is_long = ends - begins > 1
         of_requests = np.arange(len(plan))
-        starts = np.concatenate([begins[:-1][is_long], of_requests])
-        ends = np.concatenate([begins[1:][is_long], of_requests + 1])
-        now = plan.take(starts)
-        counts = self._choices.take(now)
-        which = np.repeat(np.arange(len(starts)), counts)
-        choice = np.arange(len(which)) - (np.cumsum(counts) - counts).take(which)
-        differs = np.flatnonzero(choice != (now - self._first.take(now)).take(which))
-        which, choice = which.take(differs), choice.take(differs)
-        is_changed = (of_requests >= starts.take(which)[:, None]) & (
-            of_requests < ends.take(which)[:, None]
-        )
-        return np.where(is_changed, self._first.take(plan) + choice[:, None], plan)
+        begins = np.concatenate([begins[is_long], of_requests])
+        ends = np.concatenate([ends[is_long], of_requests + 1])
+        choice = np.arange(self._most)
+        now = plan.take(begins)[:, None]
+        is_other = (choice != now % self._most) & (choice < self._counts.take(now // self._most))
+        which, choice = np.nonzero(is_other)
+        return np.stack([begins[which], ends[which], 2 * begins[which], choice], axis=1)
 
     def _moved_runs(self, plan: Ints) -> Ints:
         """Each run at the place of every other one."""
-        runs = self._runs(plan)
-        count = int(runs[-1]) + 1
-        if count < 2:
-            return plan[None][:0]
-        orders = _insertions(count)[0][: self._budget]
-        ranks = np.empty_like(orders)
-        np.put_along_axis(ranks, orders, np.arange(count)[None], axis=1)
-        return plan[np.argsort(ranks[:, runs], axis=1, kind="stable")]
+        begins, ends = self._runs(plan)
+        run, there = _moves(len(begins))
+        place = np.where(there < run, 2 * begins[there] - 1, 2 * ends[there] - 1)
+        return np.stack([begins[run], ends[run], place, np.full(len(run), -1)], axis=1)
 
     def _moved_requests(self, plan: Ints) -> Ints:
-        """Each request at every other place, as it is and as the request that was there."""
-        if len(plan) < 2:
-            return plan[None][:0]
-        orders, places = _insertions(len(plan))
-        moved = plan[orders]
-        rows, there = np.arange(len(orders)), plan[places]
-        mine = moved[rows, places]
-        joined = self._first.take(mine) + there - self._first.take(there)
-        is_joining = (self._application[mine] == self._application[there]) & (joined != mine)
+        """Each request at every other place, as the request that was there and as it is."""
+        at, there = _moves(len(plan))
+        place = np.where(there < at, 2 * there - 1, 2 * there + 1)
+        choice, owner = plan % self._most, self._problem.application.take(plan // self._most)
+        moved = np.stack([at, at + 1, place, np.full(len(at), -1)], axis=1)
+        is_joining = (owner[at] == owner[there]) & (choice[at] != choice[there])
         joining = moved[is_joining]
-        joining[np.arange(len(joining)), places[is_joining]] = joined[is_joining]
+        joining[:, 3] = choice[there[is_joining]]
         return np.concatenate([joining, moved])
+
+
+def _moves(count: int) -> tuple[Ints, Ints]:
+    """Which of `count` items is moved, and to the place of which."""
+    items = np.arange(count)
+    distance = np.abs(items[:, None] - items)
+    at, there = np.nonzero((distance > 0) & (distance <= _MAX_DISTANCE))
+    return at, there
 
 
 def _combined(plan: Ints, changed: Ints) -> Ints:
@@ -178,16 +176,3 @@ def _combined(plan: Ints, changed: Ints) -> Ints:
             if len(found) == _MAX_COMBINED:
                 break
     return np.array(found) if found else changed[:0]
-
-
-@lru_cache(maxsize=128)
-def _insertions(count: int) -> tuple[Ints, Ints]:
-    """Orders of `count` items with one moved, and the place that it moved to."""
-    orders, places = [], []
-    for at in range(count):
-        rest = [*range(at), *range(at + 1, count)]
-        for place in range(max(0, at - _MAX_DISTANCE), min(count, at + _MAX_DISTANCE + 1)):
-            if place != at:
-                orders.append([*rest[:place], at, *rest[place:]])
-                places.append(place)
-    return np.array(orders), np.array(places)

@@ -1,22 +1,27 @@
-"""A window as arrays, which every selection policy reads, and the way back to a plan.
+"""A window as arrays, which every selection policy reads, and what a plan of its requests gives.
 
 Requests are sorted by arrival and id, the rest by name, so that the order of the input does not
-matter. Pure.
+matter. A step is a request with one of its choices, a variant at a worker: the index of both in
+arrays [requests, choices]. A plan has a step for each request, in the order in which workers begin
+them. Each takes its variant's latency there, and the swap time where the variant before differs; a
+short circuit takes no time and no place (Wolfrath et al. 2025, eq. 1 to 3). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, penalty, priority
 from gateway.selection.window import (
     SHORT_CIRCUIT,
+    Assignment,
     SelectionOptions,
+    SelectionPlan,
     Window,
     WindowApplication,
     WindowRequest,
@@ -30,30 +35,14 @@ Ints = NDArray[np.int64]
 
 _FORBIDDEN: Final = -1.0
 """In place of the accuracy of a choice that does not serve the request."""
+_NO_CHOICE: Final = (-2.0, 0.0, 0.0, 0.0, 0.0)
+"""Where an application has fewer choices than others."""
 
 
-class Step(NamedTuple):
-    """A request with the variant and worker that serve it, as indexes into the problem."""
+class Choice(NamedTuple):
+    """A variant at a worker for one request, as plain numbers."""
 
-    request: int
-    variant: int
-    worker: int
-
-
-@dataclass(frozen=True, slots=True)
-class Choices:
-    """The (variant, worker) pairs of an application, in the order that breaks ties."""
-
-    variants: Ints
-    workers: Ints
-    latency_s: Floats
-    swap_s: Floats
-    around_s: Floats
-
-
-class StepValues(NamedTuple):
-    """A row of the step table, as plain numbers."""
-
+    step: int
     variant: int
     worker: int
     latency_s: float
@@ -63,58 +52,41 @@ class StepValues(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepTable:
-    """Every possible step, a row each: a request with each choice of its application."""
-
-    first: Ints
-    """[requests], row of the request's first choice; the others follow."""
-    request: Ints
-    variant: Ints
-    worker: Ints
-    latency_s: Floats
-    swap_s: Floats
-    around_s: Floats
-    beside_s: Floats
-    """What is added to the end of its turn, for the completion from arrival."""
-    accuracy: Floats
-    deadline_s: Floats
-    penalty_kind: Ints
-    by_request: tuple[tuple[StepValues, ...], ...]
-    """The same, for policies that place one request after another."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class PlanningProblem:
     """The last variant is the short circuit, the last worker the one that answers it at once."""
 
     options: SelectionOptions
     requests: tuple[WindowRequest, ...]
-    application_of: tuple[int, ...]
-    """Index into `choices` of each request."""
-    choices: tuple[Choices, ...]
+    application: Ints
+    """[requests]."""
     variants: tuple[str, ...]
     workers: tuple[str, ...]
+    variant: Ints
+    """[requests, choices], in the order that breaks ties; -2: no choice."""
+    worker: Ints
+    latency_s: Floats
+    swap_s: Floats
+    around_s: Floats
     accuracy: Floats
-    """[requests, variants]; zero for variants of other applications."""
+    deadline_s: Floats
+    """[requests, choices], from arrival."""
+    penalty_kind: Ints
+    """[requests, choices], index into `penalties`."""
+    penalties: tuple[Penalty, ...]
+    """The penalties that occur."""
     free_s: Floats
     """[workers], from the time of planning."""
     loaded: Ints
     """[workers]; -1: nothing."""
     age_s: Floats
     """[requests], from arrival to the time of planning."""
-    deadline_s: Floats
-    """[requests], from arrival."""
-    penalties: tuple[Penalty, ...]
-    """The penalties that occur."""
-    penalty_kind: Ints
-    """[requests], index into `penalties`."""
     priority: Floats
     """[requests]."""
-    may_split: tuple[bool, ...]
-    """By application: whether its requests may be grouped by likely class."""
-    theta: tuple[Floats | None, ...]
-    """Class probabilities of each request; None without evidence."""
-    steps: StepTable
+    likely: Ints
+    """[requests]: the class that is likelier than all others together; -1: none, or unknown."""
+    missing_evidence: int
+    choices: tuple[tuple[Choice, ...], ...]
+    """Of each request, for policies that place one after another."""
 
     @property
     def short_circuit(self) -> int:
@@ -122,52 +94,8 @@ class PlanningProblem:
 
     @property
     def has_one_worker(self) -> bool:
+        """But for the one that answers short circuits."""
         return len(self.workers) == 2
-
-    def penalty_of_group(self, group: Ints, completion_s: Floats) -> Floats:
-        """The penalties of requests of one application."""
-        kind = self.penalties[self.penalty_kind[group[0]]]
-        return penalty(kind, self.deadline_s[group], completion_s)
-
-
-def penalty_by_kind(
-    kinds: tuple[Penalty, ...], kind: Ints, deadline_s: Floats, completion_s: Floats
-) -> Floats:
-    """The penalties of requests with different penalties; `kind` is an index into `kinds`."""
-    if len(kinds) == 1:
-        return penalty(kinds[0], deadline_s, completion_s)
-    found = np.zeros(())
-    for at, each in enumerate(kinds):
-        found = np.where(kind == at, penalty(each, deadline_s, completion_s), found)
-    return found
-
-
-def _step_table(
-    application_of: Sequence[int], choices: Sequence[Choices], accuracy: Floats, age_s: Floats,
-    deadline_s: Floats, penalty_kind: Ints,
-) -> StepTable:  # fmt: skip
-    of_request = [choices[at] for at in application_of]
-    counts = np.array([len(each.variants) for each in of_request], np.int64)
-    first = np.cumsum(counts) - counts
-    request = np.repeat(np.arange(len(counts)), counts)
-    variant = np.concatenate([each.variants for each in of_request])
-    around_s = np.concatenate([each.around_s for each in of_request])
-    columns = (
-        variant,
-        np.concatenate([each.workers for each in of_request]),
-        np.concatenate([each.latency_s for each in of_request]),
-        np.concatenate([each.swap_s for each in of_request]),
-        around_s,
-        accuracy[request, variant],
-    )
-    rows = tuple(map(StepValues, *(column.tolist() for column in columns)))
-    ends = [*first.tolist()[1:], len(rows)]
-    _, worker, latency_s, swap_s, _, value = columns
-    return StepTable(
-        first, request, variant, worker, latency_s, swap_s, around_s,
-        age_s[request] + around_s, value, deadline_s[request], penalty_kind[request],
-        tuple(rows[begin:end] for begin, end in zip(first.tolist(), ends, strict=True)),
-    )  # fmt: skip
 
 
 def planning_problem(window: Window, options: SelectionOptions) -> PlanningProblem:
@@ -183,102 +111,168 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     names = sorted({each.name for app in applications for each in app.variants})
     column = {name: at for at, name in enumerate(names)}
     index = {app.name: at for at, app in enumerate(applications)}
-    application_of = tuple(index[each.application] for each in requests)
-    accuracy = np.zeros((len(requests), len(names) + 1))
-    priorities = np.zeros(len(requests))
-    theta: list[Floats | None] = [None] * len(requests)
+    application = np.array([index[each.application] for each in requests], np.int64)
+    choices = [_choices(app, workers, column, options) for app in applications]
+    most = max((len(each) for each in choices), default=0)
+    table = np.array([[*each, *[_NO_CHOICE] * (most - len(each))] for each in choices])
+    table = table.reshape(len(choices), most, len(_NO_CHOICE))[application]
+    variant, worker = (table[:, :, at].astype(np.int64) for at in (0, 1))
+    latency, swap, around = (np.ascontiguousarray(table[:, :, at]) for at in (2, 3, 4))
     age = np.array([window.now_s - each.arrival_s for each in requests])
     deadlines = np.array([each.deadline_s for each in requests])
-    members_of: list[list[int]] = [[] for _ in applications]
-    for request, owner in enumerate(application_of):
-        members_of[owner].append(request)
-    for app, members in zip(applications, members_of, strict=True):
-        scale = app.accuracy_scale
-        columns = [column[each.name] for each in app.variants]
-        estimates = _estimates(app, requests, members, theta, options) * scale
-        accuracy[np.array(members)[:, None], columns] = estimates
-        if app.short_circuit_accuracy is not None:
-            answerable = np.array([requests[each].may_short_circuit for each in members])
-            accuracy[members, -1] = np.where(
-                answerable, app.short_circuit_accuracy * scale, _FORBIDDEN
-            )
+    accuracy, priorities = np.full(variant.shape, _FORBIDDEN), np.zeros(len(requests))
+    likely, missing = np.full(len(requests), -1), 0
+    for at, app in enumerate(applications):
+        members = np.flatnonzero(application == at)
+        asked = [requests[each] for each in members.tolist()]
+        estimates, classes = _estimates(app, asked, options)
         priorities[members] = priority(estimates, deadlines[members] - age[members])
+        likely[members] = classes
+        by_variant = np.full((len(members), len(column) + 1), _FORBIDDEN)
+        by_variant[:, [column[each.name] for each in app.variants]] = estimates
+        if app.short_circuit_accuracy is not None:
+            answerable = [each.may_short_circuit for each in asked]
+            short = app.short_circuit_accuracy * app.accuracy_scale
+            by_variant[:, -1] = np.where(answerable, short, _FORBIDDEN)
+        count = len(choices[at])
+        accuracy[members, :count] = by_variant[:, variant[members[0], :count]]
+        missing += sum(each.evidence is None for each in asked)
     kinds = sorted({app.penalty for app in applications})
-    kind_of = np.array([kinds.index(applications[at].penalty) for at in application_of], np.int64)
-    latency, swap, around = (
-        _by_worker([each.latency_s for each in workers], names, np.inf),
-        _by_worker([each.swap_s for each in workers], names, 0.0)
-        + _by_worker([each.setup_s for each in workers], names, 0.0),
-        _by_worker([each.around_s for each in workers], names, 0.0),
-    )
-    pairs = [_pairs(app, workers, column, options) for app in applications]
-    choices = [
-        Choices(to, at, latency[at, to], swap[at, to], around[at, to])
-        for to, at in (np.array(each).T for each in pairs)
-    ]
+    kind = np.array([kinds.index(applications[at].penalty) for at in application], np.int64)
     return PlanningProblem(
-        options,
-        requests,
-        application_of,
-        tuple(choices),
-        (*names, SHORT_CIRCUIT),
-        (*(each.name for each in workers), ""),
-        accuracy,
+        options, requests, application, (*names, SHORT_CIRCUIT),
+        (*(each.name for each in workers), ""), variant, worker, latency, swap, around, accuracy,
+        deadlines[:, None].repeat(most, axis=1), kind[:, None].repeat(most, axis=1), tuple(kinds),
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
-        age,
-        deadlines,
-        tuple(kinds),
-        kind_of,
-        priorities,
-        tuple(app.splits_groups for app in applications),
-        tuple(theta),
-        _step_table(application_of, choices, accuracy, age, deadlines, kind_of),
+        age, priorities, likely, missing if options.is_data_aware else 0,
+        _as_numbers(variant, worker, latency, swap, around, accuracy),
+    )  # fmt: skip
+
+
+def _as_numbers(*columns: NDArray[np.generic]) -> tuple[tuple[Choice, ...], ...]:
+    requests, most = columns[0].shape
+    rows = list(map(Choice, range(requests * most), *(each.ravel().tolist() for each in columns)))
+    return tuple(
+        tuple(each for each in rows[at : at + most] if each.variant >= 0)
+        for at in range(0, len(rows), most)
     )
 
 
-def _estimates(
-    app: WindowApplication,
-    requests: tuple[WindowRequest, ...],
-    members: list[int],
-    theta: list[Floats | None],
+def _choices(
+    app: WindowApplication, workers: Sequence[Worker], column: dict[str, int],
     options: SelectionOptions,
-) -> Floats:
-    """Accuracy of each variant for each member; sets theta of those with evidence."""
-    found = np.array([[each.accuracy for each in app.variants]]).repeat(len(members), axis=0)
-    seen = [row for row, member in enumerate(members) if requests[member].evidence is not None]
-    if not seen or not (options.is_data_aware or options.splits_groups):
-        return found
-    evidence = np.array([requests[members[row]].evidence for row in seen], np.float64)
-    probabilities = class_probabilities(app.prior_weights, evidence)
-    for row, each in zip(seen, probabilities, strict=True):
-        theta[members[row]] = each
-    if options.is_data_aware:
-        found[seen] = accuracy_by_class_mix([each.recalls for each in app.variants], probabilities)
-    return found
-
-
-def _pairs(
-    app: WindowApplication,
-    workers: list[Worker],
-    column: dict[str, int],
-    options: SelectionOptions,
-) -> list[tuple[int, int]]:
-    """The variants and workers that an application may choose."""
-    pairs = [
-        (column[name], at)
+) -> list[tuple[float, ...]]:  # fmt: skip
+    """The variants and workers that an application may choose, with latency, swap and around."""
+    found: list[tuple[float, ...]] = [
+        (
+            column[name], at, worker.latency_s[name],
+            worker.swap_s.get(name, 0.0) + worker.setup_s.get(name, 0.0),
+            worker.around_s.get(name, 0.0),
+        )
         for name in sorted(each.name for each in app.variants)
         for at, worker in enumerate(workers)
         if name in worker.latency_s
-    ]
+    ]  # fmt: skip
     if options.short_circuit and app.short_circuit_accuracy is not None:
-        pairs.append((len(column), len(workers)))
-    if not pairs:
+        found.append((len(column), len(workers), 0.0, 0.0, 0.0))
+    if not found:
         raise ValueError(f"no worker can run a variant of application {app.name!r}")
-    return pairs
+    return found
 
 
-def _by_worker(times: list[Mapping[str, float]], names: list[str], missing: float) -> Floats:
-    """[workers, variants]; zeros for the short circuit and the worker that answers it."""
-    rows = [[*(each.get(name, missing) for name in names), 0.0] for each in times]
-    return np.array([*rows, [0.0] * (len(names) + 1)])
+def _estimates(
+    app: WindowApplication, requests: Sequence[WindowRequest], options: SelectionOptions
+) -> tuple[Floats, Ints]:
+    """[requests, variants] accuracies, and the class that splits each request off; -1: none."""
+    found = np.array([[each.accuracy for each in app.variants]]).repeat(len(requests), axis=0)
+    likely = np.full(len(requests), -1)
+    seen = [at for at, each in enumerate(requests) if each.evidence is not None]
+    if seen and (options.is_data_aware or options.splits_groups):
+        evidence = np.array([requests[at].evidence for at in seen], np.float64)
+        theta = class_probabilities(app.prior_weights, evidence)
+        if options.is_data_aware:
+            found[seen] = accuracy_by_class_mix([each.recalls for each in app.variants], theta)
+        if app.splits_groups:  # section 5.3.2
+            likely[seen] = np.where(theta.max(axis=1) > 0.5, theta.argmax(axis=1), -1)
+    return found * app.accuracy_scale, likely
+
+
+def penalty_by_kind(
+    kinds: tuple[Penalty, ...], kind: Ints, deadline_s: Floats, completion_s: Floats
+) -> Floats:
+    """The penalties of requests with different penalties; `kind` is an index into `kinds`."""
+    if len(kinds) == 1:
+        return penalty(kinds[0], deadline_s, completion_s)
+    found = np.zeros(())
+    for at, each in enumerate(kinds):
+        found = np.where(kind == at, penalty(each, deadline_s, completion_s), found)
+    return found
+
+
+def by_worker(problem: PlanningProblem, plans: Ints) -> Ints:
+    """Plans [plans, requests] with the steps of each worker together, in their order."""
+    workers = problem.worker.take(plans)
+    mixed = np.flatnonzero((workers[:, 1:] < workers[:, :-1]).any(axis=1))
+    if len(mixed):
+        order = np.argsort(workers[mixed], axis=1, kind="stable")
+        plans = plans.copy()
+        plans[mixed] = np.take_along_axis(plans[mixed], order, axis=1)
+    return plans
+
+
+def completions(problem: PlanningProblem, plans: Ints) -> Floats:
+    """Completion of each step from the arrival of its request; plans are sorted by worker."""
+    variants, workers = problem.variant.take(plans), problem.worker.take(plans)
+    is_first = np.ones(plans.shape, bool)
+    np.not_equal(workers[:, 1:], workers[:, :-1], out=is_first[:, 1:])
+    is_same = np.empty(plans.shape, bool)
+    np.equal(variants[:, 1:], variants[:, :-1], out=is_same[:, 1:])
+    np.copyto(is_same, problem.loaded.take(workers) == variants, where=is_first)
+    swaps = problem.swap_s.take(plans)
+    swaps[is_same] = 0.0
+    takes = problem.latency_s.take(plans) + swaps
+    ends = np.cumsum(takes, axis=1)
+    # What other workers do before this one in the row does not delay it.
+    begins = ends - takes
+    begins[~is_first] = 0.0
+    ends -= np.maximum.accumulate(begins, axis=1)
+    beside_s = problem.around_s + problem.age_s[:, None]
+    return np.asarray(ends + beside_s.take(plans) + problem.free_s.take(workers))
+
+
+def utilities(problem: PlanningProblem, plans: Ints, completion_s: Floats) -> Floats:
+    """Expected utility of each step."""
+    late = penalty_by_kind(
+        problem.penalties, problem.penalty_kind.take(plans), problem.deadline_s.take(plans),
+        completion_s,
+    )  # fmt: skip
+    return np.asarray((1.0 - late) * problem.accuracy.take(plans))
+
+
+def mean_utility(problem: PlanningProblem, plan: ArrayLike) -> float:
+    """Expected, over the requests of a plan."""
+    plans = by_worker(problem, np.asarray(plan)[None])
+    return float(utilities(problem, plans, completions(problem, plans)).mean())
+
+
+def plan_of(problem: PlanningProblem, plan: ArrayLike) -> SelectionPlan:
+    """The plan that consists of these steps, in their order on each worker."""
+    plans = by_worker(problem, np.asarray(plan, np.int64)[None])
+    ends = completions(problem, plans)
+    columns = (
+        plans // problem.variant.shape[1], problem.variant.take(plans), problem.worker.take(plans),
+        ends, problem.accuracy.take(plans), utilities(problem, plans, ends),
+    )  # fmt: skip
+    return SelectionPlan(
+        tuple(
+            Assignment(
+                problem.requests[request].id, problem.variants[variant], problem.workers[worker],
+                *expected,
+            )
+            for request, variant, worker, *expected in zip(
+                *(each[0].tolist() for each in columns), strict=True
+            )
+        ),
+        problem.missing_evidence,
+    )  # fmt: skip

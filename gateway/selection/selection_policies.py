@@ -16,12 +16,17 @@ from gateway.selection.greedy_placement import (
     by_application,
     by_deadline,
     by_priority,
-    limit_sizes,
     place_greedily,
+    share_among_workers,
 )
 from gateway.selection.local_search import improve
-from gateway.selection.planning_problem import Ints, PlanningProblem, Step, planning_problem
-from gateway.selection.timeline import mean_utility, plan_of
+from gateway.selection.planning_problem import (
+    Ints,
+    PlanningProblem,
+    mean_utility,
+    plan_of,
+    planning_problem,
+)
 from gateway.selection.window import SelectionOptions, SelectionPlan, Window
 from registry.domain.application import SelectionPolicy
 from registry.domain.loading_choice import SELECTION
@@ -43,25 +48,23 @@ def plan_window(
 
     Raises ValueError for an application that no worker can serve, and PluginError.
     """
-    problem = planning_problem(window, options or default_options(policy))
-    place = _RULES.get(policy) or SELECTION.load(policy)
-    return plan_of(problem, place(problem) if problem.requests else [])
-
-
-def default_options(policy: str) -> SelectionOptions:
+    if not window.requests:
+        return SelectionPlan(())
     is_ours = policy in (SelectionPolicy.SNEAKPEEK, SelectionPolicy.REFINED)
-    return FULL if is_ours else PLAIN
+    problem = planning_problem(window, options or (FULL if is_ours else PLAIN))
+    place = _RULES.get(policy) or SELECTION.load(policy)
+    return plan_of(problem, place(problem))
 
 
-def _lo_edf(problem: PlanningProblem) -> list[Step]:
+def _lo_edf(problem: PlanningProblem) -> list[int]:
     return place_greedily(problem, by_deadline(problem))
 
 
-def _lo_priority(problem: PlanningProblem) -> list[Step]:
+def _lo_priority(problem: PlanningProblem) -> list[int]:
     return place_greedily(problem, by_priority(problem))
 
 
-def _grouped(problem: PlanningProblem) -> list[Step]:
+def _grouped(problem: PlanningProblem) -> list[int]:
     """Algorithm 1; over tau, also the plan without splitting, whichever is expected better.
 
     Splitting into more subgroups than can be ordered well lost up to 0.11 of utility.
@@ -73,49 +76,42 @@ def _grouped(problem: PlanningProblem) -> list[Step]:
     if not problem.options.splits_groups or _are_few(problem, groups):
         return plan
     reached = mean_utility(problem, plan)
-    whole = _group_plan(
-        problem,
-        by_application(problem, is_split=False),
-        at_least=reached * len(problem.requests),
-    )
+    whole = _group_plan(problem, by_application(problem, is_split=False), at_least=reached)
     return whole if mean_utility(problem, whole) > reached else plan
 
 
 def _group_plan(
     problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -math.inf
-) -> list[Step]:
-    """`at_least`: the sum of utilities below which a plan is of no use, and need not be best."""
+) -> list[int]:
+    """`at_least`: the mean utility below which a plan is of no use, and need not be best."""
     best = None
     if problem.has_one_worker and _are_few(problem, groups):
         best = best_order(problem, groups, at_least=at_least)
-    return best or place_greedily(problem, limit_sizes(problem, groups))
+    return best or place_greedily(problem, share_among_workers(problem, groups))
 
 
 def _are_few(problem: PlanningProblem, groups: Sequence[Ints]) -> bool:
     return len(groups) <= problem.options.max_exact_groups
 
 
-def _exact(problem: PlanningProblem) -> list[Step]:
+def _exact(problem: PlanningProblem) -> list[int]:
     """Of a window that is too large, the plan of `refined`: users choose policies by a header."""
     return best_order(problem, by_deadline(problem)) or _refined(problem)
 
 
-def _refined(problem: PlanningProblem) -> list[Step]:
+def _refined(problem: PlanningProblem) -> list[int]:
     if len(problem.requests) == 1:
         return _lo_edf(problem)
     starts = (_grouped(problem), _lo_priority(problem), _lo_edf(problem))
-    count = len(problem.requests)
-    if problem.has_one_worker and count <= _FEW_REQUESTS:
+    if problem.has_one_worker and len(problem.requests) <= _FEW_REQUESTS:
         reached = max(mean_utility(problem, start) for start in starts)
-        best = best_order(
-            problem, by_deadline(problem), at_least=reached * count, max_plans=_QUICK_PLANS
-        )
+        best = best_order(problem, by_deadline(problem), at_least=reached, max_plans=_QUICK_PLANS)
         if best is not None:
             return best
     return improve(problem, starts)
 
 
-_RULES: Final[Mapping[str, Callable[[PlanningProblem], list[Step]]]] = {
+_RULES: Final[Mapping[str, Callable[[PlanningProblem], list[int]]]] = {
     SelectionPolicy.LO_EDF: _lo_edf,
     SelectionPolicy.LO_PRIORITY: _lo_priority,
     SelectionPolicy.GROUPED: _grouped,

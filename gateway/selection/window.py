@@ -100,8 +100,6 @@ class SelectionOptions:
     splits_groups: bool = False
     max_exact_groups: int = 5
     """tau of algorithm 1: with more groups their order is greedy."""
-    max_group: int | None = None
-    """Larger groups are split (section 8); None: with several workers, an equal share of them."""
     max_evaluations: int = 500
     """Plans that `refined` may evaluate: half the time that planning 24 may take. Where it needs
     them, means of 0.998 of the optimum (up to 6 requests, two workers), 0.994 (7 and 8, one)."""

@@ -3,9 +3,9 @@
 A baseline of Wolfrath et al. 2025, section 6.1.
 """
 
-from gateway.selection.greedy_placement import by_deadline, place_most_accurate
-from gateway.selection.planning_problem import PlanningProblem, Step
+from gateway.selection.greedy_placement import by_deadline, place_greedily
+from gateway.selection.planning_problem import PlanningProblem
 
 
-def max_accuracy_edf(problem: PlanningProblem) -> list[Step]:
-    return place_most_accurate(problem, by_deadline(problem))
+def max_accuracy_edf(problem: PlanningProblem) -> list[int]:
+    return place_greedily(problem, by_deadline(problem), by_accuracy=True)

@@ -12,17 +12,21 @@ import pytest
 
 from gateway.selection import local_search
 from gateway.selection.best_order import best_order
-from gateway.selection.greedy_placement import by_application, by_deadline, limit_sizes
-from gateway.selection.planning_problem import Step, planning_problem
+from gateway.selection.greedy_placement import by_application, by_deadline, share_among_workers
+from gateway.selection.planning_problem import (
+    mean_utility,
+    plan_of,
+    planning_problem,
+    utilities,
+)
 from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN, plan_window
-from gateway.selection.timeline import mean_utility, plan_of, utilities
 from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions
 from registry.domain.application import Penalty, SelectionPolicy
 from registry.domain.loading_choice import SELECTION
 from tests.gateway.selection.windows import random_window
 
 if TYPE_CHECKING:
-    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, StepTable
+    from gateway.selection.planning_problem import Floats, Ints, PlanningProblem
     from gateway.selection.window import SelectionPlan, Window
 
 ALL_OPTIONS = [
@@ -81,20 +85,10 @@ def test_exact_equals_enumeration(options: SelectionOptions, workers: int) -> No
     for window in _windows(6, seed=3, requests=3, workers=workers):
         problem = planning_problem(window, options)
         best = max(
-            plan_of(problem, [Step(*step) for step in steps]).mean_utility
-            for order in itertools.permutations(range(len(problem.requests)))
-            for steps in itertools.product(*(
-                [
-                    (request, int(variant), int(worker))
-                    for variant, worker in zip(
-                        problem.choices[problem.application_of[request]].variants,
-                        problem.choices[problem.application_of[request]].workers,
-                        strict=True,
-                    )
-                ]
-                for request in order
-            ))
-        )  # fmt: skip
+            plan_of(problem, steps).mean_utility
+            for order in itertools.permutations(problem.choices)
+            for steps in itertools.product(*([each.step for each in of] for of in order))
+        )
         exact = plan_window(SelectionPolicy.EXACT, window, options)
         assert exact.mean_utility == pytest.approx(best, abs=1e-9)
 
@@ -106,18 +100,20 @@ def test_grouped_is_the_best_grouped_plan(options: SelectionOptions) -> None:
         groups = by_application(problem, is_split=options.splits_groups)
         if len(groups) > 4:
             continue
-        pairs = [
-            list(zip(found.variants.tolist(), found.workers.tolist(), strict=True))
-            for found in (problem.choices[problem.application_of[each[0]]] for each in groups)
-        ]
         best = max(
             plan_of(
                 problem,
-                [Step(request, *chosen[at]) for at in order for request in groups[at].tolist()],
+                [
+                    problem.choices[request][chosen[at]].step
+                    for at in order
+                    for request in groups[at].tolist()
+                ],
             ).mean_utility
             for order in itertools.permutations(range(len(groups)))
-            for chosen in itertools.product(*pairs)
-        )
+            for chosen in itertools.product(*(
+                range(len(problem.choices[each[0]])) for each in groups
+            ))
+        )  # fmt: skip
         grouped = plan_window(SelectionPolicy.GROUPED, window, options)
         assert grouped.mean_utility == pytest.approx(best, abs=1e-9)
 
@@ -150,11 +146,9 @@ def test_refined_never_exceeds_its_budget_of_evaluations(
 ) -> None:
     evaluated = []
 
-    def counted(
-        problem: PlanningProblem, table: StepTable, plans: Ints, completion_s: Floats
-    ) -> Floats:
+    def counted(problem: PlanningProblem, plans: Ints, completion_s: Floats) -> Floats:
         evaluated.append(len(plans))
-        return utilities(problem, table, plans, completion_s)
+        return utilities(problem, plans, completion_s)
 
     monkeypatch.setattr(local_search, "utilities", counted)
     window = random_window(7, requests=12, has_evidence=True)
@@ -174,7 +168,7 @@ def test_a_search_for_what_beats_a_known_plan_finds_the_best_plan_or_none(
         groups = by_deadline(problem)
         best = best_order(problem, groups)
         assert best is not None
-        reached = mean_utility(problem, best) * len(problem.requests)
+        reached = mean_utility(problem, best)
         assert best_order(problem, groups, at_least=reached - 1e-6) == best
         assert best_order(problem, groups, at_least=reached + 1e-6) is None
 
@@ -183,23 +177,12 @@ def test_changes_that_help_alone_are_made_together() -> None:
     """Without deadlines in danger each request's best choice is independent of the others'."""
     window = random_window(3, requests=12, penalty=Penalty.NONE)
     problem = planning_problem(window, PLAIN)
-    worst = [
-        min(
-            (Step(at, *pair) for pair in _pairs_of(problem, at)),
-            key=lambda step: problem.accuracy[step.request, step.variant],
-        )
-        for at in range(12)
-    ]
+    worst = [min(each, key=lambda choice: choice.accuracy).step for each in problem.choices]
     changes = 12 * 2
     within = planning_problem(window, replace(PLAIN, max_evaluations=3 * changes))
-    best = sum(problem.accuracy[at].max() for at in range(12))
+    best = problem.accuracy.max(axis=1).sum()
     improved = local_search.improve(within, [worst])
     assert mean_utility(within, improved) * 12 == pytest.approx(best)
-
-
-def _pairs_of(problem: PlanningProblem, request: int) -> list[tuple[int, int]]:
-    choices = problem.choices[problem.application_of[request]]
-    return list(zip(choices.variants.tolist(), choices.workers.tolist(), strict=True))
 
 
 def test_exact_is_refined_for_windows_that_are_too_large() -> None:
@@ -218,18 +201,14 @@ def test_groups_with_too_many_variants_for_all_orders_are_placed_greedily() -> N
     assert len(plan.assignments) == 20
 
 
-def test_groups_above_the_maximum_size_are_split() -> None:
-    window = random_window(5, requests=9, applications=1)
-    problem = planning_problem(window, replace(PLAIN, max_group=4))
+def test_several_workers_share_each_group() -> None:
+    problem = planning_problem(random_window(5, requests=9, applications=1, workers=2), PLAIN)
     [group] = by_application(problem, is_split=False)
-    parts = limit_sizes(problem, [group])
-    assert sorted(map(len, parts)) == [3, 3, 3]
+    parts = share_among_workers(problem, [group])
+    assert sorted(map(len, parts)) == [4, 5]
     assert sorted(np.concatenate(parts).tolist()) == list(range(9))
     priorities = [problem.priority[part].mean() for part in parts]
     assert priorities == sorted(priorities, reverse=True)
-    shared = planning_problem(random_window(5, requests=9, applications=1, workers=2), PLAIN)
-    [group] = by_application(shared, is_split=False)
-    assert sorted(map(len, limit_sizes(shared, [group]))) == [4, 5]
 
 
 @pytest.mark.parametrize("policy", [SelectionPolicy.GROUPED, SelectionPolicy.SNEAKPEEK])

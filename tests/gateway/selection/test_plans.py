@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.selection.planning_problem import Step, planning_problem
+from gateway.selection.planning_problem import plan_of, planning_problem
 from gateway.selection.selection_policies import plan_window
-from gateway.selection.timeline import plan_of
 from gateway.selection.window import (
     SelectionOptions,
+    SelectionPlan,
     Window,
     WindowApplication,
     WindowRequest,
@@ -33,39 +33,48 @@ def _window(*workers: Worker) -> Window:
     return Window(tuple(requests), (app,), workers, now_s=0.1)
 
 
+def _planned(
+    window: Window, steps: list[tuple[int, int, int]], *, short_circuit: bool = False
+) -> SelectionPlan:
+    """The plan of steps with a request, a variant and a worker each."""
+    problem = planning_problem(window, SelectionOptions(short_circuit=short_circuit))
+    found = {
+        (request, choice.variant, choice.worker): choice.step
+        for request, choices in enumerate(problem.choices)
+        for choice in choices
+    }
+    return plan_of(problem, [found[each] for each in steps])
+
+
 ONE = Worker("a", {"fast": 0.01, "slow": 0.04}, {"fast": 0.005, "slow": 0.02})
 
 
 def test_each_request_takes_its_latency_and_a_swap_where_the_variant_changes() -> None:
-    problem = planning_problem(_window(ONE), SelectionOptions())
-    steps = [Step(0, FAST, 0), Step(1, FAST, 0), Step(2, SLOW, 0), Step(3, FAST, 0)]
-    found = [each.completion_s for each in plan_of(problem, steps).assignments]
+    steps = [(0, FAST, 0), (1, FAST, 0), (2, SLOW, 0), (3, FAST, 0)]
+    found = [each.completion_s for each in _planned(_window(ONE), steps).assignments]
     # Ends at 15, 25, 85 and 100 ms from 100 ms; arrivals at 0, 10, 20 and 30 ms.
     assert found == pytest.approx([0.115, 0.115, 0.165, 0.170], abs=1e-9)
 
 
 def test_a_batch_pays_its_setup_where_the_variant_changes() -> None:
     batching = Worker("a", ONE.latency_s, ONE.swap_s, setup_s={"fast": 0.002, "slow": 0.003})
-    problem = planning_problem(_window(batching), SelectionOptions())
-    steps = [Step(0, FAST, 0), Step(1, FAST, 0), Step(2, SLOW, 0), Step(3, FAST, 0)]
-    found = [each.completion_s for each in plan_of(problem, steps).assignments]
+    steps = [(0, FAST, 0), (1, FAST, 0), (2, SLOW, 0), (3, FAST, 0)]
+    found = [each.completion_s for each in _planned(_window(batching), steps).assignments]
     # Ends at 17, 27, 90 and 107 ms from 100 ms; arrivals at 0, 10, 20 and 30 ms.
     assert found == pytest.approx([0.117, 0.117, 0.170, 0.177], abs=1e-9)
 
 
 def test_what_is_loaded_costs_no_swap_and_a_busy_worker_begins_later() -> None:
     busy = Worker("a", ONE.latency_s, ONE.swap_s, free_s=0.13, loaded="slow")
-    problem = planning_problem(_window(busy), SelectionOptions())
-    steps = [Step(0, SLOW, 0), Step(1, SLOW, 0), Step(2, FAST, 0), Step(3, FAST, 0)]
-    found = [each.completion_s for each in plan_of(problem, steps).assignments]
+    steps = [(0, SLOW, 0), (1, SLOW, 0), (2, FAST, 0), (3, FAST, 0)]
+    found = [each.completion_s for each in _planned(_window(busy), steps).assignments]
     assert found == pytest.approx([0.170, 0.200, 0.205, 0.205], abs=1e-9)
 
 
 def test_workers_run_side_by_side_and_a_short_circuit_takes_no_place() -> None:
     other = Worker("b", {"slow": 0.02}, {"slow": 0.01})
-    problem = planning_problem(_window(ONE, other), SelectionOptions(short_circuit=True))
-    steps = [Step(0, FAST, 0), Step(1, SHORT, 2), Step(2, SLOW, 1), Step(3, FAST, 0)]
-    plan = plan_of(problem, steps)
+    steps = [(0, FAST, 0), (1, SHORT, 2), (2, SLOW, 1), (3, FAST, 0)]
+    plan = _planned(_window(ONE, other), steps, short_circuit=True)
     found = {each.request: each for each in plan.assignments}
     assert found["r0"].completion_s == pytest.approx(0.115, abs=1e-9)
     assert found["r3"].completion_s == pytest.approx(0.095, abs=1e-9)
