@@ -69,6 +69,11 @@ class WorkflowProxy:
         BodiesFull.
         """
         self._shutdown.refuse_new()
+        if request.scope["path"] == "/" and not request.scope.get("pilotlight.name"):
+            raise BadRequest(
+                "a request to / is for an InferenceGraph: name it by /serving/NAMESPACE/NAME or by "
+                "a Host such as NAME.NAMESPACE.example.com"
+            )
         if not self._address:
             raise NotReady(_UNAVAILABLE, retry_after_s=1.0)
         namespace = request.scope.get("pilotlight.namespace", "default")
@@ -199,45 +204,29 @@ async def _unless_disconnected(request: Request, exchange: Coroutine[None, None,
 
 def workflow_routes(proxy: WorkflowProxy) -> APIRouter:
     router = APIRouter()
-
-    @router.post("/", tags=["workflows"])
-    async def graph(request: Request) -> Response:
-        """Run the InferenceGraph that the prefix or the Host names, as KServe's router does."""
-        if not request.scope.get("pilotlight.name"):
-            raise BadRequest(
-                "a request to / is for an InferenceGraph: name it by /serving/NAMESPACE/NAME or by "
-                "a Host such as NAME.NAMESPACE.example.com"
-            )
-        return await proxy.respond(request)
-
-    @router.get("/v1/workflows", tags=["workflows"])
-    async def workflows(request: Request) -> Response:
-        """The namespace's workflows."""
-        return await proxy.respond(request)
-
-    @router.put("/v1/workflows/{name}", tags=["workflows"])
-    async def deploy(request: Request, name: str) -> Response:
-        """Deploy a workflow's file: the body."""
-        return await proxy.respond(request)
-
-    @router.delete("/v1/workflows/{name}", tags=["workflows"])
-    async def delete(request: Request, name: str) -> Response:
-        """Delete a workflow."""
-        return await proxy.respond(request)
-
-    @router.post("/v1/workflows/{name}:run", tags=["workflows"])
-    async def run(request: Request, name: str) -> Response:
-        """Run a workflow with the arguments of the JSON body."""
-        return await proxy.respond(request)
-
-    @router.get("/v1/workflows/{name}/runs/{identity}", tags=["workflows"])
-    async def status(request: Request, name: str, identity: str) -> Response:
-        """A run's status, result or error, and steps."""
-        return await proxy.respond(request)
-
-    @router.delete("/v1/workflows/{name}/runs/{identity}", tags=["workflows"])
-    async def cancel(request: Request, name: str, identity: str) -> Response:
-        """Cancel a run."""
-        return await proxy.respond(request)
-
+    for method, path, name, description in _ROUTES:
+        router.add_api_route(
+            path, proxy.respond, methods=[method], name=name, description=description,
+            tags=["workflows"],
+        )  # fmt: skip
     return router
+
+
+_ROUTES: Final = (
+    (
+        "POST", "/", "graph",
+        "Run the InferenceGraph that the prefix or the Host names, as KServe's router does.",
+    ),
+    ("GET", "/v1/workflows", "workflows", "The namespace's workflows."),
+    ("PUT", "/v1/workflows/{name}", "deploy", "Deploy a workflow's file: the body."),
+    ("DELETE", "/v1/workflows/{name}", "delete", "Delete a workflow."),
+    (
+        "POST", "/v1/workflows/{name}:run", "run",
+        "Run a workflow with the arguments of the JSON body.",
+    ),
+    (
+        "GET", "/v1/workflows/{name}/runs/{identity}", "status",
+        "A run's status, result or error, and steps.",
+    ),
+    ("DELETE", "/v1/workflows/{name}/runs/{identity}", "cancel", "Cancel a run."),
+)  # fmt: skip
