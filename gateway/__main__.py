@@ -146,7 +146,7 @@ async def running_app(
             )
             for pool in settings.pools
         ],
-        names,
+        names, is_guarded=access is not None,
     )  # fmt: skip
     metrics.labels.is_declared = pools.declares
     shutdown = Shutdown()

@@ -88,7 +88,7 @@ class ExchangeChoice:
         if record is None or self._shutdown.is_draining:
             await client.run.in_task()
             pool, record = await self._find_record(target)
-            client.target = target = pool.targets.with_declared(target)
+            client.target = target = self._pools.targets.with_declared(target)
         if target.component is not None:
             return self._create_component_exchange(client, target.component, read, record, body)
         if target.verb is Verb.EXPLAIN:
@@ -125,7 +125,7 @@ class ExchangeChoice:
         name = await body.read_model_field(coding_of(coding.decode("latin-1")))
         model = parse_model_name(name, client.target.model.namespace)
         named = openai_target(model.namespace, model.name, endpoint)
-        client.target = self._pools.owner_of(named.model).targets.with_declared(named)
+        client.target = self._pools.targets.with_declared(named)
 
     async def _find_record(self, target: ModelTarget) -> tuple[GatewayPool, ModelRecord]:
         self._shutdown.refuse_new()

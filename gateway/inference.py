@@ -106,7 +106,7 @@ class Inference:
                 self._tracer.end(request_id)
 
     def _as_direct(self, target: ModelTarget) -> ModelTarget:
-        return self._pools.owner_of(target.model).targets.as_direct(target)
+        return self._pools.targets.as_direct(target)
 
     def _is_callback(self, client: InferenceClient) -> bool:
         """A transformer or explainer of the model sent it, which calls the model itself."""
@@ -135,8 +135,7 @@ class Inference:
             namespace = await access.implied_namespace(client.headers)
             if namespace != target.model.namespace:
                 moved = target_in_namespace(target, namespace)
-                targets = self._pools.owner_of(moved.model).targets
-                client.target = target = targets.with_declared(moved)
+                client.target = target = self._pools.targets.with_declared(moved)
         await access.check(target.model.namespace, client.headers)
 
     async def _run_limited(

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from gateway.http.model_host import KnownNames
-    from gateway.http.targets import ModelTarget
     from gateway.settings import GatewaySettings
     from gateway.telemetry.metrics import GatewayMetrics
     from gateway.telemetry.request_telemetry import RequestTelemetry
@@ -41,15 +40,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayPool:
+class GatewayPool(ServedPool):
     """One pool's share of a gateway."""
 
-    watch: ClusterWatch
     context: RequestContext
     selector: ApplicationSelector
     sneak_peek: SneakPeekClient
-    targets: TargetResolver
-    served: ServedPool
     runs: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
 
     def declares(self, model: ModelName) -> bool:
@@ -61,53 +57,46 @@ class GatewayPool:
 class GatewayPools:
     """The pools of a gateway. A model is served by the first one that declares it."""
 
-    def __init__(self, pools: Sequence[GatewayPool], names: KnownNames) -> None:
-        """`names`: those of all pools."""
+    def __init__(
+        self, pools: Sequence[GatewayPool], names: KnownNames, *, is_guarded: bool
+    ) -> None:
+        """`names`: those of all pools; `is_guarded`: requests need a key or token."""
         self.names = names
-        self._pools = tuple(pools)
+        self.served = pools
         self.only = pools[0] if len(pools) == 1 else None
-        self.served = [each.served for each in pools]
-        self.resolve_target = self._resolve if self.only is None else self.only.targets.resolve
+        self.targets = TargetResolver(names, is_guarded=is_guarded)
+        self.resolve_target = self.targets.resolve
         """The target of a path as it was sent, and a Host; None: not a valid inference path."""
 
     @property
     def was_read(self) -> bool:
         """Every pool's registry was read at least once."""
-        return all(each.watch.age_s() != math.inf for each in self._pools)
+        return all(each.watch.age_s() != math.inf for each in self.served)
 
     def declares(self, label: str) -> bool:
         """Whether a model or application has this metric label."""
-        namespace, _, name = label.partition("/")
-        model = ModelName(namespace, name)
-        return any(each.declares(model) for each in self._pools)
+        return ModelName.parse(label) in self.names
 
     def runs(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
         """Tasks for the gateway's life."""
-        return [run for each in self._pools for run in each.runs]
+        return [run for each in self.served for run in each.runs]
 
     async def close(self) -> None:
-        for each in self._pools:
+        for each in self.served:
             await each.watch.registry.close()
 
     def owner_of(self, model: ModelName) -> GatewayPool:
         """The pool that declares a model, or else the first one."""
         if self.only is not None:
             return self.only
-        return next((each for each in self._pools if each.declares(model)), self._pools[0])
+        return next((each for each in self.served if each.declares(model)), self.served[0])
 
     async def find_owner(self, model: ModelName) -> GatewayPool:
         """As `owner_of`, and asks the registry for a model that no local state has."""
-        for each in self._pools:
+        for each in self.served:
             if each.declares(model) or await each.watch.find_model(model) is not None:
                 return each
-        return self._pools[0]
-
-    def _resolve(self, path: bytes, host: bytes) -> ModelTarget | None:
-        for each in self._pools:
-            target = each.targets.resolve(path, host)
-            if target is not None and each.declares(target.model):
-                return target
-        return self._pools[0].targets.resolve(path, host)
+        return self.served[0]
 
 
 def create_pool(
@@ -170,15 +159,8 @@ def create_pool(
     ):  # fmt: skip
         watch.subscribe(on_change)
     return GatewayPool(
-        watch,
-        context,
-        selector,
-        sneak_peek,
-        TargetResolver(watch.state, names, is_guarded=is_guarded),
-        ServedPool(
-            pool, watch, explanations, placer, reservations,
-            ModelMetadata(pods, watch.state),
-        ),
+        pool, watch, explanations, placer, reservations, ModelMetadata(pods, watch.state),
+        context, selector, sneak_peek,
         (
             watch.run, reservations.renew_periodically, reservations.register_periodically,
             arrival_counter.run, sneak_peek.run, planner.run, loads.run, events.run,

@@ -60,16 +60,14 @@ def component_of(
     address = spec.explainer if verb is Verb.EXPLAIN else spec.transformer
     if is_direct or not address:
         return None
-    return ComponentTarget(component, address, _path(spec.name.name, verb, openai_endpoint))
+    name = quote(spec.name.name, safe="")
+    path = f"/openai/v1/{openai_endpoint}" if verb is None else kserve_path(name, verb)
+    return ComponentTarget(component, address, path.encode())
 
 
-def _path(name: str, verb: Verb | None, openai_endpoint: str | None) -> bytes:
-    name = quote(name, safe="")
-    if verb is None:
-        return f"/openai/v1/{openai_endpoint}".encode()
-    if verb is Verb.INFER:
-        return f"/v2/models/{name}/infer".encode()
-    return f"/v1/models/{name}:{verb}".encode()
+def kserve_path(name: str, verb: Verb) -> str:
+    """Of KServe's protocols; `name`: as a segment of a path."""
+    return f"/v2/models/{name}/infer" if verb is Verb.INFER else f"/v1/models/{name}:{verb}"
 
 
 class KnownNames:

@@ -22,7 +22,6 @@ from gateway.http.model_host import (
 )
 from gateway.http.targets import ModelTarget, openai_target
 from registry.domain.canaries import Canaries
-from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 
 _MAX_CACHED: Final = 4096
@@ -60,15 +59,14 @@ class ModelPath:
 class TargetResolver:
     """Resolves paths and Hosts to targets, and caches the results until the models change."""
 
-    def __init__(self, state: ClusterState, names: KnownNames, *, is_guarded: bool = False) -> None:
+    def __init__(self, names: KnownNames, *, is_guarded: bool = False) -> None:
         """With `is_guarded` a Host that contradicts the path is ignored.
 
         An error would disclose to other tenants that the model exists. `names`: those of all pools.
         """
-        self._state = state
         self._names = names
         self._states = names.states
-        self._canaries = Canaries(state)
+        self._canaries = [Canaries(each) for each in names.states]
         self._is_guarded = is_guarded
         self._cache: dict[tuple[bytes, bytes], ModelTarget | None] = {}
         self._models_version = -1
@@ -111,8 +109,13 @@ class TargetResolver:
 
     def with_declared(self, target: ModelTarget) -> ModelTarget:
         """The target with the component, or the canaries, that the model is declared with."""
-        record = self._state.models.get(target.model)
-        if record is None:
+        declaring = (
+            (each.models[target.model], canaries)
+            for each, canaries in zip(self._states, self._canaries, strict=True)
+            if target.model in each.models
+        )
+        record, canaries = next(declaring, (None, None))
+        if record is None or canaries is None:
             return target
         if target.openai_endpoint is not None and record.spec.served_name:
             target = replace(target, name=record.spec.served_name)  # pods take both in the body
@@ -124,7 +127,7 @@ class TargetResolver:
         )
         if component is not None:
             return replace(target, component=component)
-        found = self._canaries.of(target.model)
+        found = canaries.of(target.model)
         return replace(target, canaries=found) if found else target
 
     def as_direct(self, target: ModelTarget) -> ModelTarget:
@@ -182,16 +185,10 @@ def target_of(model_path: ModelPath) -> ModelTarget:
         raise BadRequest(f"{model_path.path!r} is not an inference path")
     name = _unescape(match[1] or match[3])
     _refuse_other_name(model_path, name)
-    model = ModelName(model_path.namespace, name)
-    verb = Verb(match[2]) if match[1] else Verb.INFER
-    if match[1]:
-        pod_path = f"/v1/models/{model.path_segment}:{verb}"
-    else:
-        pod_path = f"/v2/models/{model.path_segment}/infer"
-    called = model_path.called or name
     return ModelTarget(
-        model, called, pod_path.encode(), str(model), verb=verb, is_direct=model_path.is_direct,
-        is_plain=model_path.is_plain,
+        ModelName(model_path.namespace, name), model_path.called or name,
+        Verb(match[2]) if match[1] else Verb.INFER,
+        is_direct=model_path.is_direct, is_plain=model_path.is_plain,
     )  # fmt: skip
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from gateway.http.model_host import ComponentTarget, Verb
+from gateway.http.model_host import ComponentTarget, Verb, kserve_path
 from registry.domain.canaries import Canary
 from registry.domain.model import ModelName
 
@@ -16,9 +16,8 @@ class ModelTarget:
     model: ModelName
     name: str
     """The model's name as the caller wrote it, for `model_name` in the response."""
-    pod_path: bytes
-    label: str
-    """The model as a metric label: `namespace/name`."""
+    verb: Verb | None = None
+    """None for OpenAI's protocol."""
     openai_endpoint: str | None = None
     """Key of `openai.ENDPOINTS`; None for KServe's protocols."""
     is_named: bool = True
@@ -30,34 +29,35 @@ class ModelTarget:
     """Header lines of the response about the variant, where the target is an application."""
     without_host: ModelTarget | None = None
     """The target that the path alone names, where the Host named the model."""
-    verb: Verb | None = None
-    """None for OpenAI's protocol."""
     is_plain: bool = False
     """Neither prefix nor Host names a namespace: it is `default`, or that of the caller's key."""
     is_direct: bool = False
     """The Host names the predictor, at which transformer and explainer call the model."""
     component: ComponentTarget | None = None
     """The component that serves the request; None: the model itself."""
+    pod_path: bytes = field(init=False)
+    label: str = field(init=False)
+    """The model as a metric label: `namespace/name`."""
+
+    def __post_init__(self) -> None:
+        segment = self.model.path_segment
+        if self.verb is None:
+            path = f"/serving/{segment}/openai/v1/{self.openai_endpoint}"
+        else:
+            path = kserve_path(segment, self.verb)
+        object.__setattr__(self, "pod_path", path.encode())
+        object.__setattr__(self, "label", str(self.model))
 
 
 def target_of_version(target: ModelTarget, model: ModelName) -> ModelTarget:
     """The target for one of the model's versions, with that version's path at pods."""
-    version = model.name.encode()
-    if model == target.model:
-        return replace(target, version=version)
-    requested, selected = target.model.path_segment.encode(), model.path_segment.encode()
-    pod_path = target.pod_path.replace(b"/%b" % requested, b"/%b" % selected, 1)
-    return replace(target, model=model, pod_path=pod_path, label=str(model), version=version)
+    return replace(target, model=model, version=model.name.encode())
 
 
 def target_in_namespace(target: ModelTarget, namespace: str) -> ModelTarget:
     """The target of a plain path, of the same name in another namespace than `default`."""
-    if target.openai_endpoint is not None:
-        moved = openai_target(namespace, target.name or None, target.openai_endpoint)
-        return replace(moved, is_plain=True)
     model = ModelName(namespace, target.model.name)
-    moved = target_of_version(target, model)
-    return replace(moved, version=b"", canaries=(), component=None)
+    return replace(target, model=model, canaries=(), component=None)
 
 
 def target_of_variant(
@@ -69,18 +69,10 @@ def target_of_variant(
         f"x-pilotlight-expected-accuracy: {accuracy:.4f}\r\n"
         f"x-pilotlight-expected-utility: {utility:.4f}\r\n"
     )
-    chosen = target_of_version(target, model)
-    return replace(chosen, version=b"", selection_lines=lines.encode())
+    return replace(target, model=model, version=b"", selection_lines=lines.encode())
 
 
 def openai_target(namespace: str, name: str | None, endpoint: str) -> ModelTarget:
     """The target of an OpenAI request; without a name it is preliminary until the body is read."""
     model = ModelName(namespace, name or "")
-    return ModelTarget(
-        model,
-        model.name,
-        f"/serving/{model.path_segment}/openai/v1/{endpoint}".encode(),
-        str(model),
-        openai_endpoint=endpoint,
-        is_named=name is not None,
-    )
+    return ModelTarget(model, model.name, openai_endpoint=endpoint, is_named=name is not None)

@@ -201,20 +201,20 @@ def test_other_paths_keep_the_namespace_of_their_prefix() -> None:
 def test_long_paths_are_not_cached() -> None:
     """Clients choose them: thousands of any length would fill the memory."""
     state = ClusterState()
-    targets = TargetResolver(state, KnownNames(state))
+    targets = TargetResolver(KnownNames(state))
     for host in (b"x", b"x" * 100_000):
         for path in (b"/v1/models/m:predict", b"/v1/models/%b:predict" % (b"m" * 100_000)):
             assert targets.resolve(path, host) is not None
     assert sum(len(path) + len(host) for path, host in targets._cache) < 1000
 
 
-def names_with_second(name: str) -> tuple[ClusterState, KnownNames]:
+def names_with_second(name: str) -> KnownNames:
     """team-a/m, whose arguments name it otherwise."""
     state = ClusterState()
     model = ModelName("team-a", "m")
     state.models[model] = ModelRecord(ModelSpec(model, "file:///m", served_name=name))
     state.models_version += 1
-    return state, KnownNames(state)
+    return KnownNames(state)
 
 
 @pytest.mark.parametrize(
@@ -228,22 +228,22 @@ def names_with_second(name: str) -> tuple[ClusterState, KnownNames]:
     ],
 )
 def test_a_model_is_called_by_its_second_name_at_its_own_address(path: str, host: str) -> None:
-    state, names = names_with_second("iris")
-    target = TargetResolver(state, names).resolve(path.encode(), host.encode())
+    names = names_with_second("iris")
+    target = TargetResolver(names).resolve(path.encode(), host.encode())
     assert target is not None
     assert (str(target.model), target.name) == ("team-a/m", "iris")
     assert b"/models/team-a~m" in target.pod_path
     own = path.replace("iris", "m")
-    own_target = TargetResolver(state, names).resolve(own.encode(), host.encode())
+    own_target = TargetResolver(names).resolve(own.encode(), host.encode())
     assert own_target is not None
     assert (own_target.name, own_target.pod_path) == ("m", target.pod_path)
     other = path.replace("iris", "other")
-    assert TargetResolver(state, names).resolve(other.encode(), host.encode()) is None
+    assert TargetResolver(names).resolve(other.encode(), host.encode()) is None
 
 
 @pytest.mark.parametrize("path", ["/v1/models/iris", "/v2/models/iris/ready"])
 def test_metadata_of_a_model_is_asked_for_by_its_second_name(path: str) -> None:
-    _, names = names_with_second("iris")
+    names = names_with_second("iris")
     found = parse_path(f"/serving/team-a/m{path}", "", names)
     refuse_other_name(found)
     assert found.path == path.replace("iris", "m")
@@ -256,7 +256,7 @@ def test_a_triton_model_is_called_by_its_folders_name_at_its_own_host(path: str)
     model = ModelName("default", "isvc-triton")
     state.models[model] = ModelRecord(ModelSpec(model, "s3://models/repo", format="triton"))
     state.models_version += 1
-    targets, host = TargetResolver(state, names), b"isvc-triton.default.example.com"
+    targets, host = TargetResolver(names), b"isvc-triton.default.example.com"
     target = targets.resolve(path.format("cifar10").encode(), host)
     assert target is not None
     assert (str(target.model), target.name) == ("default/isvc-triton", "cifar10")
@@ -269,15 +269,15 @@ def test_a_triton_model_is_called_by_its_folders_name_at_its_own_host(path: str)
 
 
 def test_a_second_name_means_nothing_at_other_addresses() -> None:
-    state, names = names_with_second("iris")
-    target = TargetResolver(state, names).resolve(b"/v1/models/iris:predict", b"")
+    names = names_with_second("iris")
+    target = TargetResolver(names).resolve(b"/v1/models/iris:predict", b"")
     assert target is not None
     assert str(target.model) == "default/iris"
 
 
 def test_pods_learn_the_second_name_of_an_openai_request() -> None:
-    state, names = names_with_second("org/chat")
+    names = names_with_second("org/chat")
     path = b"/serving/team-a/m/openai/v1/chat/completions"
-    target = TargetResolver(state, names).resolve(path, b"")
+    target = TargetResolver(names).resolve(path, b"")
     assert target is not None
     assert (str(target.model), target.name) == ("team-a/m", "org/chat")

@@ -23,6 +23,7 @@ from gateway.errors import ClientClosedRequest
 from gateway.http.client_request import ClientRequest
 from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
 from gateway.http.listener import ConnectionStarts
+from gateway.http.model_host import Verb
 from gateway.http.server import GatewayProtocol
 from gateway.http.targets import ModelTarget
 from gateway.settings import GatewaySettings
@@ -35,12 +36,13 @@ from tests.gateway.placer_harness import eventually, running_placer
 Handle = Callable[[ClientRequest], Awaitable[None]]
 Find = Callable[[bytes, bytes], ModelTarget | None]
 
-TARGET = ModelTarget(ModelName("default", "m"), "m", b"/v2/models/m/infer", "default/m")
+PATH = b"/v2/models/m/infer"
+TARGET = ModelTarget(ModelName("default", "m"), "m", Verb.INFER)
 HEAD = b"POST /v2/models/m/infer HTTP/1.1\r\nhost: x\r\n"
 
 
 def find_target(path: bytes, host: bytes) -> ModelTarget | None:
-    return TARGET if path == TARGET.pod_path else None
+    return TARGET if path == PATH else None
 
 
 async def not_inference(scope: Any, receive: Any, send: Any) -> None:
@@ -187,7 +189,7 @@ async def test_an_absolute_target_replaces_the_host() -> None:
             200, [], b" ".join(value for name, value in client.headers if name == b"host")
         )
 
-    path = TARGET.pod_path
+    path = PATH
     async with connected(hosts, find=find) as (reader, writer, _):
         writer.write(
             b"POST HTTP://m.a:8080%b HTTP/1.1\r\nhost: m.b\r\ncontent-length: 0\r\n\r\n" % path

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.targets import ModelTarget, target_of_version
+from gateway.http.model_host import Verb
+from gateway.http.targets import ModelTarget, openai_target, target_of_version
 from gateway.selection.select_version import split_by_id
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName, ModelSpec
@@ -43,17 +44,20 @@ def test_an_id_keeps_its_canary_when_the_percentage_grows(
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("target", "path"),
     [
-        (b"/v1/models/team~m:predict", b"/v1/models/team~m-next:predict"),
-        (b"/v2/models/team~m/infer", b"/v2/models/team~m-next/infer"),
-        (b"/serving/team~m/openai/v1/embeddings", b"/serving/team~m-next/openai/v1/embeddings"),
+        (ModelTarget(STABLE, "m", Verb.PREDICT), b"/v1/models/team~m-next:predict"),
+        (ModelTarget(STABLE, "m", Verb.INFER), b"/v2/models/team~m-next/infer"),
+        (
+            openai_target("team", "m", "embeddings"),
+            b"/serving/team~m-next/openai/v1/embeddings",
+        ),
     ],
 )
-def test_a_version_has_its_own_path_at_pods(path: bytes, expected: bytes) -> None:
-    target = target_of_version(ModelTarget(STABLE, "m", path, str(STABLE)), NEXT)
-    assert (target.pod_path, target.label, target.name) == (expected, "team/m-next", "m")
-    assert target.version == b"m-next"
+def test_a_version_has_its_own_path_at_pods(target: ModelTarget, path: bytes) -> None:
+    found = target_of_version(target, NEXT)
+    assert (found.pod_path, found.label, found.name) == (path, "team/m-next", "m")
+    assert found.version == b"m-next"
 
 
 def declare_pair(harness: GatewayHarness, percent: int) -> tuple[ModelSpec, ModelSpec]:
