@@ -31,10 +31,9 @@ from gateway.routing.decision import (
     Wait,
 )
 from gateway.routing.device_backlog import is_idle
-from gateway.routing.latency_model import proxy_to, wait_for
+from gateway.routing.latency_model import PodForecast, proxy_to, wait_for
 from gateway.routing.pod_selection import (
     MAX_COMPARED,
-    PodForecast,
     least_loaded,
     least_loaded_free,
     run_soonest,
@@ -54,20 +53,32 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         return certain
     serving = cluster.residency.serving(key)
     free = serving.free.first(MAX_COMPARED)
-    if len(cluster.pods.kinds) > 1 or not serving.have_free_slots or not free:
+    if not serving.are_of_a_kind or not serving.have_free_slots or not free:
         return weigh(request, cluster, now_s)
     found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
-    forecast, name = found.forecast, found.pod.name
-    cost_s = forecast.seconds + forecast.delays_s
-    if _may_pay(request, forecast.seconds, cost_s, cluster, now_s):
+    cost_s = found.seconds + found.delays_s
+    if _may_pay(request, found.seconds, cost_s, cluster, now_s):
         return weigh(request, cluster, now_s, found)
-    loss = None if serving.warming else _loss(forecast, None, request, cluster)
-    return SendTo(name, name, LoadMode.WARM, Reason.WARM, forecast=forecast, loss=loss)
+    loss = None if serving.warming else _loss(found, None, request, cluster)
+    return _run_warm(found, loss)
+
+
+def _run_warm(found: PodForecast, loss: ColdStartLoss | None = None) -> SendTo:
+    name = found.pod.name  # by position: names cost a tenth of a decision
+    return SendTo(name, name, LoadMode.WARM, Reason.WARM, -1, 0, found, (), loss)
 
 
 def certainly_soonest(
     key: str, size_class: int | None, deadline_s: float | None, cluster: ClusterState, now_s: float
 ) -> SendTo | None:
+    """Run at `certain_pod`."""
+    found = certain_pod(key, size_class, deadline_s, cluster, now_s)
+    return None if found is None else _run_warm(found)
+
+
+def certain_pod(
+    key: str, size_class: int | None, deadline_s: float | None, cluster: ClusterState, now_s: float
+) -> PodForecast | None:
     """The soonest warm pod where no option can end sooner, whatever else is known of a request.
 
     An idle one: every option takes at least as long. Another one where all that serve the model
@@ -75,13 +86,11 @@ def certainly_soonest(
     """
     serving = cluster.residency.serving(key)
     free = serving.free.first(MAX_COMPARED)
-    if not free or len(cluster.pods.kinds) > 1:
+    if not free or not serving.are_of_a_kind:
         return None
-    if not is_idle(free[0]) and (_can_load(serving.warm, cluster) or not serving.have_free_slots):
+    if (serving.may_be_more or not serving.have_free_slots) and not is_idle(free[0]):
         return None
-    found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
-    name = found.pod.name
-    return SendTo(name, name, LoadMode.WARM, Reason.WARM, forecast=found.forecast)
+    return soonest_of(free, key, size_class, deadline_s, cluster, now_s)
 
 
 def weigh(
@@ -92,25 +101,24 @@ def weigh(
 
     `has_hopeless`: also a load that costs more for certain.
     """
-    warm = cluster.warm(request.key)
-    warming = cluster.warming(request.key)
+    serving = cluster.residency.serving(request.key)
+    warm, warming, can_load = serving.warm, serving.warming, serving.may_be_more
     options: list[RoutingOption] = []
-    if len(cluster.pods.kinds) > 1:
+    if not serving.are_of_a_kind:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
-    elif found or (free := cluster.free_warm(request.key).first(MAX_COMPARED)):
+    elif found or (free := serving.free.first(MAX_COMPARED)):
         found = found or soonest_of(
             free, request.key, request.size_class, request.deadline_s, cluster, now_s
         )
-        options.append(_run_here("colocate", found, Reason.WARM, LoadMode.WARM))
+        options.append(run_here("colocate", found, Reason.WARM, LoadMode.WARM))
     elif found := run_soonest(warming, request, cluster, now_s):
-        options.append(_run_here("join", found, Reason.WARMING, LoadMode.JOIN))
+        options.append(run_here("join", found, Reason.WARMING, LoadMode.JOIN))
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = None
-    can_load = _can_load(warm, cluster)
     is_weighed = can_load and (not options or has_hopeless)
     if can_load and not is_weighed:
         best = _soonest(options, request, now_s)
@@ -130,14 +138,9 @@ def weigh(
     return _decision(best, tuple(options), loss, request)
 
 
-def _can_load(warm: Sequence[PodState], cluster: ClusterState) -> bool:
-    """Whether a further pod may load the model, if it has a slot and memory."""
-    return len(warm) < len(cluster.pods) and not (warm and warm[0].placed_model)
-
-
-def _run_here(name: str, found: PodForecast, reason: Reason, mode: LoadMode) -> RoutingOption:
-    pod, forecast = found.pod.name, found.forecast
-    return RoutingOption(name, forecast, reason, pod, pod, mode, delays_s=forecast.delays_s)
+def run_here(name: str, found: PodForecast, reason: Reason, mode: LoadMode) -> RoutingOption:
+    pod = found.pod.name
+    return RoutingOption(name, found, reason, pod, pod, mode, delays_s=found.delays_s)
 
 
 def _why_nowhere(cluster: ClusterState) -> Reason:
@@ -169,7 +172,7 @@ def _options_by_kind(
             name, reason, mode = "join", Reason.WARMING, LoadMode.JOIN
         else:
             continue
-        options.append(_run_here(name, found, reason, mode))
+        options.append(run_here(name, found, reason, mode))
     return options
 
 

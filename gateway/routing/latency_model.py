@@ -47,6 +47,34 @@ class RemainingLoad:
 _LOADED: Final = RemainingLoad(0.0, is_measured=True)
 
 
+class PodForecast(LatencyEstimate):
+    """Run at one pod with a free slot, after the work of its device."""
+
+    __slots__ = ("pod", "ready_s", "start_s", "times")
+
+    def __init__(
+        self, pod: PodState, times: StageTimes, ready_s: float, backlog: Backlog | None,
+        is_measured: bool, guessed_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`backlog`: None if the device has nothing to do. `guessed_s`: of the time until ready."""
+        start_s, delays_s = ready_s, 0.0
+        if backlog is not None:
+            delays_s = backlog.overtaken * times.share_s
+            if backlog.free_s > ready_s:
+                start_s = backlog.free_s
+                known_s = start_s - backlog.guessed_s
+                guessed_s += start_s - (known_s if known_s > ready_s else ready_s)
+        self.pod = pod
+        self.times = times
+        self.ready_s = ready_s
+        """From now, as `start_s`: when the inference is expected to begin."""
+        self.start_s = start_s
+        self.seconds = start_s + (times.infer_s + times.postprocess_s)
+        self.is_measured = is_measured
+        self.guessed_s = guessed_s + times.spread_s
+        self.delays_s = delays_s
+
+
 def remaining_load(
     key: str, pod: PodState, measured: ModelEstimates, cluster: ClusterState, now_s: float
 ) -> RemainingLoad | None:
@@ -78,9 +106,7 @@ def remaining_load(
     return RemainingLoad(seconds, whole.is_measured, seconds)
 
 
-def run_at(
-    pod: PodState, request: RequestView, cluster: ClusterState, now_s: float
-) -> LatencyEstimate:
+def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: float) -> PodForecast:
     """Run at one pod with a free slot: cold, warming or warm.
 
     Liu's eq. 1 without its second term: other requests may end later than this one. Inference waits
@@ -93,35 +119,13 @@ def run_at(
     load_s = load.seconds if load else 0.0
     is_measured = times.is_measured and (load is None or load.is_measured)
     ready_s = load_s + times.preprocess_s
-    rest_s = times.infer_s + times.postprocess_s
-    load_guessed_s = load.guessed_s if load else 0.0
-    if is_idle(pod):
-        return LatencyEstimate(ready_s + rest_s, is_measured, load_guessed_s + times.spread_s)
-    wait_s = load_s if residency is not None and residency.is_warming else 0.0
-    backlog = device_backlog(
-        pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=wait_s
-    )
-    forecast = _after_backlog(backlog, ready_s, rest_s, times, is_measured)
-    forecast.guessed_s += load_guessed_s
-    return forecast
-
-
-def run_after(backlog: Backlog | None, ready_s: float, times: StageTimes) -> LatencyEstimate:
-    """Run at one warm pod, after this work of its device; None: it has none."""
-    rest_s = times.infer_s + times.postprocess_s
-    if backlog is None:
-        return LatencyEstimate(ready_s + rest_s, times.is_measured, times.spread_s)
-    return _after_backlog(backlog, ready_s, rest_s, times, times.is_measured)
-
-
-def _after_backlog(
-    backlog: Backlog, ready_s: float, rest_s: float, times: StageTimes, is_measured: bool
-) -> LatencyEstimate:
-    start_s = max(ready_s, backlog.free_s)
-    known_s = max(ready_s, backlog.free_s - backlog.guessed_s)
-    guessed_s = start_s - known_s + times.spread_s
-    delays_s = backlog.overtaken * times.share_s
-    return LatencyEstimate(start_s + rest_s, is_measured, guessed_s, delays_s)
+    backlog = None
+    if not is_idle(pod):
+        wait_s = load_s if residency is not None and residency.is_warming else 0.0
+        backlog = device_backlog(
+            pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=wait_s
+        )
+    return PodForecast(pod, times, ready_s, backlog, is_measured, load.guessed_s if load else 0.0)
 
 
 def wait_for(
@@ -276,16 +280,14 @@ def proxy_to(
     backlog = device_backlog(
         predict, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
     )
-    is_measured = times.is_measured and around.is_measured
-    forecast = _after_backlog(
-        backlog,
-        ready_s,
-        times.infer_s + around.postprocess_s,
-        times,
-        is_measured and transfer.is_measured and load.is_measured,
+    start_s = max(ready_s, backlog.free_s)
+    known_s = max(ready_s, backlog.free_s - backlog.guessed_s)
+    return LatencyEstimate(
+        start_s + times.infer_s + around.postprocess_s,
+        times.is_measured and around.is_measured and transfer.is_measured and load.is_measured,
+        start_s - known_s + times.spread_s + load.guessed_s,
+        backlog.overtaken * times.share_s,
     )
-    forecast.guessed_s += load.guessed_s
-    return forecast
 
 
 def estimate_of(

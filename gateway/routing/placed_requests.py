@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gateway.routing.decision import Reason, SendTo
 from gateway.routing.device_backlog import device_backlog
-from gateway.routing.latency_model import remaining_load, transfer_time
+from gateway.routing.latency_model import PodForecast, remaining_load, transfer_time
 from registry.domain.cluster import ClusterState
 from registry.domain.device_work import ASSUMED_DUE_S
 from registry.domain.pod_work import PlacedRequest
@@ -24,6 +24,9 @@ def record_placed(
         return None
     if decision.on_sent is not None:
         decision.on_sent(cluster, now_s)
+    forecast = decision.forecast
+    if entry is predict and decision.mode is LoadMode.WARM and isinstance(forecast, PodForecast):
+        return record_at(forecast, key, deadline_s, now_s)  # made just before
     measured = predict.estimates[key]
     times = around = measured.stages_of(size_class)
     load_s = 0.0
@@ -37,8 +40,8 @@ def record_placed(
         transfer_s = transfer_time(entry, key, cluster).seconds
         ready_s = max(load_s, transfer_s + around.preprocess_s)
     start_s = ready_s
-    if decision.forecast is not None:  # made just before, for these pods
-        start_s = max(ready_s, decision.forecast.seconds - times.infer_s - around.postprocess_s)
+    if forecast is not None:  # made just before, for these pods
+        start_s = max(ready_s, forecast.seconds - times.infer_s - around.postprocess_s)
     # Replicas in turn are chosen without regard to their queues, which may be long.
     elif predict.inferring and decision.reason is not Reason.BATCH_TURN:
         backlog = device_backlog(
@@ -51,4 +54,18 @@ def record_placed(
         around.postprocess_s, entry.work, predict.work,
     )  # fmt: skip
     predict.work.add(placed, ready_s - load_s + times.infer_s + around.postprocess_s)
+    return placed
+
+
+def record_at(
+    forecast: PodForecast, key: str, deadline_s: float | None, now_s: float
+) -> PlacedRequest:
+    """As `record_placed`, of a request that runs at a pod that has its model."""
+    work, times, ready_s = forecast.pod.work, forecast.times, now_s + forecast.ready_s
+    placed = PlacedRequest(
+        key, now_s, ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s, ready_s,
+        now_s + forecast.start_s, times.share_s, times.infer_s, times.is_measured,
+        times.postprocess_s, work, work,
+    )  # fmt: skip
+    work.add(placed, times.hold_s)
     return placed

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
 from typing import Final
 
-from gateway.routing.decision import LatencyEstimate, RequestView
+from gateway.routing.decision import RequestView
 from gateway.routing.device_backlog import device_backlog, is_idle
-from gateway.routing.latency_model import run_after, run_at
+from gateway.routing.latency_model import PodForecast, run_at
 from registry.domain.accelerator import AcceleratorKind
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import UNMEASURED, KindEstimates
@@ -172,12 +171,6 @@ def _nearest_free(cluster: ClusterState, key: str) -> list[PodState]:
     return nearest
 
 
-@dataclass(frozen=True, slots=True)
-class PodForecast:
-    pod: PodState
-    forecast: LatencyEstimate
-
-
 def run_soonest(
     pods: Sequence[PodState], request: RequestView, cluster: ClusterState, now_s: float
 ) -> PodForecast | None:
@@ -192,7 +185,7 @@ def run_soonest(
         forecast = run_at(pod, request, cluster, now_s)
         ends_s = forecast.seconds + forecast.delays_s
         if ends_s < best_s - _SAME_TIME_S:
-            best, best_s = PodForecast(pod, forecast), ends_s
+            best, best_s = forecast, ends_s
             if is_idle(pod):
                 break
     return best
@@ -222,4 +215,4 @@ def soonest_of(
                 best, backlog, best_s = pod, found, starts_s
                 if starts_s <= ready_s + _SAME_TIME_S:
                     break
-    return PodForecast(best, run_after(backlog, ready_s, times))
+    return PodForecast(best, times, ready_s, backlog, times.is_measured)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gateway.routing.auto import auto
+from gateway.routing.auto import auto, run_here
 from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Decision, Reason, RequestView, RoutingOption, SendTo
 from gateway.routing.latency_model import estimate_of
@@ -51,13 +51,7 @@ def _beside(
     warm, found = cluster.warm(request.key), []
     others = [pod for pod in warm if pod.name != taken.predict]
     if soonest := run_soonest(others, request, cluster, now_s):
-        name, forecast = soonest.pod.name, soonest.forecast
-        found.append(
-            RoutingOption(
-                "colocate", forecast, Reason.WARM, name, name, LoadMode.WARM,
-                delays_s=forecast.delays_s,
-            )
-        )  # fmt: skip
+        found.append(run_here("colocate", soonest, Reason.WARM, LoadMode.WARM))
     if cold := cold_start(request, cluster, warm, cluster.warming(request.key), now_s):
         found.append(cold)
     return found

@@ -5,12 +5,12 @@ seconds on the registry's clock, which may jump.
 """
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from heapq import heappop, heappush
 from math import inf
-from typing import Final, Generic, TypeVar
+from operator import attrgetter
+from typing import Final
 
 ASSUMED_DUE_S: Final = 60.0
 """Devices serve a tenant's earliest deadline first, requests without one as if due so long after
@@ -19,6 +19,9 @@ _SAME_TIME_S: Final = 1e-6
 """Requests that wait for the same load are ready at the same time, but for rounding."""
 _FEW: Final = 3
 """Requests up to which a sum over each is as fast as running sums."""
+_due: Final[Callable[["DeviceWork"], float]] = attrgetter("due_s")
+_share: Final[Callable[["DeviceWork"], float]] = attrgetter("share_s")
+_start: Final[Callable[["DeviceWork"], float]] = attrgetter("start_s")
 
 
 @lru_cache(maxsize=4096)
@@ -43,17 +46,22 @@ class DeviceWork:
     infer_s: float
     """Time of its whole batch."""
     is_measured: bool
-    tenant: str = field(init=False)
-    sequence: int = field(init=False, default=0)
-    """Its place among all that were placed at the pod."""
-    is_waiting: bool = field(init=False, default=False)
-    """It has not begun, as of the queue's last look at the clock."""
-
-    def __post_init__(self) -> None:
-        self.tenant = tenant_of(self.key)
+    waits_in: "WaitingWork | None" = field(init=False, default=None)
+    """None: it has begun, as of the queue's last look at the clock, or the queue has no sums."""
 
 
-W = TypeVar("W", bound=DeviceWork)
+class WaitingWork:
+    """The inferences of one model at one device that have not begun."""
+
+    __slots__ = ("by_due", "seconds")
+
+    def __init__(self) -> None:
+        self.by_due: list[DeviceWork] = []
+        self.seconds = 0.0
+        """Their device time."""
+
+    def due_after(self, due_s: float) -> list[DeviceWork]:
+        return self.by_due[bisect_right(self.by_due, due_s, key=_due) :]
 
 
 @dataclass(slots=True)
@@ -68,26 +76,22 @@ class Backlog:
 
 
 @dataclass(eq=False, slots=True)
-class DeviceQueue(Generic[W]):
+class DeviceQueue:
     """The inferences of one pod, in the order of placement."""
 
-    inferences: dict[W, None] = field(default_factory=dict)
+    inferences: dict[DeviceWork, None] = field(default_factory=dict)
     """Those whose inference is here; the first ones may be past it."""
-    cancelled: W | None = None
+    cancelled: DeviceWork | None = None
     """The last one that was cancelled: the device may still run its inference."""
-    _has_sums: bool = False
-    """From the first forecast over more than `_FEW` requests, until there is none."""
-    _sequence: int = 0
-    _seen_s: float = -inf
-    """The time by which requests wait, or have begun."""
-    _starts: list[tuple[float, int, W]] = field(default_factory=list)
-    """A heap: those that wait, by their start, and some that are over."""
-    _dues: list[tuple[float, int, W]] = field(default_factory=list)
-    """In order: those that wait, by their due time."""
-    _waiting_s: dict[str, float] = field(default_factory=dict)
-    """By model key: device time of those that wait."""
-    _running: dict[W, None] = field(default_factory=dict)
-    """Those that have begun, but for those whose device time has passed."""
+    _seen_s: float = inf
+    """The time by which requests wait, or have begun; infinite without sums, which are kept from
+    the first forecast over more than `_FEW` requests until there is none."""
+    _starts: list[DeviceWork] = field(default_factory=list)
+    """By their start: those that wait, and some that are over."""
+    _waiting: dict[str, WaitingWork] = field(default_factory=dict)
+    """By model key; of models with waiting requests."""
+    _running: list[DeviceWork] = field(default_factory=list)
+    """Those that have begun and whose device time has not passed."""
     _total_s: float = 0.0
     """Device time of all `inferences`."""
     _unmeasured: int = 0
@@ -105,68 +109,74 @@ class DeviceQueue(Generic[W]):
         self.cancelled = None
         return 0.0
 
-    def enqueue(self, request: W) -> None:
+    def enqueue(self, request: DeviceWork) -> None:
         """Add a request that was placed now."""
-        if self._has_sums:
-            self._look_at(request.placed_s)
+        if self._seen_s != inf:
+            if request.placed_s != self._seen_s:
+                self._look_at(request.placed_s)
             self._include(request)
         self.inferences[request] = None
 
-    def remove(self, request: W) -> None:
+    def remove(self, request: DeviceWork) -> None:
         """Its inference is over; no effect the second time."""
-        if self.inferences.pop(request, request) is request or not self._has_sums:
+        if self.inferences.pop(request, request) is request or self._seen_s == inf:
             return
         if not self.inferences:
-            self._clear_sums()
+            self._clear_sums(inf)
             return
         self._total_s -= request.share_s
-        self._unmeasured -= not request.is_measured
-        if request.is_waiting:
-            self._end_wait(request)
-        else:
-            self._running.pop(request, None)
+        if not request.is_measured:
+            self._unmeasured -= 1
+        if request.waits_in is not None:
+            self._end_wait(request, request.waits_in)
+        elif request in self._running:
+            self._running.remove(request)
 
-    def _clear_sums(self) -> None:
-        self._has_sums = False
-        self._starts, self._dues, self._waiting_s, self._running = [], [], {}, {}
+    def _clear_sums(self, seen_s: float) -> None:
+        self._starts, self._waiting, self._running = [], {}, []
         self._total_s, self._unmeasured, self._ready_s = 0.0, 0, -inf
+        self._seen_s = seen_s
 
-    def _include(self, request: W) -> None:
-        self._sequence = request.sequence = self._sequence + 1
+    def _include(self, request: DeviceWork) -> None:
         self._total_s += request.share_s
-        self._unmeasured += not request.is_measured
-        self._ready_s = max(self._ready_s, request.ready_s)
-        request.is_waiting = request.start_s > self._seen_s
-        if not request.is_waiting:
-            self._running[request] = None
+        if not request.is_measured:
+            self._unmeasured += 1
+        if request.ready_s > self._ready_s:
+            self._ready_s = request.ready_s
+        if request.start_s <= self._seen_s:
+            request.waits_in = None
+            self._running.append(request)
             return
-        heappush(self._starts, (request.start_s, request.sequence, request))
-        insort(self._dues, (request.due_s, request.sequence, request))
-        waiting_s = self._waiting_s
-        waiting_s[request.key] = waiting_s.get(request.key, 0.0) + request.share_s
+        insort(self._starts, request, key=_start)
+        waiting = self._waiting.get(request.key)
+        if waiting is None:
+            waiting = self._waiting[request.key] = WaitingWork()
+        insort(waiting.by_due, request, key=_due)
+        waiting.seconds += request.share_s
+        request.waits_in = waiting
 
-    def _end_wait(self, request: W) -> None:
-        request.is_waiting = False
-        del self._dues[bisect_left(self._dues, (request.due_s, request.sequence))]
-        if self._dues:
-            self._waiting_s[request.key] -= request.share_s
-        else:
-            self._waiting_s.clear()
+    def _end_wait(self, request: DeviceWork, waiting: WaitingWork) -> None:
+        request.waits_in = None
+        waiting.seconds -= request.share_s
+        by_due = waiting.by_due
+        del by_due[by_due.index(request, bisect_left(by_due, request.due_s, key=_due))]
+        if not by_due:
+            del self._waiting[request.key]
 
     def _look_at(self, now_s: float) -> None:
         """Note which requests have begun until now; of a clock set back, which have not."""
-        if now_s < self._seen_s or not self._has_sums:
-            self._clear_sums()
-            self._has_sums, self._seen_s = True, now_s
+        if now_s < self._seen_s:
+            self._clear_sums(now_s)
             for request in self.inferences:
                 self._include(request)
-            return
         self._seen_s, starts = now_s, self._starts
-        while starts and (starts[0][0] <= now_s or not starts[0][2].is_waiting):
-            request = heappop(starts)[2]
-            if request.is_waiting:
-                self._end_wait(request)
-                self._running[request] = None
+        while starts and starts[0].start_s <= now_s:
+            request = starts.pop(0)
+            if request.waits_in is not None:
+                self._end_wait(request, request.waits_in)
+                self._running.append(request)
+        if self._running:
+            self._running = [each for each in self._running if each.start_s + each.share_s > now_s]
 
     def backlog(
         self, key: str, due_s: float, *, ready_in_s: float, inferring: int, infer_s: float,
@@ -186,10 +196,11 @@ class DeviceQueue(Generic[W]):
         """
         count = len(self.inferences)
         if count > _FEW and inferring >= count:
-            self._look_at(now_s)
+            if now_s != self._seen_s:
+                self._look_at(now_s)
             first = next(iter(self.inferences))
             is_ready = self._ready_s - now_s <= ready_in_s + _SAME_TIME_S
-            if is_ready and not self._unmeasured and not (first.is_waiting and first.due_s > due_s):
+            if is_ready and not self._unmeasured and not (first.waits_in and first.due_s > due_s):
                 return self._summed(first, key, due_s, infer_s, joins_s, now_s)
         return self.backlog_of_each(
             key, due_s, ready_in_s=ready_in_s, inferring=inferring, infer_s=infer_s,
@@ -197,47 +208,51 @@ class DeviceQueue(Generic[W]):
         )  # fmt: skip
 
     def _summed(
-        self, first: W, key: str, due_s: float, infer_s: float, joins_s: float,
+        self, first: DeviceWork, key: str, due_s: float, infer_s: float, joins_s: float,
         now_s: float,
     ) -> Backlog:  # fmt: skip
-        free_s = 0.0 if self.cancelled is None else self.cancelled_left_s(now_s)
-        late_s = 0.0
-        if not first.is_waiting:
-            late_s = min(max(0.0, now_s - first.start_s - first.share_s), first.share_s)
-        passed = []
+        free_s = late_s = 0.0
+        if self.cancelled is not None:
+            free_s = self.cancelled_left_s(now_s)
         for request in self._running:
-            left_s = request.start_s + request.share_s - now_s
-            if left_s > 0.0:
-                free_s += left_s
-            else:
-                passed.append(request)
-        for request in passed:
-            del self._running[request]
-        waiting_s = self._waiting_s.get(key, 0.0)
-        free_s += late_s + sum(self._waiting_s.values())
+            free_s += request.start_s + request.share_s - now_s
+        if first.waits_in is None:
+            late_s = now_s - first.start_s - first.share_s
+            late_s = min(late_s, first.share_s) if late_s > 0.0 else 0.0
+            free_s += late_s
         total_s = self._total_s
-        overtaken, own_s = 0, infer_s
+        waiting_s, overtaken = 0.0, 0
         others_s: dict[str, float] = {}
-        if self._dues and self._dues[-1][0] > due_s:
-            tenant = tenant_of(key)
-            own_s += sum([s for each, s in self._waiting_s.items() if tenant_of(each) == tenant])
-            for _, _, request in self._dues[bisect_right(self._dues, (due_s, inf)) :]:
-                share_s = request.share_s
-                free_s -= share_s
-                total_s -= share_s
-                if request.key == key:
-                    waiting_s -= share_s
-                if request.tenant == tenant:
-                    overtaken += 1
-                    own_s -= share_s
+        for model, waiting in self._waiting.items():
+            seconds = waiting.seconds
+            if waiting.by_due[-1].due_s > due_s:
+                later = waiting.due_after(due_s)
+                later_s = sum(map(_share, later))
+                seconds -= later_s
+                total_s -= later_s
+                if (tenant := tenant_of(model)) == tenant_of(key):
+                    overtaken += len(later)
                 else:
-                    others_s[request.tenant] = others_s.get(request.tenant, 0.0) + share_s
-        free_s = max(free_s, total_s - first.infer_s)
+                    others_s[tenant] = others_s.get(tenant, 0.0) + later_s
+            free_s += seconds
+            if model == key:
+                waiting_s = seconds
+        if total_s - first.infer_s > free_s:
+            free_s = total_s - first.infer_s
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
         if others_s:
-            free_s += _turns_s(others_s, own_s)
-        return Backlog(free_s, min(late_s, free_s), overtaken)
+            free_s += _turns_s(others_s, infer_s + self._before_s(tenant_of(key), due_s))
+        return Backlog(free_s, late_s if late_s < free_s else free_s, overtaken)
+
+    def _before_s(self, tenant: str, due_s: float) -> float:
+        """Device time of a tenant's requests that wait and are not due later."""
+        found = [
+            waiting.seconds - sum(map(_share, waiting.due_after(due_s)))
+            for model, waiting in self._waiting.items()
+            if tenant_of(model) == tenant
+        ]
+        return sum(found)
 
     def backlog_of_each(
         self, key: str, due_s: float, *, ready_in_s: float, inferring: int, infer_s: float,
@@ -262,13 +277,14 @@ class DeviceQueue(Generic[W]):
                 continue
             share_s = left_s = request.share_s
             if request.start_s > now_s:
+                its = tenant_of(request.key)
                 if request.due_s > due_s:
-                    if request.tenant == tenant:
+                    if its == tenant:
                         overtaken += 1
                     else:
-                        others_s[request.tenant] = others_s.get(request.tenant, 0.0) + share_s
+                        others_s[its] = others_s.get(its, 0.0) + share_s
                     continue
-                if request.tenant == tenant:
+                if its == tenant:
                     own_s += share_s
                 if request.key == key:
                     waiting_s += share_s

@@ -91,8 +91,8 @@ class ModelEstimates:
     """
 
     __slots__ = (
-        "_at_other_kinds", "_by_class", "_fastest_load_s", "_kind", "_medians", "_samples",
-        "_stages", "sampled_s",
+        "_at_other_kinds", "_fastest_load_s", "_kind", "_medians", "_samples", "_stages",
+        "sampled_s",
     )  # fmt: skip
 
     def __init__(
@@ -106,9 +106,9 @@ class ModelEstimates:
         self._samples: dict[str, deque[float]] = {}
         self._medians: dict[str, Estimate] = {}
         """Computed on demand: most models get samples more often than they are read."""
-        self._stages: StageTimes | None = None
+        self._stages: dict[int | None, StageTimes] = {}
+        """By size class; None: of all."""
         self._fastest_load_s: float | None = None
-        self._by_class: dict[int, StageTimes] = {}
         self.sampled_s = -inf
         """Time of the latest inference samples."""
 
@@ -126,24 +126,26 @@ class ModelEstimates:
     def drop_cached(self, measure: str) -> None:
         """Drop the cached values that depend on this measure."""
         self._medians.pop(measure, None)
-        self._stages = self._fastest_load_s = None
-        if self._by_class:
-            self._by_class = {}
+        self._fastest_load_s = None
+        if self._stages:
+            self._stages = {}
 
     def stages_of(self, of_class: int | None) -> StageTimes:
         """Times of requests of a size class (`registry.domain.measures`); None: of all.
 
         A class without measurements takes the time that those of the others give for its size.
         """
-        stages = self.stages
-        if of_class is None or not stages.is_measured:
-            return stages
-        found = self._by_class.get(of_class)
+        found = self._stages.get(of_class)
         if found is None:
-            found = self._by_class[of_class] = self._compute_stages_of(of_class, stages)
+            found = self._stages[of_class] = self._compute_stages_of(of_class)
         return found
 
-    def _compute_stages_of(self, of_class: int, stages: StageTimes) -> StageTimes:
+    def _compute_stages_of(self, of_class: int | None) -> StageTimes:
+        if of_class is None:
+            return self._compute_stages()
+        stages = self.stages
+        if not stages.is_measured:
+            return stages
         own = self._samples.get(infer_measure(of_class))
         if own is not None:
             infer_s = median(own)
@@ -164,17 +166,19 @@ class ModelEstimates:
 
     @property
     def stages(self) -> StageTimes:
-        if self._stages is None:
-            infer, before, after = self.infer, self.preprocess, self.postprocess
-            self._stages = StageTimes(
-                infer_s=infer.seconds,
-                share_s=self.share.seconds,
-                preprocess_s=before.seconds,
-                postprocess_s=after.seconds,
-                is_measured=infer.is_measured and before.is_measured and after.is_measured,
-                spread_s=infer.seconds - min(self._samples["infer"]) if infer.is_measured else 0.0,
-            )
-        return self._stages
+        """Those of requests of all sizes."""
+        return self._stages.get(None) or self.stages_of(None)
+
+    def _compute_stages(self) -> StageTimes:
+        infer, before, after = self.infer, self.preprocess, self.postprocess
+        return StageTimes(
+            infer_s=infer.seconds,
+            share_s=self.share.seconds,
+            preprocess_s=before.seconds,
+            postprocess_s=after.seconds,
+            is_measured=infer.is_measured and before.is_measured and after.is_measured,
+            spread_s=infer.seconds - min(self._samples["infer"]) if infer.is_measured else 0.0,
+        )
 
     def get(self, measure: str) -> Estimate | None:
         """The median of a measure, else that of other kinds; None without any samples."""

@@ -110,20 +110,18 @@ class PodState:
     def set_counts(self, slots_used: int, ongoing: int) -> None:
         self.slots_used = slots_used
         self.ongoing = ongoing
-        self._update_counts()
+        self.add_pending()
 
-    def add_pending(self, *, slots: int = 0, ongoing: int = 0) -> None:
-        self.slots_pending += slots
-        self.ongoing_pending += ongoing
-        self._update_counts()
-
-    def _update_counts(self) -> None:
+    def add_pending(self, slots: int = 0, ongoing: int = 0) -> None:
+        """Count what this process has requested, or, below 0, released."""
         changes = self.changes  # as `ChangeLog.add`, without a call per request
         changes.count += 1
         changes.pods.append(self)
-        self.slots_busy = busy = self.slots_used + self.slots_pending
+        self.slots_pending = pending = self.slots_pending + slots
+        self.slots_busy = busy = self.slots_used + pending
         self.has_free_slot = busy < self.slots and self.is_accepting
-        inferring = self.ongoing + self.ongoing_pending
+        self.ongoing_pending = pending = self.ongoing_pending + ongoing
+        inferring = self.ongoing + pending
         self.inferring = inferring if inferring > 0 else 0
 
     def set_phase(self, phase: PodPhase) -> None:
@@ -139,7 +137,7 @@ class PodState:
         if is_accepting is not self.is_accepting:
             self.is_accepting = is_accepting
             self.accepting_changes.count += 1
-            self._update_counts()
+            self.add_pending()
 
     def set_used_bytes(self, used_bytes: Mapping[str, int]) -> None:
         self.used_bytes = used_bytes

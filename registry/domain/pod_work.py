@@ -6,6 +6,7 @@ expected to be free. Pure; times in seconds on the registry's clock, which may j
 a request is never negative and never more than it was at first.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +15,8 @@ from registry.domain.device_work import DeviceQueue, DeviceWork
 _ASSUMED_FOR_S: Final = 1.0
 _MEAN_WEIGHT: Final = 0.125
 """Weight of the latest request in the moving averages."""
+_RECENT: Final = 256
+"""Requests that the averages follow: what came before has a weight of 1e-15."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +46,7 @@ class PlacedRequest(DeviceWork):
             self.predict.cancelled = self
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MeanTimes:
     """What one request at a pod takes on average."""
 
@@ -54,21 +57,18 @@ class MeanTimes:
     after_s: float
     """Of a slot after its inference."""
 
-    def include(self, share_s: float, hold_s: float, after_s: float) -> None:
-        """Count one request more in the moving averages."""
-        self.share_s += _MEAN_WEIGHT * (share_s - self.share_s)
-        self.hold_s += _MEAN_WEIGHT * (hold_s - self.hold_s)
-        self.after_s += _MEAN_WEIGHT * (after_s - self.after_s)
-
 
 @dataclass(eq=False, slots=True)
-class PodWork(DeviceQueue[PlacedRequest]):
+class PodWork(DeviceQueue):
     """The placed requests of one pod, in the order of placement."""
 
     holders: dict[PlacedRequest, None] = field(default_factory=dict)
     """Those that hold a slot here."""
-    mean: MeanTimes | None = None
-    """Of the requests placed here so far."""
+    _mean: MeanTimes | None = None
+    """Of the requests placed here before the `_recent` ones."""
+    _recent: deque[tuple[float, float, float]] = field(
+        default_factory=lambda: deque(maxlen=_RECENT)
+    )
     assumed: MeanTimes | None = None
     """Before the first: those of the models at the pod, computed at `assumed_at_s`."""
     assumed_at_s: float = 0.0
@@ -77,15 +77,20 @@ class PodWork(DeviceQueue[PlacedRequest]):
         """Add a request that was placed at this predict pod; `hold_s`: of its slot, unhindered."""
         self.enqueue(request)
         request.entry.holders[request] = None
-        if self.mean is None:
-            self.mean = MeanTimes(request.share_s, hold_s, request.after_s)
-        else:
-            self.mean.include(request.share_s, hold_s, request.after_s)
+        self._recent.append((request.share_s, hold_s, request.after_s))
 
     def mean_of_others(self, now_s: float) -> MeanTimes | None:
         """The times of requests that other processes have placed here; None: to be computed."""
-        if self.mean is not None:
-            return self.mean
+        for share_s, hold_s, after_s in self._recent:
+            mean = self._mean or MeanTimes(share_s, hold_s, after_s)
+            self._mean = MeanTimes(
+                mean.share_s + _MEAN_WEIGHT * (share_s - mean.share_s),
+                mean.hold_s + _MEAN_WEIGHT * (hold_s - mean.hold_s),
+                mean.after_s + _MEAN_WEIGHT * (after_s - mean.after_s),
+            )
+        self._recent.clear()
+        if self._mean is not None:
+            return self._mean
         return self.assumed if abs(now_s - self.assumed_at_s) < _ASSUMED_FOR_S else None
 
     def assume_others(self, mean: MeanTimes, now_s: float) -> None:

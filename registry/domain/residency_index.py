@@ -49,11 +49,17 @@ class ServingPods:
     """Pods that load the model to their device."""
     free: FreePods
     """Those of `warm` that have a free slot."""
+    may_be_more: bool = True
+    """Whether a further pod may load the model, if it has a slot and memory."""
+    are_of_a_kind: bool = True
+    """Whether all pods of the pool are of one kind of accelerator."""
 
     @property
     def have_free_slots(self) -> bool:
         """Whether none of them is full."""
-        return self.free.are_all() and not any(not pod.has_free_slot for pod in self.warming)
+        return self.free.are_all() and (
+            not self.warming or all(pod.has_free_slot for pod in self.warming)
+        )
 
 
 _NOTHING: Final[Mapping[str, Residency]] = {}
@@ -128,7 +134,10 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     def _build(self, key: str) -> ServingPods:
         holders = self.get(key)
         if holders is None:
-            return ServingPods((), (), FreePods((), self._pods.changes))
+            return ServingPods(
+                (), (), FreePods((), self._pods.changes), bool(self._pods),
+                len(self._pods.kinds) <= 1,
+            )  # fmt: skip
         accepting = [
             (residency, pod)
             for name, residency in holders.items()
@@ -142,6 +151,8 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
         self._serving[key] = found = ServingPods(
-            tuple(warm), tuple(warming), FreePods(warm, self._pods.changes)
-        )
+            tuple(warm), tuple(warming), FreePods(warm, self._pods.changes),
+            len(warm) < len(self._pods) and not (warm and warm[0].placed_model),
+            len(self._pods.kinds) <= 1,
+        )  # fmt: skip
         return found

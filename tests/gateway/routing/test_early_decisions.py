@@ -122,7 +122,9 @@ def test_the_soonest_of_the_pods_kept_in_order_is_the_soonest_of_all(seed: int) 
         in_order = free and soonest_of(
             free, KEY, asked.size_class, asked.deadline_s, state, now_s
         )  # fmt: skip
-        assert (in_order or None) == run_soonest(state.warm(KEY), asked, state, now_s)
+        of_all = run_soonest(state.warm(KEY), asked, state, now_s)
+        assert (in_order or None) == of_all
+        assert not of_all or (in_order and in_order.pod is of_all.pod)
         for _ in range(rng.choice([1, 5, 40])):
             place(rng, state, now_s)
 

@@ -215,10 +215,11 @@ def test_forecasts_never_fall_as_load_grows(busy: int, slots: int, ahead: int, a
     def forecasts(busy: int, ahead: int) -> list[float]:
         state = cluster(PodSketch(A, at, slots=slots, busy=busy), measured=TIMES)
         pod, view = state.pods[A], request(ahead=ahead)
-        forecasts = [run_at(pod, view, state, NOW_S)]
-        forecasts.append(proxy_to(pod, pod, view, state, NOW_S))
-        forecasts.append(wait_for([pod], view, state, NOW_S))
-        return [forecast.seconds for forecast in forecasts]
+        return [
+            run_at(pod, view, state, NOW_S).seconds,
+            proxy_to(pod, pod, view, state, NOW_S).seconds,
+            wait_for([pod], view, state, NOW_S).seconds,
+        ]
 
     less = forecasts(busy, ahead)
     for more in (forecasts(busy + 1, ahead), forecasts(busy, ahead + 1)):
