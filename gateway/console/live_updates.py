@@ -11,13 +11,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import orjson
 
-from gateway.console.overview import Overview, RowWindow, changes
+from gateway.console.overview import Overview, RowWindow
 from gateway.console.traffic import Traffic
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -31,15 +30,9 @@ MAX_STREAMS_OF_TENANT: Final = 16
 MIN_INTERVAL_S: Final = 0.25
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Shown:
-    """What a browser has."""
-
-    document: dict[str, Any] = field(default_factory=dict)
-    last_point_s: float = 0.0
-
-
-NOTHING: Final = Shown()
+Seen = tuple[int, float]
+"""What a browser has: a version of the document, and the time of the last point of the chart."""
+NOTHING: Final[Seen] = (0, 0.0)
 
 
 class OverviewFeed:
@@ -59,28 +52,29 @@ class OverviewFeed:
         self._window = window
         self._clock = clock
         self._made_s = -MIN_INTERVAL_S
-        self._before = self._latest = NOTHING
-        self._event = event({})
+        self._version = 0
+        self._parts: dict[str, tuple[int, bytes]] = {}
+        """Of the document: each as JSON, with the version in which it changed last."""
 
-    def next_event(self, seen: Shown) -> tuple[bytes, Shown]:
-        """What a browser that has `seen` needs for the latest version, and that version."""
+    def next_event(self, seen: Seen) -> tuple[bytes, Seen]:
+        """The parts that have changed for a browser that has `seen`, and what it has then."""
         if self._clock() - self._made_s >= MIN_INTERVAL_S:
             self._made_s = self._clock()
-            document = self._overview.document(self._viewer, self._window)
-            self._before = self._latest
-            self._event, self._latest = self._changes(self._before, document)
-        if seen is self._latest:
-            return event({}), seen
-        if seen is self._before:
-            return self._event, self._latest
-        return self._changes(seen, self._latest.document)
-
-    def _changes(self, seen: Shown, document: dict[str, Any]) -> tuple[bytes, Shown]:
-        delta, last_point_s = changes(seen.document, document), seen.last_point_s
-        points = self._traffic.history(self._viewer, after_s=last_point_s)
-        if points:
-            last_point_s, delta["points"] = points[-1][0], points
-        return event(delta), Shown(document, last_point_s)
+            self._version += 1
+            for name, part in self._overview.document(self._viewer, self._window).items():
+                content = orjson.dumps(part)
+                if self._parts.get(name, (0, b""))[1] != content:
+                    self._parts[name] = self._version, content
+        version, last_point_s = seen
+        delta = {
+            name: orjson.Fragment(content)
+            for name, (changed_in, content) in self._parts.items()
+            if changed_in > version
+        }
+        if points := self._traffic.history(self._viewer, after_s=last_point_s):
+            last_point_s = points[-1][0]
+            delta["points"] = orjson.Fragment(orjson.dumps(points))
+        return event(delta), (self._version, last_point_s)
 
 
 def event(delta: dict[str, Any]) -> bytes:

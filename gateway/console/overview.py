@@ -1,4 +1,4 @@
-"""The overview as a document: pods, a window of the models, totals; and what changed in it.
+"""The overview as a document: pods, a window of the models, totals.
 
 A viewer is a namespace, whose models alone are shown, or None for operators, who see everything.
 """
@@ -72,7 +72,7 @@ class Overview:
                 reasons.setdefault(action.pod, action.reason)
 
     def document(self, viewer: str | None, window: RowWindow) -> dict[str, Any]:
-        """`totals`, `pods` and `rows`, of which `order` has the names; as `changes` takes it."""
+        """`totals`, `pods` and `rows`, of which `order` has the names."""
         state, rates = self._watch.state, self._traffic.rates()
         names = self._matching(viewer, window.search)
         shown = self._busiest_first(viewer, window, rates) if window.by_rate else names
@@ -272,20 +272,3 @@ def cell_text(residency: Residency) -> str:
     if residency.loading_from is not None:
         return f"loading from {residency.loading_from}"
     return str(residency.tier)
-
-
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What a browser that has `before` needs for `after`; empty if they are equal."""
-    delta: dict[str, Any] = {}
-    for part in ("pods", "rows"):
-        known, new = before.get(part, {}), after[part]
-        changed = {name: each for name, each in new.items() if known.get(name) != each}
-        gone: Sequence[str] = [name for name in known if name not in new]
-        if changed:
-            delta[part] = changed
-        if gone:
-            delta[f"gone_{part}"] = gone
-    for part in ("totals", "order"):
-        if before.get(part) != after[part]:
-            delta[part] = after[part]
-    return delta

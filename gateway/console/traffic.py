@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import takewhile
 from typing import Final, NamedTuple
 
 from gateway.telemetry.metrics import GatewayMetrics
@@ -110,11 +111,8 @@ class Traffic:
             model: only of this one.
             after_s: only of later samples.
         """
-        return [
-            (each.at_s, *_increment(each, namespace, model)[:3])
-            for each in self._samples
-            if each.at_s > after_s
-        ]
+        later = list(takewhile(lambda each: each.at_s > after_s, reversed(self._samples)))
+        return [(each.at_s, *_increment(each, namespace, model)) for each in reversed(later)]
 
     def levels(self, model: str, *, after_s: float = 0.0) -> list[Level]:
         """The level at each later sample, from the model's first one on; oldest first."""

@@ -117,7 +117,6 @@ async def _read(
             text = (await response.aread()).decode(errors="replace")[:300]
             hint = f"; {KEY_HINT}" if response.status_code == httpx.codes.UNAUTHORIZED else ""
             raise RequestFailed(f"{url}: HTTP {response.status_code}: {text}{hint}")
-        screen.forget()
         async for line in response.aiter_lines():
             if line.startswith("data: "):
                 screen.merge(json.loads(line.removeprefix("data: ")))

@@ -44,19 +44,12 @@ class Screen:
     problem: str = "connecting"
     end: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def forget(self) -> None:
-        """A new connection sends everything again."""
-        self.pods, self.rows, self.order = {}, {}, []
-
-    def merge(self, delta: Mapping[str, Any]) -> None:
-        """Apply an event of the gateway."""
+    def merge(self, parts: Mapping[str, Any]) -> None:
+        """Apply an event of the gateway: the parts of its document that have changed."""
         self.problem = ""
-        for part, known in (("pods", self.pods), ("rows", self.rows)):
-            for name in delta.get(f"gone_{part}", ()):
-                known.pop(name, None)
-            known.update(delta.get(part, {}))
-        self.totals = delta.get("totals", self.totals)
-        self.order = delta.get("order", self.order)
+        for name in ("totals", "pods", "rows", "order"):
+            if name in parts:
+                setattr(self, name, parts[name])
         self.selected = max(0, min(self.selected, len(self.order) - 1))
 
     def press(self, keys: str) -> None:

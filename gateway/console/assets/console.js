@@ -1,4 +1,4 @@
-// The overview: a grid of models by pods, kept up to date by the deltas of server-sent events.
+// The overview: a grid of models by pods, kept up to date by server-sent events of what changed.
 "use strict";
 
 const state = JSON.parse(document.getElementById("document").textContent);
@@ -94,7 +94,7 @@ function row(name, pods) {
   return made;
 }
 
-function draw(delta) {
+function draw(delta, before) {
   if (delta.totals) {
     for (const place of document.querySelectorAll("[data-total]")) {
       const value = delta.totals[place.dataset.total];
@@ -106,11 +106,11 @@ function draw(delta) {
   }
   const pods = podNames();
   const head = grid.tHead.rows[0], body = grid.tBodies[0];
-  if (delta.pods || delta.gone_pods) {
+  if (delta.pods) {
     while (head.cells.length > FIXED_COLUMNS) head.deleteCell(FIXED_COLUMNS);
     head.append(...pods.map(headCell));
   }
-  if (pods.join("\n") !== drawnPods || delta.order || delta.gone_rows) {
+  if (pods.join("\n") !== drawnPods || delta.order) {
     drawnPods = pods.join("\n");
     const focused = document.activeElement && document.activeElement.getAttribute("href");
     last.textContent = Number(last.dataset.offset) + state.order.length;
@@ -119,28 +119,25 @@ function draw(delta) {
     if (again) again.focus();
     return;
   }
-  for (const name of Object.keys(delta.rows || {})) {
+  for (const name of state.order) {
+    if (JSON.stringify(before[name]) === JSON.stringify(state.rows[name])) continue;
     const old = body.rows[state.order.indexOf(name)];
     if (old && !old.contains(document.activeElement)) old.replaceWith(row(name, pods));
   }
 }
 
-function merge(delta) {
-  for (const part of ["pods", "rows"]) {
-    for (const name of delta[`gone_${part}`] || []) delete state[part][name];
-    Object.assign(state[part], delta[part] || {});
-  }
-  if (delta.order) state.order = delta.order;
-  if (delta.points) addPoints(delta.points.map(inOrder));
-  draw(delta);
+function merge({ points, ...delta }) {
+  const before = state.rows;
+  Object.assign(state, delta);
+  if (points) addPoints(points.map(inOrder));
+  draw(delta, before);
 }
 
-draw(state);
+draw(state, {});
 let isFresh = false;
 follow(chart.dataset.events + location.search, (delta) => {
   if (isFresh) {  // the first event of a connection has everything
     isFresh = false;
-    Object.assign(state, { pods: {}, rows: {}, order: [] });
     chart.textContent = "";
     addPoints = drawChart(chart);
   }

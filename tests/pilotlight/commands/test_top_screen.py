@@ -80,7 +80,7 @@ def test_keys_change_the_order_and_the_page(screen: Screen) -> None:
 
 
 def test_rows_that_are_gone_are_not_shown(screen: Screen) -> None:
-    screen.merge({"gone_rows": ["default/m01"], "order": ["default/m00"]})
+    screen.merge({"rows": {"default/m00": model()}, "order": ["default/m00"]})
     assert "default/m01" not in shown(screen)
 
 
