@@ -19,7 +19,6 @@ from gateway.dispatch.request import Request
 from gateway.errors import BadRequest
 from gateway.http.targets import target_of_variant
 from gateway.selection.utility import class_probabilities
-from gateway.sneakpeek.client import LookOutcome, LookResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
-    from gateway.sneakpeek.client import SneakPeekClient
-    from gateway.sneakpeek.messages import Seen
+    from gateway.sneakpeek.client import LookResult, Seen, SneakPeekClient
     from registry.domain.application import ApplicationSpec
 
 PROBABILITIES: Final = "probabilities"
@@ -129,16 +127,13 @@ class ApplicationRequest(Request):
         self._selector.notify_change()
 
     async def _look(self) -> LookResult:
-        name, body = str(self._application.name), self._body
-        if self._application.sneak_peek is None:
-            return LookResult(LookOutcome.UNAVAILABLE)
-        if body.has_file:
-            return self._sneak_peek.unseen()
+        body = self._body
         result = await self._sneak_peek.look(
-            name, body.buffered, json_bytes=self._json_bytes(), deadline_s=self._deadline_s
-        )
+            self._application, None if body.has_file else body.buffered,
+            json_bytes=self._json_bytes(), deadline_s=self._deadline_s,
+        )  # fmt: skip
         if result.seen is not None and result.seen.problem:
-            raise BadRequest(f"application {name}: {result.seen.problem}")
+            raise BadRequest(f"application {self._application.name}: {result.seen.problem}")
         return result
 
     def _json_bytes(self) -> int:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
-from common.child_process import Child, Command, KeptProcess, python_environment, python_module
-from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
-from registry.domain.application import ApplicationSpec
+from gateway.function_process import FunctionProcess, ProcessEnded
+from registry.domain.application import ApplicationSpec, InputTensor
 from registry.domain.cluster import ClusterState
 
 logger = logging.getLogger(__name__)
@@ -29,9 +28,6 @@ MAX_IN_FLIGHT: Final = 256
 MAX_UNREAD_BYTES: Final = 8 << 20
 SILENT_S: Final = 5.0
 """A process that answers nothing for so long is killed."""
-_ONE_THREAD: Final = dict.fromkeys(
-    ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-)
 _RETRY_S: Final = 5.0
 """Between two attempts to read files that cannot be used."""
 
@@ -50,26 +46,46 @@ class LookOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Load:
+    """The trained files of an application, and what they are wanted for."""
+
+    application: str
+    uri: str
+    k: int | None = None
+    classes: tuple[str, ...] = ()
+    inputs: tuple[InputTensor, ...] = ()
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    accuracy: float = 0.0
+    """Profiled, of the look itself."""
+    problem: str = ""
+    """Why the files cannot be used; empty: they are in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the look at a request found."""
+
+    rows: tuple[tuple[float, ...], ...] = ()
+    """Evidence by row and class; empty: none."""
+    is_v2: bool = False
+    request_id: str | None = None
+    """`id` of a V2 request."""
+    is_answerable: bool = False
+    """A short circuit may answer: the request asks for no binary tensors or other outputs."""
+    problem: str = ""
+    """Why no variant of the application can answer the request; empty: none is known."""
+
+
+@dataclass(frozen=True, slots=True)
 class LookResult:
     outcome: LookOutcome
     seen: Seen | None = None
     accuracy: float | None = None
     """Profiled, of the look itself."""
-
-
-_NOTHING: Final = {outcome: LookResult(outcome) for outcome in LookOutcome}
-
-
-def kept_module(
-    module: str, on_message: Callable[[dict[str, Any], bytes], object], *,
-    on_start: Callable[[], object], on_end: Callable[[], object],
-) -> KeptProcess:  # fmt: skip
-    """A process of the gateway's own, with one thread, which starts once it is wanted."""
-    env = python_environment({**os.environ, **_ONE_THREAD})
-    return KeptProcess(
-        Command(module, python_module(module), env), on_message=on_message,
-        on_start=on_start, on_end=on_end, is_wanted=False,
-    )  # fmt: skip
 
 
 class SneakPeekClient:
@@ -83,101 +99,116 @@ class SneakPeekClient:
         self._state = state
         self._count = count
         self._is_granted = is_granted
-        self._loop = asyncio.get_running_loop()
         self._wanted: dict[str, Load] = {}
         self._models_version = -1
         self._loaded: dict[str, Loaded] = {}
-        self._pending: dict[int, asyncio.Future[Seen]] = {}
-        self._number = 0
         self._late_since_s: float | None = None
         """Since when no look was answered, while some were late."""
-        self.process = kept_module(
-            "gateway.sneakpeek", self._on_message, on_start=self._on_start, on_end=self._on_end
+        self.process = FunctionProcess(
+            "gateway.sneakpeek", on_start=self._load_all, on_end=self._loaded.clear
         )
 
     def problem(self, application: str) -> str:
         """Why the application's data is not looked at now; empty: it is."""
         loaded = self._loaded.get(application)
-        if loaded is None:
-            return "the looking process has not read its files yet"
-        return loaded.problem
+        return (
+            "the looking process has not read its files yet" if loaded is None else loaded.problem
+        )
 
     def sync(self) -> None:
         """Load what applications want now; called after each change of the cluster state."""
         if self._models_version == self._state.models_version:
             return
         self._models_version = self._state.models_version
-        wanted = {
-            str(name): _load_of(spec)
+        before = self._wanted
+        self._wanted = {
+            str(name): Load(
+                str(name), spec.sneak_peek.uri, spec.sneak_peek.k, spec.classes, spec.inputs,
+                spec.output,
+            )
             for name, spec in self._state.applications.items()
             if spec.sneak_peek is not None
-        }
-        for name in self._wanted.keys() - wanted.keys():
+        }  # fmt: skip
+        for name in before.keys() - self._wanted.keys():
             self._loaded.pop(name, None)
-            self.process.send(as_head(Load(name, None)))
-        changed = [load for name, load in wanted.items() if self._wanted.get(name) != load]
-        self._wanted = wanted
-        for load in changed:
-            self._loaded.pop(load.application, None)
-            self._request(load)
-        self.process.want(is_wanted=bool(wanted))
+            self._call("forget", name)
+        for name, load in self._wanted.items():
+            if before.get(name) != load:
+                self._loaded.pop(name, None)
+                self._load(load)
+        self.process.want(is_wanted=bool(self._wanted))
 
-    def _request(self, load: Load) -> None:
+    def _load_all(self) -> None:
+        for load in self._wanted.values():
+            self._load(load)
+
+    def _load(self, load: Load) -> None:
         namespace = load.application.partition("/")[0]
-        if load.uri is not None and not self._is_granted(namespace, load.uri):
+        if self._is_granted(namespace, load.uri):
+            self._call("load", load).add_done_callback(partial(self._on_loaded, load))
+        else:
             problem = f"namespace {namespace} may not have {load.uri} read (--sneakpeek-prefixes)"
-            self._loaded[load.application] = Loaded(load.application, load.uri, problem=problem)
+            self._loaded[load.application] = Loaded(problem=problem)
+
+    def _call(self, name: str, argument: object) -> asyncio.Future[Loaded]:
+        called = self.process.call(name, argument)
+        called.add_done_callback(asyncio.Future.exception)  # what has ended is loaded again
+        return called
+
+    def _on_loaded(self, load: Load, done: asyncio.Future[Loaded]) -> None:
+        if done.exception() is not None or self._wanted.get(load.application) != load:
             return
-        self.process.send(as_head(load))
+        loaded, before = done.result(), self._loaded.get(load.application)
+        self._loaded[load.application] = loaded
+        if loaded.problem and before != loaded:
+            logger.warning("data is not looked at", extra={"problem": loaded.problem})
 
     async def look(
-        self, application: str, body: Sequence[bytes], *, json_bytes: int, deadline_s: float
-    ) -> LookResult:
-        """What a body's data says; within `TIMEOUT_S`, never an exception."""
-        result = await self._look(application, body, json_bytes, deadline_s)
+        self, application: ApplicationSpec, body: Sequence[bytes] | None, *, json_bytes: int,
+        deadline_s: float,
+    ) -> LookResult:  # fmt: skip
+        """What a body's data says; within `TIMEOUT_S`, never an exception. None: not in memory."""
+        if application.sneak_peek is None:
+            return LookResult(LookOutcome.UNAVAILABLE)
+        if body is None:
+            result = LookResult(LookOutcome.TOO_LARGE)
+        else:
+            result = await self._look(str(application.name), body, json_bytes, deadline_s)
         self._count(result.outcome)
         return result
-
-    def unseen(self) -> LookResult:
-        """The result for a body that is not in memory."""
-        self._count(LookOutcome.TOO_LARGE)
-        return _NOTHING[LookOutcome.TOO_LARGE]
 
     async def _look(
         self, application: str, body: Sequence[bytes], json_bytes: int, deadline_s: float
     ) -> LookResult:
-        loaded, child = self._loaded.get(application), self.process.child
-        if loaded is None or loaded.problem or child is None or self._is_behind(child):
-            return _NOTHING[LookOutcome.UNAVAILABLE]
-        self._number += 1
-        number, timeout_s = self._number, min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
-        future = self._pending[number] = self._loop.create_future()
-        look = Look(number, time.monotonic() + timeout_s, application, json_bytes)
-        child.send(as_head(look), b"".join(body))
-        timer = self._loop.call_later(timeout_s, _give_up, future, LookOutcome.LATE)
+        loaded = self._loaded.get(application)
+        if loaded is None or loaded.problem or self._is_behind():
+            return LookResult(LookOutcome.UNAVAILABLE)
+        timeout_s = min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
         try:
-            seen = await future
-        finally:
-            timer.cancel()
-            self._pending.pop(number, None)
-        if seen is _LATE:
+            seen: Seen = await self.process.call(
+                "look", application, b"".join(body), json_bytes, timeout_s=timeout_s
+            )
+        except TimeoutError:
             self._late_since_s = self._late_since_s or time.monotonic()
-            return _NOTHING[LookOutcome.LATE]
-        if seen is _LOST:
-            return _NOTHING[LookOutcome.UNAVAILABLE]
+            return LookResult(LookOutcome.LATE)
+        except ProcessEnded:
+            return LookResult(LookOutcome.UNAVAILABLE)
         outcome = LookOutcome.SEEN if seen.rows or seen.problem else LookOutcome.UNREADABLE
         return LookResult(outcome, seen, loaded.accuracy)
 
-    def _is_behind(self, child: Child) -> bool:
+    def _is_behind(self) -> bool:
         """Whether the process does not keep up; one that is silent for long is replaced."""
-        if self._late_since_s is not None and time.monotonic() - self._late_since_s > SILENT_S:
+        child, since_s = self.process.child, self._late_since_s
+        if child is None:
+            return True
+        if since_s is not None and self.process.answered_s > since_s:
+            since_s = self._late_since_s = None
+        if since_s is not None and time.monotonic() - since_s > SILENT_S:
             logger.warning("looking process does not answer")
             self._late_since_s = None
             child.abort()
             return True
-        return child.unread_bytes > MAX_UNREAD_BYTES or len(self._pending) >= MAX_IN_FLIGHT
-
-    # The process
+        return child.unread_bytes > MAX_UNREAD_BYTES or len(self.process.pending) >= MAX_IN_FLIGHT
 
     async def run(self) -> None:
         """Keep the process alive while an application wants it, until cancelled."""
@@ -191,43 +222,4 @@ class SneakPeekClient:
             await asyncio.sleep(_RETRY_S)
             for name, load in self._wanted.items():
                 if (loaded := self._loaded.get(name)) is not None and loaded.problem:
-                    self._request(load)
-
-    def _on_start(self) -> None:
-        for load in self._wanted.values():
-            self._request(load)
-
-    def _on_end(self) -> None:
-        self._loaded.clear()
-        for future in self._pending.values():
-            _give_up(future, LookOutcome.UNAVAILABLE)
-
-    def _on_message(self, head: dict[str, Any], _: bytes) -> None:
-        match message_of(head):
-            case Seen() as seen:
-                self._late_since_s = None
-                future = self._pending.get(seen.number)
-                if future is not None and not future.done():
-                    future.set_result(seen)
-            case Loaded() as loaded:
-                wanted = self._wanted.get(loaded.application)
-                if wanted is not None and wanted.uri == loaded.uri:
-                    before = self._loaded.get(loaded.application)
-                    self._loaded[loaded.application] = loaded
-                    if loaded.problem and before != loaded:
-                        logger.warning("data is not looked at", extra={"problem": loaded.problem})
-
-
-_LATE: Final = Seen(-1)
-_LOST: Final = Seen(-2)
-
-
-def _give_up(future: asyncio.Future[Seen], outcome: LookOutcome) -> None:
-    if not future.done():
-        future.set_result(_LATE if outcome is LookOutcome.LATE else _LOST)
-
-
-def _load_of(spec: ApplicationSpec) -> Load:
-    assert spec.sneak_peek is not None
-    peek = spec.sneak_peek
-    return Load(str(spec.name), peek.uri, peek.k, spec.classes, spec.inputs, spec.output)
+                    self._load(load)

@@ -15,8 +15,7 @@ from gateway.dispatch.retries import FailedAttempts
 from gateway.errors import NotReady
 from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT, Assignment, SelectionPlan, Window
-from gateway.sneakpeek.client import LookOutcome, LookResult
-from gateway.sneakpeek.messages import Seen
+from gateway.sneakpeek.client import LookOutcome, LookResult, Seen
 from load.generator.labelled_bodies import drawn_example
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
 from load.simulator.event_queue import EventQueue
@@ -111,7 +110,7 @@ class SimulatedApplications:
         if examples is not None:
             example = drawn_example(self._seed, row, len(examples.labels))
             if examples.evidence:
-                seen = Seen(row, (examples.evidence[example],), is_answerable=True)
+                seen = Seen((examples.evidence[example],), is_answerable=True)
                 look = LookResult(LookOutcome.SEEN, seen, plan.look_accuracy)
         spec = plan.spec
         request = ApplicationRequest(

@@ -131,7 +131,7 @@ def test_requests_that_end_while_they_are_planned_do_not_stop_others() -> None:
         selector = _selector(planner)
         os.kill(before, signal.SIGSTOP)
         ended = [asyncio.create_task(selector.select(_request(name))) for name in "ab"]
-        while not planner._pending:  # noqa: ASYNC110 - until their window is planned
+        while not planner.process.pending:  # noqa: ASYNC110 - until their window is planned
             await asyncio.sleep(0.005)
         for task in ended:
             task.cancel()

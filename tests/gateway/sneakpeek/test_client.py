@@ -1,4 +1,4 @@
-"""Looks at data through a real looking process, killed, stopped and misled, and its messages."""
+"""Looks at data through a real looking process, killed, stopped and misled."""
 
 import asyncio
 import os
@@ -14,7 +14,6 @@ import pytest
 from gateway.selection.sneakpeek_training import train
 from gateway.sneakpeek import client as client_module
 from gateway.sneakpeek.client import LookOutcome, LookResult, SneakPeekClient
-from gateway.sneakpeek.messages import Load, Loaded, Look, Seen, as_head, message_of
 from gateway.sneakpeek.trained_file import write_sneakpeek
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
@@ -22,11 +21,8 @@ from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
 
 NAME = ModelName("default", "parity")
+ASKED = ApplicationSpec(NAME, ("even", "odd"), sneak_peek=SneakPeekSpec("file:///trained"))
 BODY = orjson.dumps({"instances": [[4.0, 0.0], [0.0, 4.0]]})
-
-LOAD = Load("team/x", "file:///x", 5, ("a", "b"), (InputTensor("f", "FP32", (-1, 4)),), "label")
-SEEN = Seen(7, ((1.0, 4.0), (0.0, 5.0)), True, "id", True)
-LOADED = Loaded("team/x", "file:///x", 0.5, "")
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +70,7 @@ def _run(
 
 
 async def _look(client: SneakPeekClient) -> LookResult:
-    return await client.look(str(NAME), [BODY], json_bytes=0, deadline_s=1000.0)
+    return await client.look(ASKED, [BODY], json_bytes=0, deadline_s=1000.0)
 
 
 async def _loaded(client: SneakPeekClient) -> str:
@@ -162,8 +158,3 @@ def test_files_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     )  # fmt: skip
     for problem, text in zip(problems, expected, strict=True):
         assert text in problem
-
-
-@pytest.mark.parametrize("message", [LOAD, SEEN, LOADED, Look(3, 1.25, "team/x", 3)])
-def test_messages_are_read_as_they_were_sent(message: Load | Loaded | Look | Seen) -> None:
-    assert message_of(orjson.loads(orjson.dumps(as_head(message)))) == message
