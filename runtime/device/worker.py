@@ -211,13 +211,14 @@ class DeviceWorker:
         self._enqueue(job)
         self._waiting += 1
         try:
-            return await asyncio.shield(job.future)
+            return await job.future
         except asyncio.CancelledError:
             with self._lock:
-                if not job.is_running and self._queue.remove(job):
-                    job.future.cancel()
-            if not job.future.done():
+                is_over = not job.is_running and self._queue.remove(job)
+            if job.future.cancelled() and not is_over:
+                job.future = asyncio.get_running_loop().create_future()
                 await asyncio.wait([job.future])
+                job.future.exception()  # nobody else asks for it
             raise
         finally:
             self._waiting -= 1

@@ -45,6 +45,23 @@ def load_tokenizer(
     return tokenizer
 
 
+def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """What encodes for the tokenizer, twice as fast by itself; None where that is not all it does.
+
+    The tokenizer's part is to set it: it does so at its first call, and nothing else uses it.
+    """
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+    kind: Any = type(tokenizer)
+    is_plain = (
+        isinstance(tokenizer, PreTrainedTokenizerFast)
+        and kind.__call__ is PreTrainedTokenizerBase.__call__
+        and kind._encode_plus is PreTrainedTokenizerFast._encode_plus
+        and not hasattr(kind, "_switch_to_input_mode")
+    )
+    return tokenizer.backend_tokenizer if is_plain else None
+
+
 def _check_vocabulary(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     """Without its files, transformers returns a tokenizer with a few special tokens only."""
     own = set(type(tokenizer).vocab_files_names.values()) - {_NOT_VOCABULARY}

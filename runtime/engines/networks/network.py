@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -107,7 +108,24 @@ def _prepare(
     _check_complete(network, slots)
     network.eval()
     network.requires_grad_(requires_grad=False)
+    _shorten_lookups(network)
     return slots
+
+
+def _shorten_lookups(network: PreTrainedModel) -> None:
+    """Save a fifth of what Python does in each forward.
+
+    Torch finds a module's parts by a method that Python calls where an instance has no attribute
+    of the name, and transformers asks for the signature of each layer's feed-forward, which is
+    computed anew each time unless the function bears it.
+    """
+    for module in network.modules():
+        kind = type(module)
+        parts = {name: each for name, each in module._modules.items() if not hasattr(kind, name)}
+        vars(module).update(parts)
+        feed_forward = getattr(kind, "feed_forward_chunk", None)
+        if feed_forward is not None:
+            feed_forward.__signature__ = inspect.signature(feed_forward)
 
 
 def _embedding_factory(config: PretrainedConfig) -> Any:
