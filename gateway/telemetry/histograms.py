@@ -64,7 +64,7 @@ class ModelLabels:
 
 
 class HistogramSeries:
-    __slots__ = ("bounds", "counts", "exemplars", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "stages_ms", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
@@ -72,6 +72,8 @@ class HistogramSeries:
         self.total = 0.0
         self.exemplars: dict[int, Exemplar] = {}
         """The latest traced request of each bucket; empty without traces."""
+        self.stages_ms = [0.0] * len(STAGES)
+        """Of one model's requests: the sum of each stage."""
 
     def observe(self, value: float) -> None:
         observe([self], np.zeros(1, np.intp), np.array([value]))
@@ -91,16 +93,6 @@ def observe(
     for each, more, total in zip(series, counts, totals, strict=True):
         each.counts = [known + new for known, new in zip(each.counts, more, strict=True)]
         each.total += total
-
-
-class ModelSeries(HistogramSeries):
-    """Times of one model's requests."""
-
-    __slots__ = ("stages_ms",)
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        super().__init__(bounds)
-        self.stages_ms = [0.0] * len(STAGES)
 
 
 Bucket = tuple[str, float] | tuple[str, float, Exemplar]
@@ -140,17 +132,21 @@ class LabelledHistogram(Collector):
             series = self._series[value] = HistogramSeries(self._bounds)
         return series
 
-    def collect(self) -> Iterable[HistogramMetricFamily]:
+    @property
+    def series(self) -> Mapping[str, HistogramSeries]:
         self._fold()
+        return self._series
+
+    def collect(self) -> Iterable[HistogramMetricFamily | SummaryMetricFamily]:
         family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
-        known = dict(self._series)  # called in a thread: an iteration could see a change
+        known = dict(self.series)  # called in a thread: an iteration could see a change
         for value, series in known.items():
             buckets = buckets_of(self._bounds, series.counts, series.exemplars)
             family.add_metric([value], buckets, series.total)
         yield family
 
 
-class ModelTimings(Collector):
+class ModelTimings(LabelledHistogram):
     """Histograms of requests and sums of stages, by model."""
 
     def __init__(
@@ -158,46 +154,30 @@ class ModelTimings(Collector):
         fold: Callable[[], None],
     ) -> None:  # fmt: skip
         """`fold` is called before each reading."""
-        self._fold = fold
-        self.bounds = bounds
-        """Of the histograms, in seconds."""
+        super().__init__(
+            "pilotlight_gateway_model_request_seconds",
+            "Time from arrival to the response, by model.",
+            "model", bounds, registry, fold,
+        )  # fmt: skip
         self._labels = labels
-        self._series: dict[str, ModelSeries] = {}
         labels.on_gone.append(self._drop)
-        registry.register(self)
 
-    def of(self, model: str) -> ModelSeries:
+    def of(self, model: str) -> HistogramSeries:
         """The series that the model's requests are counted in."""
-        label = self._labels.label(model)
-        series = self._series.get(label)
-        if series is None:
-            series = self._series[label] = ModelSeries(self.bounds)
-        return series
+        return self.labels(self._labels.label(model))
 
     def _drop(self, gone: AbstractSet[str]) -> None:
         series = self._series.items()  # replaced at once: a scrape may read it in a thread
         self._series = {model: each for model, each in series if model not in gone}
 
-    @property
-    def series(self) -> Mapping[str, ModelSeries]:
-        self._fold()
-        return self._series
-
     def collect(self) -> Iterable[HistogramMetricFamily | SummaryMetricFamily]:
-        requests = HistogramMetricFamily(
-            "pilotlight_gateway_model_request_seconds",
-            "Time from arrival to the response, by model.",
-            labels=["model"],
-        )
+        yield from super().collect()
         stages = SummaryMetricFamily(
             "pilotlight_gateway_model_stage_seconds",
             "Time of each stage of a request, by model.",
             labels=["model", "stage"],
         )
-        for model, each in dict(self.series).items():  # called in a thread, as other collectors
-            buckets = buckets_of(self.bounds, each.counts, each.exemplars)
-            requests.add_metric([model], buckets, each.total)
+        for model, each in dict(self._series).items():
             for stage, stage_ms in zip(STAGES, each.stages_ms, strict=True):
-                stages.add_metric([model, stage], int(buckets[-1][1]), stage_ms / 1000)
-        yield requests
+                stages.add_metric([model, stage], sum(each.counts), stage_ms / 1000)
         yield stages
