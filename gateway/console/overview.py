@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -54,11 +55,7 @@ class Overview:
         self._traffic = traffic
         self._queued_total = queued_total
         self._last_minute = last_minute
-        self._names: dict[tuple[str | None, str], list[ModelName]] = {}
-        self._names_version = -1
-        self._pods: list[str] = []
-        self._ordered: list[str] = []
-        self._own_pods: dict[str, tuple[float, set[str]]] = {}
+        self._names = lru_cache(MAX_ROWS)(self._sorted_names)
         self._canaries = Canaries(watch.state)
         self._preloads: dict[str, dict[str, str]] = {}
         """Reasons of the autoscaler's latest loads, by model and pod."""
@@ -112,49 +109,28 @@ class Overview:
 
     def _matching(self, viewer: str | None, search: str) -> list[ModelName]:
         """Names in order; kept until the models change."""
-        state = self._watch.state
-        if self._names_version != state.models_version or len(self._names) > MAX_ROWS:
-            self._names.clear()
-            self._names_version = state.models_version
-        key = (viewer, search)
-        if key not in self._names:
-            self._names[key] = sorted(
-                name
-                for name in state.models
-                if viewer in (None, name.namespace) and search in str(name)
-            )
-        return self._names[key]
+        return self._names(viewer, search, self._watch.state.models_version)
+
+    def _sorted_names(self, viewer: str | None, search: str, version: int) -> list[ModelName]:
+        del version
+        models = self._watch.state.models
+        return sorted(
+            name for name in models if viewer in (None, name.namespace) and search in str(name)
+        )
 
     def _visible_pods(self, viewer: str | None) -> list[PodState]:
-        """By node, accelerator and name; for a tenant those that have a model of its own.
-
-        The order is kept until pods come or go, a tenant's pods for a second.
-        """
-        pods = self._watch.state.pods
-        if list(pods) != self._pods:
-            self._pods = list(pods)
-            self._ordered = sorted(self._pods, key=lambda name: _place(pods[name]))
-        if viewer is None:
-            return [pods[name] for name in self._ordered]
-        own = self._pods_of(viewer)
-        return [pods[name] for name in self._ordered if name in own]
-
-    def _pods_of(self, viewer: str) -> set[str]:
-        read_s, found = self._own_pods.get(viewer, (0.0, set()))
-        now_s = time.monotonic()
-        if now_s - read_s >= 1.0:
-            state = self._watch.state
-            found = {
+        """By node, accelerator and name; for a tenant those that have a model of its own."""
+        state = self._watch.state
+        pods = state.pods.values()
+        if viewer is not None:
+            own = {
                 pod
-                for name in self._matching(viewer, "")
-                if (record := state.models.get(name)) is not None
-                for spec in record.generations
-                for pod in state.holders(spec.key)
+                for key, holders in state.residency.items()
+                if key.startswith(f"{viewer}/")
+                for pod in holders
             }
-            if len(self._own_pods) > MAX_ROWS:
-                self._own_pods.clear()
-            self._own_pods[viewer] = (now_s, found)
-        return found
+            return sorted((pod for pod in pods if pod.name in own), key=_place)
+        return sorted(pods, key=_place)
 
     def _row(
         self, record: ModelRecord, rates: Mapping[str, float], expected_rps: float

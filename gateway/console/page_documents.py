@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, Final
 
 import yaml
@@ -23,80 +24,32 @@ _TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 MAX_SHOWN: Final = 200
 
 
-def model_document(
+def model_values(
     state: ClusterState, metrics: GatewayMetrics, record: ModelRecord
 ) -> dict[str, Any]:
-    """State on each pod, measurements, profile and YAML of a model; times in seconds."""
-    spec = record.serving
+    """What the page of a model shows of its state, measurements and declaration."""
+    spec, name = record.serving, str(record.spec.name)
+    starts, series = metrics.outcomes.starts(name), metrics.models.series.get(name)
+    measured, count = state.measured(spec.key), 0 if series is None else sum(series.counts)
     return {
-        "name": str(spec.name),
-        "namespace": spec.name.namespace,
-        "short_name": spec.name.name,
+        "name": name,
+        "record": record,
         "ready": can_be_served(record, state),
         "needs": needs_in_pool(record.spec, has_server=state.has_server),
-        "failure": None if record.failure is None else asdict(record.failure),
         "traffic": traffic_text(Canaries(state), record.spec),
-        "is_updating": record.previous is not None,
-        "policy": {
-            key: str(value)
-            for key, value in asdict(spec.policy).items()
-            if value not in (None, "", (), False)
-        },
-        "pods": [
-            {"pod": pod, "where": cell_text(residency), "bytes": residency.size_bytes}
+        "policy": asdict(spec.policy),
+        "places": [
+            (pod, cell_text(residency), residency.size_bytes)
             for pod, residency in sorted(nearby(state.holders(spec.key)).items())
         ],
-        "loads": [
-            {"tier": str(tier), "seconds": estimate.seconds, "measured": estimate.is_measured}
-            for tier in _TIERS
-            for estimate in (state.measured(spec.key).load_from(tier, None),)
-        ],
-        "starts": _starts(metrics, str(spec.name)),
-        "deadline_s": spec.policy.deadline_s,
-        "stages": _stages(metrics, str(spec.name)),
-        "profiles": [
-            {
-                "product": profile.product or "CPU",
-                "points": [
-                    {
-                        "rows": point.rows, "latency_s": point.latency_s,
-                        "rate": point.rows_per_s, "memory_bytes": point.memory_bytes,
-                    }
-                    for point in profile.points
-                ],
-            }
-            for profile in state.profiles_of(spec.key)
-        ],
+        "loads": [(tier, measured.load_from(tier, None)) for tier in _TIERS],
+        "starts": [(each, starts[each]) for each in ("warm", *_TIERS) if each in starts],
+        "stages_ms": []
+        if series is None or not count
+        else [(name, ms / count) for name, ms in zip(STAGES, series.stages_ms, strict=True)],
+        "profiles": state.profiles_of(spec.key),
         "yaml": _yaml(record.spec),
-    }  # fmt: skip
-
-
-def _starts(metrics: GatewayMetrics, model: str) -> list[tuple[str, int]]:
-    """Responses of this gateway by start: warm, then from the nearest tier."""
-    found = metrics.outcomes.starts(model)
-    return [(start, found[start]) for start in ("warm", *map(str, _TIERS)) if start in found]
-
-
-def _stages(metrics: GatewayMetrics, model: str) -> list[dict[str, Any]]:
-    """Mean time of each stage, and where its part of the bar begins and how long it is, in %."""
-    series = metrics.models.series.get(model)
-    count = 0 if series is None else sum(series.counts)
-    if series is None or not count:
-        return []
-    means_s = [total_ms / 1000 / count for total_ms in series.stages_ms]
-    return stage_bar(list(zip(map(str, STAGES), means_s, strict=True)))
-
-
-def stage_bar(stages: list[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Parts of a stacked bar from names and seconds; parts of no length are left out."""
-    total_s = sum(seconds for _, seconds in stages)
-    parts, begin = [], 0.0
-    for name, seconds in stages:
-        if seconds > 0:
-            width = 100 * seconds / total_s
-            parts.append({"name": name, "seconds": seconds, "begin": begin, "width": width})
-            begin += width
-    return parts
+    }
 
 
 def _yaml(spec: ModelSpec) -> str:
@@ -158,54 +111,21 @@ def request_rows(
     viewer: str | None,
     wanted: RequestFilter,
     limit: int = MAX_SHOWN,
-) -> list[dict[str, Any]]:
+) -> list[RecentRequest]:
     """The newest ones that the viewer may see."""
-    rows: list[dict[str, Any]] = []
-    for request in recent.newest_first():
-        if is_visible(request, viewer) and wanted.matches(request, last_minute):
-            rows.append(request_row(request))
-            if len(rows) >= limit:
-                break
-    return rows
+    found = (
+        each
+        for each in recent.newest_first()
+        if is_visible(each, viewer) and wanted.matches(each, last_minute)
+    )
+    return list(islice(found, limit))
 
 
-def request_row(request: RecentRequest) -> dict[str, Any]:
-    """Values for the templates; `parts` is the timeline of its stages."""
-    timings = request.timings
-    row: dict[str, Any] = {
-        **request._asdict(), "took_s": request.took_s or None, "pod_s": None, "parts": [],
-        "failure": request.failure_text(),
-    }  # fmt: skip
-    if timings is not None:
-        row["pod_s"] = timings.pod_ms / 1000
-        row["parts"] = stage_bar([(str(name), ms / 1000) for name, ms in request.stages_ms()])
-    return row
-
-
-def operation_groups(document: Mapping[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Operations of the OpenAPI document by tag, each in its order."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+def operation_groups(document: Mapping[str, Any]) -> dict[str, list[tuple[str, str, Any]]]:
+    """Method, path and operation of the OpenAPI document by tag, each in its order."""
+    groups: dict[str, list[tuple[str, str, Any]]] = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             tag = (operation.get("tags") or ["other"])[0]
-            groups.setdefault(tag, []).append(_operation(path, method, operation))
-    return list(groups.items())
-
-
-def _operation(path: str, method: str, operation: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "method": method.upper(),
-        "path": path,
-        "summary": operation.get("summary", ""),
-        "description": operation.get("description", ""),
-        "parameters": [
-            {
-                "name": each["name"], "in": each["in"], "required": each.get("required", False),
-                "description": each.get("description", ""),
-            }
-            for each in operation.get("parameters", ())
-        ],
-        "responses": [
-            (status, each["description"]) for status, each in operation["responses"].items()
-        ],
-    }  # fmt: skip
+            groups.setdefault(tag, []).append((method.upper(), path, operation))
+    return groups

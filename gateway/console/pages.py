@@ -21,9 +21,8 @@ from gateway.console.overview import MAX_ROWS, Overview, RowWindow
 from gateway.console.page_documents import (
     RequestFilter,
     is_visible,
-    model_document,
+    model_values,
     operation_groups,
-    request_row,
     request_rows,
 )
 from gateway.console.page_files import (
@@ -152,7 +151,7 @@ def _add_model(router: APIRouter, pages: Pages, sources: ConsoleSources) -> None
         actions = [each for each in records.history if each.subject == full_name] if records else []
         return pages.render(
             request, "model",
-            model=model_document(sources.watch.state, sources.metrics, record),
+            **model_values(sources.watch.state, sources.metrics, record),
             actions=actions, read_at_s=0.0 if records is None else records.read_at_s,
             rows=request_rows(
                 sources.recent, sources.last_minute, viewer_of(request),
@@ -182,7 +181,7 @@ def _add_requests(router: APIRouter, pages: Pages, sources: ConsoleSources) -> N
             sources.explanations, request_id, None if viewer is None else (viewer,)
         )
         return pages.render(
-            request, "request", row=request_row(found), explanation={**_NO_EXPLANATION, **decided},
+            request, "request", row=found, explanation={**_NO_EXPLANATION, **decided},
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from gateway.telemetry import explanations
@@ -46,8 +46,20 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(at_s))
 
 
+def bar_parts(stages_ms: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Parts of a stacked bar, in % of its length; those of no length are left out."""
+    total_ms = sum(ms for _, ms in stages_ms)
+    parts, begin = [], 0.0
+    for name, ms in stages_ms:
+        if ms > 0:
+            width = 100 * ms / total_ms
+            parts.append({"name": name, "seconds": ms / 1000, "begin": begin, "width": width})
+            begin += width
+    return parts
+
+
 FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "duration": duration, "size": size, "number": number, "clock": clock,
+    "duration": duration, "size": size, "number": number, "clock": clock, "bar_parts": bar_parts,
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_requests_are_listed_by_namespace_and_by_missed_deadlines(state: Cluster
         recent.add(request(model, ms))
 
     def took(wanted: RequestFilter) -> list[float]:
-        return [round(row["took_s"], 3) for row in request_rows(recent, minute, None, wanted)]
+        return [round(row.took_s, 3) for row in request_rows(recent, minute, None, wanted)]
 
     assert took(RequestFilter(tenant="red")) == [0.2, 0.05]
     assert took(RequestFilter(tenant="re")) == []

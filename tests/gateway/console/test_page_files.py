@@ -17,7 +17,7 @@ def test_a_running_gateway_keeps_the_pages_it_started_with(tmp_path: Path) -> No
     pages = Pages("gateway-1", folder)
     shutil.rmtree(folder)
     request = Request({"type": "http", "headers": [], "pilotlight.viewer": None})
-    rendered = pages.render(request, "api", description="what it is", groups=[])
+    rendered = pages.render(request, "api", description="what it is", groups={})
     assert b"what it is" in rendered.body
     assert b"gateway-1" in rendered.body  # of the base that it extends
     for name in ("console.css", "console.js", "uplot.min.js"):
