@@ -28,11 +28,7 @@ from common.settings_table import read_settings
 from common.tls import PartTls
 from gateway.app import GatewayApp
 from gateway.authentication.access import create_access
-from gateway.console.last_minute import LastMinute
-from gateway.console.live_updates import LiveUpdates
-from gateway.console.overview import Overview, present_level
-from gateway.console.pages import ConsoleSources, console_routes, routes_beside_the_console
-from gateway.console.traffic import Traffic
+from gateway.console.pages import Console
 from gateway.dispatch.component_exchange import ComponentCalls
 from gateway.exchange_choice import ExchangeChoice
 from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits
@@ -49,7 +45,6 @@ from gateway.shutdown import Shutdown
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.pod_connection import PodConnectionPool
-from registry.redis.autoscaler_log import AutoscalerLog
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import Tracer
@@ -162,17 +157,11 @@ async def running_app(
     workflows = WorkflowProxy(settings.workflows_url, connections, limits, held, shutdown)
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
-    traffic = Traffic(metrics, partial(present_level, shown.watch))
-    last_minute = LastMinute(telemetry.recent, shown.watch.state)
-    overview = Overview(shown.watch, traffic, lambda: shown.placer.queued_total, last_minute)
-    log = AutoscalerLog(shown.watch.registry)
-    updates = LiveUpdates(overview, traffic, log, is_ending)
-    sources = ConsoleSources(
+    console = Console(
         shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
-        overview, updates, last_minute,
+        queued_total=lambda: shown.placer.queued_total, is_ending=is_ending,
     )  # fmt: skip
-    api.include_router(console_routes(sources))
-    api.include_router(routes_beside_the_console(sources))
+    api.include_router(console.routes())
     secret = connections.secret
     exchanges = ExchangeChoice(
         pools, settings, components, secret=secret, telemetry=telemetry,
@@ -189,7 +178,7 @@ async def running_app(
             components.connections.close_idle_periodically,
             connections.secret.reload_periodically,
             connections.tls.reload_periodically,
-            traffic.run,
+            console.run,
             *pools.runs(),
         ]
         if access is not None:

@@ -110,7 +110,6 @@ def request_rows(
     last_minute: LastMinute,
     viewer: str | None,
     wanted: RequestFilter,
-    limit: int = MAX_SHOWN,
 ) -> list[RecentRequest]:
     """The newest ones that the viewer may see."""
     found = (
@@ -118,7 +117,7 @@ def request_rows(
         for each in recent.newest_first()
         if is_visible(each, viewer) and wanted.matches(each, last_minute)
     )
-    return list(islice(found, limit))
+    return list(islice(found, MAX_SHOWN))
 
 
 def operation_groups(document: Mapping[str, Any]) -> dict[str, list[tuple[str, str, Any]]]:
