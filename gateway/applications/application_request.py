@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
 
-from gateway.selection.window import Assignment
-from gateway.sneakpeek.client import LookResult
+from gateway.applications.live_window import Variants
+from gateway.selection.window import Assignment, WindowRequest
+from gateway.sneakpeek.client import LookOutcome, LookResult
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelName
 
+_UNSEEN: Final = LookResult(LookOutcome.UNAVAILABLE)
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class ApplicationRequest:
     """Times in seconds; the arrival on the registry's clock, the deadline from it."""
 
@@ -19,19 +24,22 @@ class ApplicationRequest:
     arrival_s: float
     deadline_s: float
     policy: str
-    look: LookResult
+    look: LookResult = _UNSEEN
+    on_selected: Callable[[Selection], object] = lambda _: None
+    variants: Variants = field(init=False)
+    """Set when it joins a window."""
+    is_over: bool = False
+    """It has its selection, or nobody waits for it."""
 
-    @property
-    def evidence(self) -> tuple[float, ...] | None:
-        """The labels of the nearest examples, summed over the request's rows."""
-        if self.look.seen is None or not self.look.seen.rows:
-            return None
-        return tuple(map(sum, zip(*self.look.seen.rows, strict=True)))
-
-    @property
-    def may_short_circuit(self) -> bool:
+    def in_window(self, id_: str) -> WindowRequest:
+        """With the labels of the nearest examples, summed over the request's rows."""
         seen = self.look.seen
-        return seen is not None and bool(seen.rows) and seen.is_answerable
+        rows = () if seen is None else seen.rows
+        return WindowRequest(
+            id_, str(self.application.name), self.arrival_s, self.deadline_s,
+            tuple(map(sum, zip(*rows, strict=True))) if rows else None,
+            bool(rows) and seen is not None and seen.is_answerable,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +50,12 @@ class Selection:
     policy: str
     variant: ModelName | None
     """None: the look at the data answers."""
-    pod: str | None = None
-    """The planned one; None: by the variant's routing policy."""
     pod_until_s: float | None = None
-    """Deadline for the pod's queue, on the registry's clock: in planned order."""
+    """Deadline for the planned pod's queue, on the registry's clock: in planned order."""
     alpha: tuple[float, ...] = ()
     """The prior's weights, where the look answers."""
+
+    @property
+    def pod(self) -> str | None:
+        """The planned one; None: by the variant's routing policy."""
+        return self.assignment.worker or None

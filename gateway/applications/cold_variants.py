@@ -8,70 +8,51 @@ begins in the background, as in `gateway.routing.ski_rental`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Final
 
-from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, utility
-from gateway.selection.window import SelectionPlan, VariantProfile, Window, WindowRequest
+from gateway.selection.utility import utility
+from gateway.selection.window import SelectionPlan, Window
+from registry.domain.model import ModelName
 
 _FORGET_S: Final = 600.0
 """Losses without a further one for so long no longer count."""
 
 
-@dataclass(frozen=True, slots=True)
-class VariantLoad:
-    variant: str
-    pod: str
-
-
-@dataclass(slots=True)
-class _Loss:
-    seconds: float = 0.0
-    latest_s: float = 0.0
-
-
-@dataclass(slots=True)
 class ColdVariants:
-    """The losses of one gateway, by application and variant."""
+    """The losses of one gateway, by application and variant: seconds, and when the last was."""
 
-    _losses: dict[tuple[str, str], _Loss] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._losses: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def lost_s(self, application: str, variant: str) -> float:
-        loss = self._losses.get((application, variant))
-        return loss.seconds if loss is not None else 0.0
-
-    def record(self, window: Window, plan: SelectionPlan) -> dict[str, list[VariantLoad]]:
-        """Add what a planned window loses; returns the loads that are paid for, by application."""
+    def record(self, window: Window, plan: SelectionPlan) -> Iterator[tuple[ModelName, str]]:
+        """Add what a planned window loses; gives the variants that are to be loaded, and where."""
         cold = _cold_variants(window)
         if not cold:
-            return {}
-        planned = {each.request: each for each in plan.assignments}
-        loads: dict[str, list[VariantLoad]] = {}
+            return
+        planned = {each.request: each.utility for each in plan.assignments}
         for application in window.applications:
             for profile in application.variants:
-                pod_load = cold.get(profile.name)
-                if pod_load is None:
+                if profile.name not in cold:
                     continue
-                lost_s = sum(
-                    max(0.0, _utility_if_warm(each, profile, window) - planned[each.id].utility)
-                    * each.deadline_s
-                    for each in window.requests
-                    if each.application == application.name
-                )
-                pod, load_s = pod_load
+                pod, load_s = cold[profile.name]
+                lost_s = 0.0
+                for each in window.requests:
+                    if each.application == application.name:
+                        ends_s = window.soonest_s(profile.name, each.arrival_s, is_warm=True)
+                        assert ends_s is not None  # a worker can load it
+                        accuracy = profile.accuracy_for(each.evidence, application.prior_weights)
+                        accuracy *= application.accuracy_scale
+                        gain = utility(accuracy, application.penalty, each.deadline_s, ends_s)
+                        lost_s += max(0.0, float(gain) - planned[each.id]) * each.deadline_s
                 key = (application.name, profile.name)
-                if self._add(key, lost_s, window.now_s) >= load_s:
+                before_s, latest_s = self._losses.get(key, (0.0, 0.0))
+                if window.now_s - latest_s <= _FORGET_S:
+                    lost_s += before_s
+                self._losses[key] = (lost_s, window.now_s)
+                if lost_s >= load_s:
                     del self._losses[key]
-                    loads.setdefault(application.name, []).append(VariantLoad(profile.name, pod))
-        return loads
-
-    def _add(self, key: tuple[str, str], lost_s: float, now_s: float) -> float:
-        loss = self._losses.setdefault(key, _Loss())
-        if now_s - loss.latest_s > _FORGET_S:
-            loss.seconds = 0.0
-        loss.seconds += lost_s
-        loss.latest_s = now_s
-        return loss.seconds
+                    yield ModelName(ModelName.parse(key[0]).namespace, profile.name), pod
 
 
 def _cold_variants(window: Window) -> dict[str, tuple[str, float]]:
@@ -86,22 +67,3 @@ def _cold_variants(window: Window) -> dict[str, tuple[str, float]]:
             elif variant not in found or load_s < found[variant][1]:
                 found[variant] = (worker.name, load_s)
     return {variant: load for variant, load in found.items() if variant not in warm}
-
-
-def _utility_if_warm(request: WindowRequest, profile: VariantProfile, window: Window) -> float:
-    application = next(each for each in window.applications if each.name == request.application)
-    ends_s = [
-        max(worker.free_s, window.now_s)
-        - request.arrival_s
-        + worker.latency_s[profile.name]
-        + worker.setup_s.get(profile.name, 0.0)
-        + worker.around_s.get(profile.name, 0.0)
-        for worker in window.workers
-        if profile.name in worker.latency_s
-    ]
-    accuracy = profile.accuracy
-    if request.evidence is not None:
-        theta = class_probabilities(application.prior_weights, request.evidence)
-        accuracy = float(accuracy_by_class_mix(profile.recalls, theta))
-    accuracy *= application.accuracy_scale
-    return float(utility(accuracy, application.penalty, request.deadline_s, min(ends_s)))

@@ -9,10 +9,11 @@ done. Variants without a current accuracy profile are left out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
+from gateway.errors import NotReady
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import remaining_load
 from gateway.selection.utility import prior_weights, profiled_accuracy, recalls
@@ -26,7 +27,6 @@ from gateway.selection.window import (
 from registry.domain.application import ApplicationSpec
 from registry.domain.application_variants import accuracy_of, named_variants
 from registry.domain.cluster import ClusterState
-from registry.domain.estimates import StageTimes
 from registry.domain.measures import seconds_at_size
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_state import PodState
@@ -36,8 +36,7 @@ MAX_WORKERS: Final = 16
 """Pods that a window is planned for, those with the most free slots first: more cost time."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLatency:
+class BatchLatency(NamedTuple):
     """What a variant's requests cost a pod's device where they run as batches, by a profile.
 
     b requests take about `setup_s` + b * `each_s`: the line through the times of one request and of
@@ -69,17 +68,16 @@ def batch_latency(
     return BatchLatency(one_s - each_s, each_s, each_s * (rows - 1))
 
 
-def lately_measured(times: StageTimes) -> BatchLatency:
-    """Without a profile: what pods of the kind measured, in batches of whatever size."""
-    return BatchLatency(0.0, times.share_s, max(0.0, times.infer_s - times.share_s))
-
-
 @dataclass(frozen=True, slots=True)
 class Variants:
     """An application's variants: those that can be chosen, and why others cannot."""
 
     usable: tuple[tuple[ModelSpec, VariantProfile], ...]
     problems: tuple[str, ...]
+
+    def warm(self, state: ClusterState) -> Iterator[tuple[ModelSpec, PodState]]:
+        """Each that can be chosen with each pod that holds it."""
+        return ((spec, pod) for spec, _ in self.usable for pod in state.warm(spec.key))
 
 
 def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
@@ -98,96 +96,68 @@ def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
     return Variants(tuple(usable), tuple(problems))
 
 
-class VariantCache:
-    """The variants of applications, found again when a model, application or profile changes."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._version = -1
-        self._found: dict[ModelName, Variants] = {}
-
-    def of(self, application: ApplicationSpec) -> Variants:
-        if self._version != self._state.models_version:
-            self._version = self._state.models_version
-            self._found.clear()
-        found = self._found.get(application.name)
-        if found is None:
-            found = self._found[application.name] = variants_of(application, self._state)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedApplication:
-    """An application of a window, and what is known of it now."""
-
-    spec: ApplicationSpec
-    variants: Variants
-    look_accuracy: float | None = None
-    """Profiled, of the look at the data; None: it cannot answer requests."""
-    requests_per_window: float = 1.0
-    """For a strong prior."""
-
-    @property
-    def alpha(self) -> tuple[float, ...]:
-        """The prior's weight of each class."""
-        spec = self.spec
-        weights = prior_weights(
-            spec.prior, len(spec.classes), spec.frequencies, self.requests_per_window
+def require_usable(application: ApplicationSpec, variants: Variants) -> None:
+    """Raises NotReady where no variant can be chosen, with what to do."""
+    name = application.name
+    if not variants.usable:
+        raise NotReady(
+            f"application {name} has no variant that can be chosen; run `pilotlight profile {name} "
+            f"--examples FILE`: {'; '.join(variants.problems)}"
+            if variants.problems
+            else f"application {name} has no variants: annotate models of its namespace with "
+            f"pilotlight.io/application: {name.name}",
+            retry_after_s=1.0,
         )
-        return tuple(weights.tolist())
+
+
+def window_application(
+    spec: ApplicationSpec, variants: Variants, *, look_accuracy: float | None = None,
+    requests_per_window: float = 1.0,
+) -> WindowApplication:  # fmt: skip
+    """`look_accuracy`: profiled, of the look; None: it cannot answer requests.
+
+    `requests_per_window` is for a strong prior.
+    """
+    peek = spec.sneak_peek
+    weights = prior_weights(spec.prior, len(spec.classes), spec.frequencies, requests_per_window)
+    return WindowApplication(
+        str(spec.name),
+        tuple(profile for _, profile in variants.usable),
+        spec.penalty,
+        tuple(weights.tolist()),
+        look_accuracy if peek is not None and peek.short_circuit else None,
+        splits_groups=peek is not None and peek.split_groups,
+        normalises_accuracy=spec.normalises_accuracy,
+    )
 
 
 def live_window(
     requests: Sequence[WindowRequest],
-    applications: Sequence[PlannedApplication],
+    applications: Sequence[WindowApplication],
     state: ClusterState,
     now_s: float,
 ) -> Window:
     """Pods without a free slot serve no request of the window, unless none has one."""
     asked = Counter(each.application for each in requests)
     variants = [
-        (spec, asked[str(each.spec.name)])
+        (record.serving, asked[each.name])
         for each in applications
-        for spec, _ in each.variants.usable
+        for profile in each.variants
+        for name in [ModelName(ModelName.parse(each.name).namespace, profile.name)]
+        if (record := state.models.get(name)) is not None
     ]
     accepting = [pod for pod in state.pods.values() if _is_open(pod)]
     pods = [pod for pod in accepting if pod.has_free_slot] or accepting
     if len(pods) > MAX_WORKERS:
         warm = {pod.name for spec, _ in variants for pod in state.warm(spec.key)}
         pods.sort(key=lambda pod: (pod.name not in warm, pod.slots_busy - pod.slots, pod.name))
-    return Window(
-        tuple(requests),
-        tuple(_window_application(each) for each in applications),
-        tuple(_worker(pod, variants, state, now_s) for pod in pods[:MAX_WORKERS]),
-        now_s,
-    )
+    workers = (_worker(pod, variants, state, now_s) for pod in pods[:MAX_WORKERS])
+    return Window(tuple(requests), tuple(applications), tuple(workers), now_s)
 
 
 def _is_open(pod: PodState) -> bool:
     """Whether any variant may be served there."""
     return pod.is_accepting and pod.slots > 0 and not pod.placed_model
-
-
-def has_idle_pod(variants: Variants, state: ClusterState) -> bool:
-    """True if an idle pod holds a variant: waiting would only delay the request."""
-    return any(
-        is_idle(pod) and pod.has_free_slot
-        for spec, _ in variants.usable
-        for pod in state.warm(spec.key)
-    )
-
-
-def _window_application(application: PlannedApplication) -> WindowApplication:
-    spec, peek = application.spec, application.spec.sneak_peek
-    return WindowApplication(
-        str(spec.name),
-        tuple(profile for _, profile in application.variants.usable),
-        spec.penalty,
-        application.alpha,
-        application.look_accuracy if peek is not None and peek.short_circuit else None,
-        splits_groups=peek is not None and peek.split_groups,
-        normalises_accuracy=spec.normalises_accuracy,
-    )
 
 
 def _worker(
@@ -210,7 +180,8 @@ def _worker(
             backlog = device_backlog(pod, spec.key, None, state, now_s, ready_s=0.0, load_s=0.0)
             free_s = max(free_s, backlog.free_s)
         times = measured.stages
-        batch = lately_measured(times)
+        # What pods of the kind measured, in batches of whatever size.
+        batch = BatchLatency(0.0, times.share_s, max(0.0, times.infer_s - times.share_s))
         profile = state.profiles.get(spec.name, {}).get(pod.kind.product)
         if profile is not None and profile.key == spec.key and profile.points:
             batch = batch_latency(

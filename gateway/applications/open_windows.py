@@ -9,27 +9,37 @@ virtual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.applications.application_request import ApplicationRequest, Selection
 from gateway.applications.cold_variants import ColdVariants
 from gateway.applications.live_window import (
-    PlannedApplication,
-    VariantCache,
     Variants,
-    has_idle_pod,
     live_window,
+    require_usable,
+    variants_of,
+    window_application,
 )
-from gateway.errors import NotReady
+from gateway.routing.device_backlog import is_idle
 from gateway.routing.timers import Timer, Timers
-from gateway.selection.window import SHORT_CIRCUIT, Assignment, SelectionPlan, Window, WindowRequest
+from gateway.selection.window import (
+    SHORT_CIRCUIT,
+    Assignment,
+    SelectionPlan,
+    Window,
+    WindowApplication,
+)
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 
 Key = tuple[str, str]
+Plan = Callable[[str, Window, Callable[[SelectionPlan | None], object]], None]
+"""Calls back with a window's plan by a policy, now or later; None: no pod can run a variant."""
+Explain = Callable[[ApplicationRequest, Assignment, Window], object]
 
 
 MAX_REQUESTS: Final = 64
@@ -42,45 +52,9 @@ _WINDOWS: Final = 0.2
 """Weight of the latest window in the mean number of an application's requests."""
 
 
-class PendingSelection:
-    """A request that waits for its window's plan."""
-
-    __slots__ = ("is_over", "on_selected", "request", "variants")
-
-    variants: Variants
-    """Set when it joins a window."""
-
-    def __init__(
-        self, request: ApplicationRequest, on_selected: Callable[[Selection], object]
-    ) -> None:
-        self.request = request
-        self.on_selected = on_selected
-        self.is_over = False
-        """It has its selection, or nobody waits for it."""
-
-
-class WindowDriver(Protocol):
-    """Plans windows, and carries out what belongs to a plan."""
-
-    def plan(
-        self, policy: str, window: Window,
-        then: Callable[[SelectionPlan | None], object],
-    ) -> None:  # fmt: skip
-        """Call `then` with the plan, now or later; None: no pod can run a variant."""
-
-    def explain(
-        self, request: ApplicationRequest, planned: PlannedApplication, assignment: Assignment,
-        window: Window,
-    ) -> None:  # fmt: skip
-        """Keep why a request is served as it is."""
-
-    def load(self, variant: ModelName, pod: str) -> object:
-        """Begin to load a variant in the background."""
-
-
 @dataclass(slots=True, eq=False)
 class _OpenWindow:
-    pending: list[PendingSelection] = field(default_factory=list)
+    pending: list[ApplicationRequest] = field(default_factory=list)
     timer: Timer | None = None
     closes_s: float = float("inf")
     is_carried: bool = False
@@ -92,13 +66,19 @@ class OpenWindows:
     """The windows of one gateway. Decides on `state`, which must not change during a call."""
 
     def __init__(
-        self, state: ClusterState, driver: WindowDriver, timers: Timers, now_s: Callable[[], float]
-    ) -> None:
+        self, state: ClusterState, plan: Plan, load: Callable[[ModelName, str], object],
+        timers: Timers, now_s: Callable[[], float], explain: Explain = lambda *_: None,
+    ) -> None:  # fmt: skip
+        """`load` a variant at a pod in the background; `explain`: keep why it is served so."""
         self._state = state
-        self._driver = driver
+        self._plan = plan
+        self._load = load
+        self._explain = explain
         self._timers = timers
         self._now_s = now_s
-        self._variants = VariantCache(state)
+        self._variants: dict[ModelName, Variants] = {}
+        """By application, of `_version` of the models, applications and profiles."""
+        self._version = -1
         self._cold = ColdVariants()
         self._open: dict[Key, _OpenWindow] = {}
         self._turns: dict[str, int] = {}
@@ -107,18 +87,20 @@ class OpenWindows:
         self._is_planning = False
         self._requests_per_window: dict[ModelName, float] = {}
 
-    def join(self, pending: PendingSelection) -> None:
+    def join(self, request: ApplicationRequest) -> None:
         """Let a request wait for a plan. Raises NotReady without a usable variant."""
-        application = pending.request.application
-        variants = pending.variants = self._variants.of(application)
-        if not variants.usable:
-            raise NotReady(no_variant(application, variants), retry_after_s=1.0)
-        window = self._add((application.name.namespace, pending.request.policy), pending)
-        is_early = not application.is_window_fixed and has_idle_pod(variants, self._state)
+        application = request.application
+        variants = request.variants = self._variants_of(application)
+        require_usable(application, variants)
+        request.is_over = False
+        window = self._add((application.name.namespace, request.policy), request)
+        is_early = not application.is_window_fixed and any(
+            is_idle(pod) and pod.has_free_slot for _, pod in variants.warm(self._state)
+        )
         if is_early or len(window.pending) >= MAX_REQUESTS:
             self._make_ready(window)
         else:
-            self._close_by(window, self._patience_s(pending))
+            self._close_by(window, self._patience_s(request))
 
     def notify_change(self) -> None:
         """Plan what found no slot again: the cluster changed, or a request ended."""
@@ -126,20 +108,27 @@ class OpenWindows:
             if window.is_carried and not window.is_ready:
                 self._close_by(window, REPLAN_S)
 
-    def _add(self, key: Key, pending: PendingSelection) -> _OpenWindow:
+    def _variants_of(self, application: ApplicationSpec) -> Variants:
+        if self._version != self._state.models_version:
+            self._version = self._state.models_version
+            self._variants.clear()
+        if application.name not in self._variants:
+            self._variants[application.name] = variants_of(application, self._state)
+        return self._variants[application.name]
+
+    def _add(self, key: Key, request: ApplicationRequest) -> _OpenWindow:
         window = self._open.setdefault(key, _OpenWindow())
-        window.pending.append(pending)
+        window.pending.append(request)
         return window
 
-    def _patience_s(self, pending: PendingSelection) -> float:
+    def _patience_s(self, request: ApplicationRequest) -> float:
         """How long the request may wait: less than its window if its deadline would be missed."""
-        request, application = pending.request, pending.request.application
+        application = request.application
         if application.is_window_fixed:
             return application.window_s
         holds = [
             pod.estimates[spec.key].stages.hold_s
-            for spec, _ in pending.variants.usable
-            for pod in self._state.warm(spec.key)
+            for spec, pod in request.variants.warm(self._state)
         ]
         waited_s = self._now_s() - request.arrival_s
         spare_s = request.deadline_s - waited_s - min(holds, default=0.0)
@@ -177,15 +166,10 @@ class OpenWindows:
         if not waiting:
             self._timers.after(0.0, self._plan_next, None)
             return
-        applications = self._applications(waiting)
-        requests = [
-            WindowRequest(
-                f"{at}", str(each.request.application.name), each.request.arrival_s,
-                each.request.deadline_s, each.request.evidence, each.request.may_short_circuit,
-            )
-            for at, each in enumerate(waiting)
-        ]  # fmt: skip
-        window = live_window(requests, list(applications.values()), self._state, self._now_s())
+        window = live_window(
+            [each.in_window(str(at)) for at, each in enumerate(waiting)],
+            self._applications(waiting), self._state, self._now_s(),
+        )  # fmt: skip
 
         def follow(plan: SelectionPlan | None) -> None:
             if plan is None:  # there is no pod: one may be started
@@ -193,70 +177,69 @@ class OpenWindows:
                     if not each.is_over:
                         _select(each, _unplanned(each))
             else:
-                self._pay_loads(window, plan)
-                self._follow(key, plan, window, waiting, applications)
+                for variant, pod in self._cold.record(window, plan):
+                    self._load(variant, pod)
+                self._follow(key, plan, window, waiting)
             self._timers.after(0.0, self._plan_next, None)
 
-        self._driver.plan(key[1], window, follow)
+        self._plan(key[1], window, follow)
 
-    def _applications(self, waiting: list[PendingSelection]) -> dict[str, PlannedApplication]:
-        found: dict[str, PlannedApplication] = {}
+    def _applications(self, waiting: Sequence[ApplicationRequest]) -> list[WindowApplication]:
+        """Those of the requests, each as its first request knows it, with the latest look's."""
+        counts = Counter(each.application.name for each in waiting)
+        looks = {
+            each.application.name: each.look.accuracy
+            for each in waiting
+            if each.look.accuracy is not None
+        }
+        found: dict[ModelName, WindowApplication] = {}
         for each in waiting:
-            spec = each.request.application
-            accuracy = each.request.look.accuracy
-            name = str(spec.name)
+            name = each.application.name
             if name not in found:
-                count = sum(other.request.application.name == spec.name for other in waiting)
-                before = self._requests_per_window.get(spec.name, float(count))
-                mean = before + _WINDOWS * (count - before)
-                self._requests_per_window[spec.name] = mean
-                found[name] = PlannedApplication(spec, each.variants, accuracy, mean)
-            elif accuracy is not None:
-                found[name] = replace(found[name], look_accuracy=accuracy)
-        return found
+                before = self._requests_per_window.get(name, float(counts[name]))
+                mean = before + _WINDOWS * (counts[name] - before)
+                self._requests_per_window[name] = mean
+                found[name] = window_application(
+                    each.application, each.variants, look_accuracy=looks.get(name),
+                    requests_per_window=mean,
+                )  # fmt: skip
+        return list(found.values())
 
     def _follow(
-        self, key: Key, plan: SelectionPlan, window: Window, waiting: list[PendingSelection],
-        applications: dict[str, PlannedApplication],
-    ) -> None:  # fmt: skip
+        self, key: Key, plan: SelectionPlan, window: Window, waiting: Sequence[ApplicationRequest]
+    ) -> None:
         """Give requests their variants and pods in planned order, as long as pods have slots."""
         free = {name: pod.slots - pod.slots_busy for name, pod in self._state.pods.items()}
         until_s: dict[str, float] = {}
         carried = []
         for assignment in plan.assignments:
-            pending = waiting[int(assignment.request)]
-            if pending.is_over:  # it was cancelled meanwhile
+            at = int(assignment.request)
+            request = waiting[at]
+            if request.is_over:  # it was cancelled meanwhile
                 continue
-            request = pending.request
-            planned = applications[str(request.application.name)]
-            self._driver.explain(request, planned, assignment, window)
+            self._explain(request, assignment, window)
             if assignment.variant == SHORT_CIRCUIT:
-                answered = Selection(assignment, request.policy, None, alpha=planned.alpha)
-                is_answered = request.may_short_circuit
-                _select(pending, answered if is_answered else _unplanned(pending))
+                alpha = window.application(str(request.application.name)).prior_weights
+                answered = Selection(assignment, request.policy, None, alpha=alpha)
+                is_answered = window.requests[at].may_short_circuit
+                _select(request, answered if is_answered else _unplanned(request))
             elif free.get(assignment.worker, 0) <= 0:
-                carried.append(pending)
+                carried.append(request)
             else:
                 free[assignment.worker] -= 1
-                _select(pending, _selection(request, assignment, until_s))
-        for pending in carried:
-            joined = self._add(key, pending)
+                _select(request, _planned(request, assignment, until_s))
+        for request in carried:
+            joined = self._add(key, request)
             joined.is_carried = True
-            self._close_by(joined, pending.request.application.window_s)
-
-    def _pay_loads(self, window: Window, plan: SelectionPlan) -> None:
-        for application, loads in self._cold.record(window, plan).items():
-            namespace = ModelName.parse(application).namespace
-            for load in loads:
-                self._driver.load(ModelName(namespace, load.variant), load.pod)
+            self._close_by(joined, request.application.window_s)
 
 
-def _select(pending: PendingSelection, selection: Selection) -> None:
-    pending.is_over = True
-    pending.on_selected(selection)
+def _select(request: ApplicationRequest, selection: Selection) -> None:
+    request.is_over = True
+    request.on_selected(selection)
 
 
-def _selection(
+def _planned(
     request: ApplicationRequest, assignment: Assignment, until_s: dict[str, float]
 ) -> Selection:
     """Deadlines for a pod's queue rise in planned order; the gateway keeps the request's own."""
@@ -266,27 +249,13 @@ def _selection(
         pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
         until_s[assignment.worker] = pod_until_s
     variant = ModelName(request.application.name.namespace, assignment.variant)
-    return Selection(assignment, request.policy, variant, assignment.worker, pod_until_s)
+    return Selection(assignment, request.policy, variant, pod_until_s)
 
 
-def _unplanned(pending: PendingSelection) -> Selection:
+def _unplanned(request: ApplicationRequest) -> Selection:
     """The most accurate variant, routed as a request to it would be."""
-    request = pending.request
     spec, profile = max(
-        pending.variants.usable, key=lambda each: (each[1].accuracy, each[0].name.name)
+        request.variants.usable, key=lambda each: (each[1].accuracy, each[0].name.name)
     )
     assignment = Assignment(request.id, profile.name, "", 0.0, profile.accuracy, 0.0)
     return Selection(assignment, request.policy, spec.name)
-
-
-def no_variant(application: ApplicationSpec, variants: Variants) -> str:
-    """Why none of the application's variants can be chosen, and what to do."""
-    if not variants.problems:
-        return (
-            f"application {application.name} has no variants: annotate models of its namespace "
-            f"with pilotlight.io/application: {application.name.name}"
-        )
-    return (
-        f"application {application.name} has no variant that can be chosen; run `pilotlight "
-        f"profile {application.name} --examples FILE`: {'; '.join(variants.problems)}"
-    )

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 from gateway.applications.application_request import ApplicationRequest, Selection
-from gateway.applications.live_window import PlannedApplication
-from gateway.applications.open_windows import OpenWindows, PendingSelection
+from gateway.applications.open_windows import OpenWindows
 from gateway.applications.window_planner import WindowPlanner
 from gateway.routing.timers import Timers
-from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, penalty_of_one
-from gateway.selection.window import Assignment, SelectionPlan, Window
+from gateway.selection.utility import class_probabilities, penalty_of_one
+from gateway.selection.window import Assignment, Window
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
@@ -33,39 +32,22 @@ class ApplicationSelector:
     ) -> None:
         """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
         self._explanations = explanations
-        self._loop = asyncio.get_running_loop()
-        self._planner = planner
-        self.load = load
-        self._windows = OpenWindows(state, self, timers, now_s)
+        self._windows = OpenWindows(state, planner.plan, load, timers, now_s, self._explain)
         self.notify_change = self._windows.notify_change
 
     async def select(self, request: ApplicationRequest) -> Selection:
         """Wait until the request's window is planned. Raises NotReady without a usable variant."""
-        chosen: asyncio.Future[Selection] = self._loop.create_future()
-        pending = PendingSelection(request, partial(_choose, chosen))
-        self._windows.join(pending)
+        chosen: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
+        request.on_selected = partial(_choose, chosen)
+        self._windows.join(request)
         try:
             return await chosen
         finally:
-            pending.is_over = True
+            request.is_over = True
 
-    # WindowDriver
-
-    def plan(
-        self, policy: str, window: Window,
-        then: Callable[[SelectionPlan | None], object],
-    ) -> None:  # fmt: skip
-        self._planner.plan(policy, window, then)
-
-    def explain(
-        self, request: ApplicationRequest, planned: PlannedApplication, assignment: Assignment,
-        window: Window,
-    ) -> None:  # fmt: skip
-        self._explanations.record_selection(
-            str(request.application.name),
-            request.id,
-            partial(explain_selection, request, planned, assignment, window),
-        )
+    def _explain(self, request: ApplicationRequest, assignment: Assignment, window: Window) -> None:
+        explain = partial(explain_selection, request, assignment, window)
+        self._explanations.record_selection(str(request.application.name), request.id, explain)
 
 
 def _choose(chosen: asyncio.Future[Selection], selection: Selection) -> None:
@@ -75,25 +57,36 @@ def _choose(chosen: asyncio.Future[Selection], selection: Selection) -> None:
 
 
 def explain_selection(
-    request: ApplicationRequest, planned: PlannedApplication, assignment: Assignment,
-    window: Window,
-) -> dict[str, Any]:  # fmt: skip
+    request: ApplicationRequest, assignment: Assignment, window: Window
+) -> dict[str, Any]:
     """A planned request as JSON, for `pilotlight explain`: its window, candidates, posterior."""
-    evidence = request.evidence
-    theta = None
+    spec, evidence = request.application, request.in_window(request.id).evidence
+    application = window.application(str(spec.name))
+    posterior = None
     if evidence is not None:
-        theta = class_probabilities(planned.alpha, evidence)
-    accuracies = [
-        (
-            profile,
-            profile.accuracy
-            if theta is None
-            else float(accuracy_by_class_mix(profile.recalls, theta)),
+        theta = class_probabilities(application.prior_weights, evidence).tolist()
+        posterior = {name: round(each, 4) for name, each in zip(spec.classes, theta, strict=True)}
+    candidates: list[dict[str, Any]] = []
+    for profile in application.variants:
+        accuracy = profile.accuracy_for(evidence, application.prior_weights)
+        soonest_s = window.soonest_s(profile.name, request.arrival_s, is_warm=False)
+        soonest: dict[str, float | None] = {"soonest_s": None, "soonest_utility": None}
+        if soonest_s is not None:
+            late = penalty_of_one(spec.penalty, request.deadline_s, soonest_s)
+            soonest = {
+                "soonest_s": round(soonest_s, 6),
+                "soonest_utility": round(accuracy * (1.0 - late), 6),
+            }
+        candidates.append(
+            {
+                "variant": profile.name,
+                "profiled_accuracy": round(profile.accuracy, 6),
+                "expected_accuracy": round(accuracy, 6),
+                **soonest,
+            }
         )
-        for _, profile in planned.variants.usable
-    ]
     return {
-        "application": str(request.application.name),
+        "application": str(spec.name),
         "policy": str(request.policy),
         "requests_in_window": len(window.requests),
         "workers": [each.name for each in window.workers],
@@ -105,43 +98,7 @@ def explain_selection(
         "expected_accuracy": round(assignment.accuracy, 6),
         "expected_utility": round(assignment.utility, 6),
         "look": str(request.look.outcome),
-        "posterior": None
-        if theta is None
-        else {
-            name: round(share, 4)
-            for name, share in zip(request.application.classes, theta.tolist(), strict=True)
-        },
-        "candidates": [
-            {
-                "variant": profile.name,
-                "profiled_accuracy": round(profile.accuracy, 6),
-                "expected_accuracy": round(accuracy, 6),
-                **_if_first(profile.name, request, window, accuracy=accuracy),
-            }
-            for profile, accuracy in accuracies
-        ],
-        "left_out": list(planned.variants.problems),
-    }
-
-
-def _if_first(
-    variant: str, request: ApplicationRequest, window: Window, *, accuracy: float
-) -> dict[str, float | None]:
-    """Completion from arrival and utility of a variant that goes first; None: no pod can run it."""
-    ends = [
-        max(worker.free_s, window.now_s)
-        + worker.swap_s.get(variant, 0.0)
-        + worker.setup_s.get(variant, 0.0)
-        + worker.latency_s[variant]
-        + worker.around_s.get(variant, 0.0)
-        - request.arrival_s
-        for worker in window.workers
-        if variant in worker.latency_s
-    ]
-    if not ends:
-        return {"soonest_s": None, "soonest_utility": None}
-    late = penalty_of_one(request.application.penalty, request.deadline_s, min(ends))
-    return {
-        "soonest_s": round(min(ends), 6),
-        "soonest_utility": round(accuracy * (1.0 - late), 6),
+        "posterior": posterior,
+        "candidates": candidates,
+        "left_out": list(request.variants.problems),
     }

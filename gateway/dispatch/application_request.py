@@ -6,11 +6,13 @@ plan says that the look answers, no pod is called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import orjson
 
+from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_response
+from common.inference_protocol.tensors import numeric_tensor
 from gateway.applications.application_request import ApplicationRequest as AskedApplication
 from gateway.applications.open_windows import MAX_PLANS
 from gateway.dispatch.placement import Placement
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 PROBABILITIES: Final = "probabilities"
 """Name of the second output."""
+_LENGTH: Final = LENGTH_HEADER.encode()
 
 
 class ShortCircuit(Exception):
@@ -55,26 +58,21 @@ class ApplicationRequest(Request):
         registry_now_s: Callable[[], float], deadline_s: float,
     ) -> None:  # fmt: skip
         super().__init__(context, client, headers, arrival, body)
-        self._application = application
         self._application_target = client.target
-        self._policy = policy
         self._selector = selector
         self._sneak_peek = sneak_peek
         self._registry_now_s = registry_now_s
-        self._deadline_s = deadline_s
         self._plans = 0
         self._pod_until_s: float | None = None
-        self._asked: AskedApplication
-        """Set before the request is placed."""
+        self._asked = AskedApplication(
+            arrival.id, application, arrival.arrival_s, deadline_s, policy
+        )
 
     async def run(self, until_s: float) -> None:
         """As `Request.run`. Raises BadRequest for data that no variant can answer."""
         await self._client.run.in_task()
         await self._receive()
-        self._asked = AskedApplication(
-            self.arrival.id, self._application, self.arrival.arrival_s, self._deadline_s,
-            self._policy, await self._look(),
-        )  # fmt: skip
+        self._asked.look = await self._look()
         try:
             await super().run(until_s)
         except ShortCircuit as found:
@@ -127,28 +125,23 @@ class ApplicationRequest(Request):
         self._selector.notify_change()
 
     async def _look(self) -> LookResult:
-        body = self._body
+        body, asked = self._body, self._asked
+        length = next((value for name, value in self._client.headers if name == _LENGTH), None)
         result = await self._sneak_peek.look(
-            self._application, None if body.has_file else body.buffered,
-            json_bytes=self._json_bytes(), deadline_s=self._deadline_s,
+            asked.application, None if body.has_file else body.buffered,
+            json_length=None if length is None else length.decode("latin-1"),
+            deadline_s=asked.deadline_s,
         )  # fmt: skip
         if result.seen is not None and result.seen.problem:
-            raise BadRequest(f"application {self._application.name}: {result.seen.problem}")
+            raise BadRequest(f"application {asked.application.name}: {result.seen.problem}")
         return result
 
-    def _json_bytes(self) -> int:
-        """Length of the JSON part of a V2 body with binary tensors; 0: all of it."""
-        for name, value in self._client.headers:
-            if name == b"inference-header-content-length" and value.isdigit():
-                return int(value)
-        return 0
-
     def _answer(self, selection: Selection) -> None:
-        seen = self._asked.look.seen
+        application, seen = self._asked.application, self._asked.look.seen
         assert seen is not None  # the plan had its evidence
-        body = answer(self._application, seen, selection.alpha)
+        body = answer(application, seen, selection.alpha)
         lines = self._context.telemetry.answered_by_look(
-            self.arrival.id, str(self._application.name), str(selection.policy),
+            self.arrival.id, str(application.name), str(selection.policy),
             accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
         )  # fmt: skip
         self._client.start_response(200, lines, b"%d" % len(body))
@@ -161,24 +154,13 @@ def answer(application: ApplicationSpec, seen: Seen, alpha: tuple[float, ...]) -
     In V1 or V2 JSON, with the probabilities of the classes; it bears the application's name.
     """
     theta = class_probabilities(alpha, np.array(seen.rows, np.float64))
-    labels = theta.argmax(axis=1).tolist()
-    if not seen.is_v2:
-        rows = [
-            {application.output: label, PROBABILITIES: shares}
-            for label, shares in zip(labels, theta.tolist(), strict=True)
-        ]
-        return orjson.dumps({"predictions": rows})
-    document: dict[str, Any] = {"model_name": application.name.name}
-    if seen.request_id is not None:
-        document["id"] = seen.request_id
-    document["outputs"] = [
-        {
-            "name": application.output, "datatype": "INT64", "shape": [len(labels)],
-            "data": labels,
-        },
-        {
-            "name": PROBABILITIES, "datatype": "FP64", "shape": list(theta.shape),
-            "data": theta.ravel().tolist(),
-        },
-    ]  # fmt: skip
-    return orjson.dumps(document)
+    labels = theta.argmax(axis=1)
+    if seen.is_v2:
+        tensors = (numeric_tensor(application.output, labels), numeric_tensor(PROBABILITIES, theta))
+        request = V2Request((), seen.request_id)
+        return encode_response(tensors, model_name=application.name.name, request=request).content
+    rows = [
+        {application.output: label, PROBABILITIES: shares}
+        for label, shares in zip(labels.tolist(), theta.tolist(), strict=True)
+    ]
+    return orjson.dumps({"predictions": rows})

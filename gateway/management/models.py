@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from gateway.applications.live_window import variants_of
-from gateway.applications.open_windows import no_variant
+from gateway.applications.live_window import require_usable, variants_of
 from gateway.errors import NotReady, Rejected, UndeclaredModel
 from gateway.http.openai import error_document
 from gateway.selection.select_version import can_be_served
@@ -82,8 +81,7 @@ def _record(name: ModelName, state: ClusterState) -> ModelRecord | None:
     if application is None or name in state.models:
         return state.models.get(name)
     variants = variants_of(application, state)
-    if not variants.usable:
-        raise NotReady(no_variant(application, variants), retry_after_s=1.0)
+    require_usable(application, variants)
     best, _ = max(variants.usable, key=lambda each: each[1].accuracy)
     return state.models[best.name]
 

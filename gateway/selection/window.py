@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from gateway.selection.utility import accuracy_by_class_mix, class_probabilities
 from registry.domain.application import Penalty
 
 SHORT_CIRCUIT: Final = "short-circuit"
@@ -25,6 +26,15 @@ class VariantProfile:
     """Over the examples of the profile."""
     recalls: tuple[float, ...]
     """Per true class."""
+
+    def accuracy_for(
+        self, evidence: tuple[float, ...] | None, prior_weights: tuple[float, ...]
+    ) -> float:
+        """By the likely classes of a request with this evidence; None: the profiled one."""
+        if evidence is None:
+            return self.accuracy
+        theta = class_probabilities(prior_weights, evidence)
+        return float(accuracy_by_class_mix(self.recalls, theta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +98,26 @@ class Window:
     applications: tuple[WindowApplication, ...]
     workers: tuple[Worker, ...]
     now_s: float
+
+    def application(self, name: str) -> WindowApplication:
+        return next(each for each in self.applications if each.name == name)
+
+    def soonest_s(self, variant: str, arrival_s: float, *, is_warm: bool) -> float | None:
+        """Completion from arrival of a request that goes first; None: no worker can run it.
+
+        `is_warm`: as if nothing had to be loaded for it.
+        """
+        ends_s = [
+            max(worker.free_s, self.now_s)
+            - arrival_s
+            + worker.latency_s[variant]
+            + worker.setup_s.get(variant, 0.0)
+            + worker.around_s.get(variant, 0.0)
+            + (0.0 if is_warm else worker.swap_s.get(variant, 0.0))
+            for worker in self.workers
+            if variant in worker.latency_s
+        ]
+        return min(ends_s, default=None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ class Looking:
         self._models[wanted.application] = (wanted, model)
         return Loaded(profiled_accuracy(model.confusion))
 
-    def look(self, application: str, body: bytes, json_bytes: int) -> Seen:
+    def look(self, application: str, body: bytes, json_length: str | None) -> Seen:
         found = self._models.get(application)
         if found is None:
             return Seen()
         wanted, model = found
         try:
-            read = read_rows(body, json_bytes, model.inputs, wanted.inputs, wanted.output)
+            read = read_rows(body, json_length, model.inputs, wanted.inputs, wanted.output)
             width = model.examples.centre.shape[0]
             if read.rows.shape[1] != width:
                 raise MismatchedBody(

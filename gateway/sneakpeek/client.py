@@ -164,8 +164,8 @@ class SneakPeekClient:
             logger.warning("data is not looked at", extra={"problem": loaded.problem})
 
     async def look(
-        self, application: ApplicationSpec, body: Sequence[bytes] | None, *, json_bytes: int,
-        deadline_s: float,
+        self, application: ApplicationSpec, body: Sequence[bytes] | None, *,
+        json_length: str | None, deadline_s: float,
     ) -> LookResult:  # fmt: skip
         """What a body's data says; within `TIMEOUT_S`, never an exception. None: not in memory."""
         if application.sneak_peek is None:
@@ -173,12 +173,12 @@ class SneakPeekClient:
         if body is None:
             result = LookResult(LookOutcome.TOO_LARGE)
         else:
-            result = await self._look(str(application.name), body, json_bytes, deadline_s)
+            result = await self._look(str(application.name), body, json_length, deadline_s)
         self._count(result.outcome)
         return result
 
     async def _look(
-        self, application: str, body: Sequence[bytes], json_bytes: int, deadline_s: float
+        self, application: str, body: Sequence[bytes], json_length: str | None, deadline_s: float
     ) -> LookResult:
         loaded = self._loaded.get(application)
         if loaded is None or loaded.problem or self._is_behind():
@@ -186,7 +186,7 @@ class SneakPeekClient:
         timeout_s = min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
         try:
             seen: Seen = await self.process.call(
-                "look", application, b"".join(body), json_bytes, timeout_s=timeout_s
+                "look", application, b"".join(body), json_length, timeout_s=timeout_s
             )
         except TimeoutError:
             self._late_since_s = self._late_since_s or time.monotonic()

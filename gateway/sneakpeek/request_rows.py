@@ -42,11 +42,15 @@ class RequestRows:
 
 
 def read_rows(
-    body: bytes, json_bytes: int, names: Sequence[str], declared: Sequence[InputTensor], output: str
+    body: bytes,
+    json_length: str | None,
+    names: Sequence[str],
+    declared: Sequence[InputTensor],
+    output: str,
 ) -> RequestRows:
     """Raises UnreadableBody, MismatchedBody."""
     try:
-        document, tail = split_body(body, str(json_bytes) if json_bytes else None)
+        document, tail = split_body(body, json_length)
         if isinstance(document.get("inputs"), list):
             return _v2_rows(document, tail, names, declared, output)
     except PodError as error:

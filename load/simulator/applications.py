@@ -5,16 +5,15 @@ and looking take no virtual time.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
 
 from gateway.applications.application_request import ApplicationRequest, Selection
-from gateway.applications.live_window import PlannedApplication
-from gateway.applications.open_windows import OpenWindows, PendingSelection
+from gateway.applications.open_windows import OpenWindows
 from gateway.applications.window_planner import plan_or_none
 from gateway.dispatch.retries import FailedAttempts
 from gateway.errors import NotReady
 from gateway.selection.utility import class_probabilities, penalty_of_one
-from gateway.selection.window import SHORT_CIRCUIT, Assignment, SelectionPlan, Window
+from gateway.selection.window import SHORT_CIRCUIT, SelectionPlan, Window
 from gateway.sneakpeek.client import LookOutcome, LookResult, Seen
 from load.generator.labelled_bodies import drawn_example
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
@@ -23,35 +22,24 @@ from load.simulator.results.records import Answer
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 
-_UNSEEN: Final = LookResult(LookOutcome.UNAVAILABLE)
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class ApplicationArrival(ApplicationRequest):
+    """One request to an application, with all its plans and attempts."""
 
-class ApplicationArrival:
-    """One request to an application, with all its plans and attempts; mutable."""
-
-    __slots__ = (
-        "draw", "example", "failed", "input_size", "output_size", "plan", "plans", "request",
-        "selection", "sequence",
-    )  # fmt: skip
-
-    def __init__(
-        self, plan: ApplicationPlan, request: ApplicationRequest, example: int,
-        *, input_size: int, output_size: int, draw: float, sequence: int,
-    ) -> None:  # fmt: skip
-        self.plan = plan
-        self.request = request
-        self.example = example
-        self.input_size = input_size
-        self.output_size = output_size
-        self.draw = draw
-        self.sequence = sequence
-        self.plans = 0
-        self.selection: Selection | None = None
-        self.failed: FailedAttempts | None = None
+    plan: ApplicationPlan
+    example: int = 0
+    input_size: int
+    output_size: int
+    draw: float
+    sequence: int
+    plans: int = 0
+    selection: Selection | None = None
+    failed: FailedAttempts | None = None
 
     @property
     def due_s(self) -> float:
-        return self.request.arrival_s + self.request.deadline_s
+        return self.arrival_s + self.deadline_s
 
     def answer(self, status: int, finished_s: float) -> Answer:
         """What the response is worth; a wrong one, and a failure, nothing."""
@@ -63,10 +51,7 @@ class ApplicationArrival:
             return Answer(name, variant, None, None, expected, None)
         label = examples.labels[self.example]
         prediction = self._prediction(examples) if status == 200 else None
-        request = self.request
-        late = penalty_of_one(
-            self.plan.spec.penalty, request.deadline_s, finished_s - request.arrival_s
-        )
+        late = penalty_of_one(self.plan.spec.penalty, self.deadline_s, finished_s - self.arrival_s)
         utility = (1.0 - late) if prediction == label else 0.0
         return Answer(name, variant, label, prediction, expected, utility)
 
@@ -94,8 +79,7 @@ class SimulatedApplications:
         """What was planned, if it is to be kept."""
         self._by_name = {(plan.spec.name.namespace, plan.spec.name.name): plan for plan in plans}
         self._seed = seed
-        self._load = load
-        self._windows = OpenWindows(state, self, events, events.now)
+        self._windows = OpenWindows(state, self._plan, load, events, events.now)
         self.notify_change = self._windows.notify_change
 
     def find(self, tenant: str, name: str) -> ApplicationPlan | None:
@@ -106,20 +90,17 @@ class SimulatedApplications:
         *, input_size: int, output_size: int, draw: float, sequence: int,
     ) -> ApplicationArrival:  # fmt: skip
         """A request with the example that a live run would send in this row of the trace."""
-        examples, look, example = plan.examples, _UNSEEN, 0
-        if examples is not None:
-            example = drawn_example(self._seed, row, len(examples.labels))
-            if examples.evidence:
-                seen = Seen((examples.evidence[example],), is_answerable=True)
-                look = LookResult(LookOutcome.SEEN, seen, plan.look_accuracy)
-        spec = plan.spec
-        request = ApplicationRequest(
-            id_, spec, now_s, deadline_s or spec.deadline_s, spec.policy, look
-        )
-        return ApplicationArrival(
-            plan, request, example, input_size=input_size, output_size=output_size, draw=draw,
-            sequence=sequence,
+        spec, examples = plan.spec, plan.examples
+        found = ApplicationArrival(
+            id_, spec, now_s, deadline_s or spec.deadline_s, spec.policy, plan=plan,
+            input_size=input_size, output_size=output_size, draw=draw, sequence=sequence,
         )  # fmt: skip
+        if examples is not None:
+            found.example = drawn_example(self._seed, row, len(examples.labels))
+            if examples.evidence:
+                seen = Seen((examples.evidence[found.example],), is_answerable=True)
+                found.look = LookResult(LookOutcome.SEEN, seen, plan.look_accuracy)
+        return found
 
     def join(self, arrival: ApplicationArrival) -> str | None:
         """Let it wait for a plan, as `on_selected` reports; or why it cannot be served."""
@@ -129,28 +110,17 @@ class SimulatedApplications:
             arrival.plans += 1
             self.on_selected(arrival, selection)
 
+        arrival.on_selected = selected
         try:
-            self._windows.join(PendingSelection(arrival.request, selected))
+            self._windows.join(arrival)
         except NotReady as error:
             return str(error)
         return None
 
-    # WindowDriver
-
-    def plan(
-        self, policy: str, window: Window,
-        then: Callable[[SelectionPlan | None], object],
-    ) -> None:  # fmt: skip
+    def _plan(
+        self, policy: str, window: Window, then: Callable[[SelectionPlan | None], object]
+    ) -> None:
         plan = plan_or_none(policy, window)
         if self.windows is not None:
             self.windows.append((window, plan))
         then(plan)
-
-    def explain(
-        self, request: ApplicationRequest, planned: PlannedApplication, assignment: Assignment,
-        window: Window,
-    ) -> None:  # fmt: skip
-        """A simulation keeps no explanations."""
-
-    def load(self, variant: ModelName, pod: str) -> object:
-        return self._load(variant, pod)

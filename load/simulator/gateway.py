@@ -198,7 +198,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     def _on_selected(self, asked: ApplicationArrival, selection: Selection) -> None:
         """As the live gateway's `ApplicationRequest`: plans are tried up to a limit."""
-        if asked.request.id not in self._asked:
+        if asked.id not in self._asked:
             return
         request = self._attempt(asked, selection.variant)
         request.policy = selection.policy
@@ -221,7 +221,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         name = variant or asked.plan.spec.name
         found = self._models.get((name.namespace, name.name))
         arrival = IncomingRequest(
-            asked.request.id, name, asked.request.arrival_s, asked.draw, asked.sequence, None,
+            asked.id, name, asked.arrival_s, asked.draw, asked.sequence, None,
             at_s, asked.due_s,
         )  # fmt: skip
         plan = found[1] if found is not None else ModelPlan(ModelSpec(name, ""))
@@ -231,7 +231,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     def _application_deadline_passed(self, asked: ApplicationArrival) -> None:
         """As `_deadline_passed`, also for requests that still wait for a plan."""
-        id_ = asked.request.id
+        id_ = asked.id
         if id_ not in self._asked:
             return
         request = self._in_flight.get(id_)

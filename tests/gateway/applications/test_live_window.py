@@ -6,10 +6,10 @@ import pytest
 
 from gateway.applications.live_window import (
     BatchLatency,
-    PlannedApplication,
     batch_latency,
     live_window,
     variants_of,
+    window_application,
 )
 from gateway.selection.selection_policies import plan_window
 from gateway.selection.window import Window, WindowRequest
@@ -42,7 +42,7 @@ def _state(*pods: PodSketch, profile_key: str | None = None) -> ClusterState:
 
 
 def _window(state: ClusterState, application: ApplicationSpec = DIGITS) -> Window:
-    planned = PlannedApplication(application, variants_of(application, state))
+    planned = window_application(application, variants_of(application, state))
     return live_window([REQUEST], [planned], state, NOW_S)
 
 
@@ -61,7 +61,7 @@ def test_requests_take_the_time_of_batches_on_their_pods_product() -> None:
     )
     points = (ProfilePoint(1, 0.04), ProfilePoint(4, 0.07))
     state.profiles[VARIANT.name] = {"a100": Profile(VARIANT.key, "a100", points)}
-    planned = PlannedApplication(DIGITS, variants_of(DIGITS, state))
+    planned = window_application(DIGITS, variants_of(DIGITS, state))
     requests = [replace(REQUEST, id=f"r{at}") for at in range(4)]
     fast, slow = live_window(requests, [planned], state, NOW_S).workers
     assert (fast.setup_s["m"], fast.latency_s["m"]) == pytest.approx((0.02, 0.02))
@@ -116,7 +116,7 @@ def test_a_strong_prior_counts_the_requests_of_a_window_and_a_weak_one_does_not(
     weak = replace(DIGITS, prior=Prior.WEAK, frequencies=(0.75, 0.25))
     strong = replace(weak, prior=Prior.STRONG)
     alphas = [
-        PlannedApplication(each, variants_of(each, state), requests_per_window=8.0).alpha
+        window_application(each, variants_of(each, state), requests_per_window=8.0).prior_weights
         for each in (DIGITS, weak, strong)
     ]
     assert alphas == [(0.5, 0.5), (0.75, 0.25), (6.0, 2.0)]

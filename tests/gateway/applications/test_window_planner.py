@@ -16,7 +16,6 @@ from gateway.applications.window_planner import WindowPlanner, plan_or_none
 from gateway.request_run import LoopTimers
 from gateway.selection.selection_policies import plan_window
 from gateway.selection.window import SelectionPlan
-from gateway.sneakpeek.client import LookOutcome, LookResult
 from gateway.telemetry.explanations import Explanations
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
@@ -69,8 +68,7 @@ def _selector(planner: WindowPlanner) -> ApplicationSelector:
 
 
 def _request(name: str) -> ApplicationRequest:
-    unseen = LookResult(LookOutcome.UNAVAILABLE)
-    return ApplicationRequest(name, APPLICATION, NOW_S, 1.0, POLICY, unseen)
+    return ApplicationRequest(name, APPLICATION, NOW_S, 1.0, POLICY)
 
 
 def test_the_process_makes_the_same_plan_and_the_loop_goes_on() -> None:

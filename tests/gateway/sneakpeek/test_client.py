@@ -70,7 +70,7 @@ def _run(
 
 
 async def _look(client: SneakPeekClient) -> LookResult:
-    return await client.look(ASKED, [BODY], json_bytes=0, deadline_s=1000.0)
+    return await client.look(ASKED, [BODY], json_length=None, deadline_s=1000.0)
 
 
 async def _loaded(client: SneakPeekClient) -> str:
