@@ -21,7 +21,7 @@ from common.http_connection import Connection, ConnectionLost, NotConnected, Tim
 from common.tls import PartTls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 
     from common.http_connection import RawHeaders
 
@@ -69,6 +69,15 @@ class StreamedResponse:
     async def read(self) -> bytes:
         """The rest of the body; raises as `HttpClient.request`."""
         return await self._connection.read_body(self._max_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRest:
+    """What follows the part of a request's body that is in memory, such as a file."""
+
+    size: int
+    pieces: Callable[[], AsyncGenerator[bytes, None]]
+    """Called again where the request is sent again."""
 
 
 class HttpClient(ConnectionPool[Connection]):
@@ -140,9 +149,17 @@ class HttpClient(ConnectionPool[Connection]):
         path: str,
         headers: Mapping[str, str] | None = None,
         body: bytes | Sequence[bytes] = b"",
+        *,
+        rest: BodyRest | None = None,
+        resends: bool = True,
     ) -> AsyncIterator[StreamedResponse]:
-        """One exchange, whose response is read inside the context; raises as `request`."""
-        connection = await self._begin(method, address, path, headers, body)
+        """One exchange, whose response is read inside the context; raises as `request`.
+
+        `rest`: of the body. Without `resends` it is not sent again.
+        """
+        connection = await self._begin(
+            method, address, path, headers, body, rest=rest, resends=resends
+        )
         try:
             found = _texts(connection.headers)
             yield StreamedResponse(connection.status, found, connection, self._max_body_bytes)
@@ -179,10 +196,14 @@ class HttpClient(ConnectionPool[Connection]):
         headers: Mapping[str, str] | None,
         body: bytes | Sequence[bytes],
         parts: Sequence[memoryview] | None = None,
+        *,
+        rest: BodyRest | None = None,
+        resends: bool = True,
     ) -> Connection:
         """A connection whose response has begun."""
         chunks = ([body] if body else []) if isinstance(body, bytes) else body
-        head = _head(method, address, path, headers or {}, sum(map(len, chunks)))
+        size = sum(map(len, chunks)) + (rest.size if rest else 0)
+        head = _head(method, address, path, headers or {}, size)
         lost: ConnectionLost | None = None
         while True:
             try:
@@ -195,10 +216,12 @@ class HttpClient(ConnectionPool[Connection]):
             try:
                 connection.start(parts, stall_s=self._stall_s)
                 connection.write(head, chunks)
+                if rest is not None:
+                    await connection.send_rest(rest.pieces())
                 await connection.wait_head()
             except ConnectionLost as error:
                 connection.end()
-                if not (self._resends and is_kept) or connection.received_bytes:
+                if not (self._resends and resends and is_kept) or connection.received_bytes:
                     raise
                 lost = error
             except BaseException:

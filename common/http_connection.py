@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
@@ -113,6 +114,16 @@ class Connection(asyncio.Protocol):
         """Wait until the write buffer has room or the server has responded."""
         if self._writable is not None and not self.is_closed:
             await self._writable
+
+    async def send_rest(self, pieces: AsyncGenerator[bytes, None]) -> None:
+        """Send more of a request's body, until the server has responded without reading it."""
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if self.has_head:
+                    self.cut()
+                    return
+                self.write(piece)
+                await self.drain()
 
     async def wait_head(self) -> None:
         """Wait for status and headers. Raises ConnectionLost, InvalidResponse, TimedOut."""

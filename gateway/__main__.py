@@ -154,7 +154,9 @@ async def running_app(
         settings.max_body_bytes, BUFFER_BYTES, settings.body_timeout, MIN_BODY_RATE
     )  # fmt: skip
     held = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
-    workflows = WorkflowProxy(settings.workflows_url, connections, limits, held, shutdown)
+    workflows = WorkflowProxy(
+        settings.workflows_url, connections.secret, connections.tls, limits, held, shutdown
+    )
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
     console = Console(
@@ -193,6 +195,7 @@ async def running_app(
         await asyncio.to_thread(tracer.close)
     connections.close()
     components.connections.close()
+    workflows.close()
     await pools.close()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -66,15 +65,5 @@ async def send_request(connection: PodConnection, head: bytes, body: IncomingBod
     connection.start()
     connection.write(head, body.buffered)
     if body.has_file:
-        await _send_file(connection, body)
+        await connection.send_rest(body.pieces_of_file())
     await connection.wait_head()
-
-
-async def _send_file(connection: PodConnection, body: IncomingBody) -> None:
-    async with aclosing(body.pieces_of_file()) as pieces:
-        async for piece in pieces:
-            if connection.has_head:
-                connection.cut()  # the pod responded without reading the rest
-                return
-            connection.write(piece)
-            await connection.drain()

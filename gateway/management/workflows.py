@@ -8,25 +8,23 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive
 
-from gateway.dispatch.pod_request import send_request
+from common.http_client import BodyRest, HttpClient, StreamedResponse
+from common.http_connection import HttpError, NotConnected
+from common.pod_secret import PodSecret
+from common.tls import PartTls
 from gateway.errors import BadRequest, NotReady, ShuttingDown, UpstreamLost
 from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.held_bodies import HeldBodies
 from gateway.shutdown import Shutdown
-from gateway.upstream.pod_connection import (
-    PodConnection,
-    PodConnectionLost,
-    PodConnectionPool,
-    PodUnreachable,
-)
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -41,12 +39,14 @@ _UNAVAILABLE: Final = (
 _STOPPED: Final = "the scheduler of workflows has shut down, and the gateway will"
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
+Result = TypeVar("Result")
+
 
 class WorkflowProxy:
     """Requests to one scheduler."""
 
     def __init__(
-        self, url: str, connections: PodConnectionPool, limits: BodyLimits, held: HeldBodies,
+        self, url: str, secret: PodSecret, tls: PartTls, limits: BodyLimits, held: HeldBodies,
         shutdown: Shutdown,
     ) -> None:  # fmt: skip
         """`url`: of the scheduler; empty: there is none. `limits`, `held`: as of inference."""
@@ -54,13 +54,17 @@ class WorkflowProxy:
         self._address = (
             f"{parts.hostname}:{parts.port or _DEFAULT_PORTS[parts.scheme]}" if url else ""
         )
-        self._connections = connections
+        self._client = HttpClient(tls=tls)
+        self._secret = secret
         self._limits = limits
         if limits.max_bytes > MAX_BODY_BYTES:
             fixed = "fixed for workflows and graphs"
             self._limits = replace(limits, max_bytes=MAX_BODY_BYTES, max_bytes_from=fixed)
         self._held = held
         self._shutdown = shutdown
+
+    def close(self) -> None:
+        self._client.close()
 
     async def respond(self, request: Request) -> Response:
         """The scheduler's response.
@@ -81,83 +85,46 @@ class WorkflowProxy:
             raise BadRequest(f"{namespace[:80]!r} is not the name of a namespace")
         source = _RequestSource(request.receive)
         body = IncomingBody(source, _content_length(request), self._limits, self._held)
+        stack = AsyncExitStack()
         try:
             await body.receive_rest()
-            connection = await self._exchange(request, namespace, body)
-        finally:
-            body.close()
-        headers = {
-            name.decode("latin-1"): value.decode("latin-1")
-            for name, value in connection.all_headers
-            if name.decode("latin-1") not in _NOT_RETURNED
-        }
-        return StreamingResponse(self._content(connection), connection.status, headers=headers)
-
-    async def _exchange(
-        self, request: Request, namespace: str, body: IncomingBody
-    ) -> PodConnection:
-        """The connection with the head of the response.
-
-        A scheduler that ends may close an idle connection as the request is sent on it: then one
-        that can be repeated is sent again.
-        """
-        head = self._head(request, namespace, body.received_bytes)
-        connection = self._connections.take_idle(self._address)
-        if connection is not None and not connection.is_closed:
-            try:
-                return await _sent(request, connection, head, body)
-            except PodConnectionLost as error:
-                if not error.was_reused or not _can_be_repeated(request):
-                    raise
-        return await _sent(request, await self._connect(), head, body)
-
-    async def _connect(self) -> PodConnection:
-        try:
-            return await self._connections.connect(self._address)
-        except PodUnreachable:
+            exchange = self._exchange(request, namespace, body)
+            response = await _unless_disconnected(request, stack.enter_async_context(exchange))
+        except NotConnected:
             if self._shutdown.has_begun:  # the scheduler's may be over
                 raise ShuttingDown(_STOPPED, retry_after_s=1.0) from None
             raise NotReady(_UNAVAILABLE, retry_after_s=1.0) from None
+        except HttpError as error:
+            raise UpstreamLost(f"the scheduler was lost during the request: {error}") from error
+        finally:
+            body.close()
 
-    def _head(self, request: Request, namespace: str, length: int) -> bytes:
+        async def content() -> AsyncIterator[bytes]:
+            async with stack:
+                async for chunk in response.chunks():
+                    yield chunk
+
+        headers = {n: value for n, value in response.headers.items() if n not in _NOT_RETURNED}
+        return StreamingResponse(content(), response.status, headers=headers)
+
+    def _exchange(
+        self, request: Request, namespace: str, body: IncomingBody
+    ) -> AbstractAsyncContextManager[StreamedResponse]:
+        """A scheduler that ends may close an idle connection as the request is sent on it.
+
+        Then one that can be repeated is sent again.
+        """
         path = request.scope["raw_path"].decode("latin-1")
         if path == "/":
             path = f"/v1/graphs/{quote(request.scope['pilotlight.name'])}"
-        lines = [
-            f"{request.method} {path} HTTP/1.1", f"host: {self._address}",
-            f"content-length: {length}", f"x-pilotlight-namespace: {namespace}",
-        ]  # fmt: skip
-        for name in _PASSED_ON:
-            value = request.headers.get(name)
-            if value is not None:
-                lines.append(f"{name}: {value}")
-        secret = self._connections.secret.header_line
-        return "\r\n".join(lines).encode("latin-1") + secret + b"\r\n\r\n"
-
-    async def _content(self, connection: PodConnection) -> AsyncIterator[bytes]:
-        try:
-            while not connection.is_taken:
-                await connection.wait_body()
-                for chunk in connection.take_body():
-                    yield chunk
-        finally:
-            self._connections.release(self._address, connection)
-
-
-def _can_be_repeated(request: Request) -> bool:
-    return request.method != "POST" or "idempotency-key" in request.headers
-
-
-async def _sent(
-    request: Request, connection: PodConnection, head: bytes, body: IncomingBody
-) -> PodConnection:
-    """The connection, with the head of the response. Raises UpstreamLost, and closes it then."""
-    try:
-        await _unless_disconnected(request, send_request(connection, head, body))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        passed = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
+        headers = {"x-pilotlight-namespace": namespace, **passed, **self._secret.headers}
+        in_file = body.received_bytes - sum(map(len, body.buffered))
+        return self._client.stream(
+            request.method, self._address, path, headers, body.buffered,
+            rest=BodyRest(in_file, body.pieces_of_file) if body.has_file else None,
+            resends=request.method != "POST" or "idempotency-key" in request.headers,
+        )  # fmt: skip
 
 
 class _RequestSource:
@@ -183,8 +150,8 @@ def _content_length(request: Request) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
-async def _unless_disconnected(request: Request, exchange: Coroutine[None, None, None]) -> None:
-    """Wait for the head of the response. Raises UpstreamLost where either side is gone."""
+async def _unless_disconnected(request: Request, exchange: Coroutine[Any, Any, Result]) -> Result:
+    """Wait for the head of the response. Raises UpstreamLost where the client is gone."""
 
     async def wait_disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -196,7 +163,7 @@ async def _unless_disconnected(request: Request, exchange: Coroutine[None, None,
         await asyncio.wait({head, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not head.done():
             raise UpstreamLost("the client disconnected")
-        head.result()
+        return head.result()
     finally:
         head.cancel()
         leaving.cancel()
