@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.placer import Placer
 from gateway.errors import Rejected
+from gateway.request_run import RequestRun, waker
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest
 from registry.domain.pod_state import PodState
+from registry.domain.reservation import ReservationRequest
 
 
 @dataclass(eq=False, slots=True)
@@ -29,6 +31,8 @@ class Reservation:
     """Counted only in the local state: optimistic, or made without Redis."""
     renewed_at_s: float = 0.0
     """Loop time at which it was taken or last renewed."""
+    terms: ReservationRequest = field(init=False)
+    """As the registry was asked; unset where it was not."""
 
     def add_pending(self, count: int) -> None:
         """Count it in the local state, or, below 0, no more."""
@@ -46,8 +50,8 @@ class Placement(PendingPlacement):
     decision: SendTo
     reservation: Reservation
     error: Rejected | None
-    wakeup: asyncio.Future[None] | None
-    """Done when the request is placed or rejected; None if it did not have to wait for that."""
+    wakeup: RequestRun | asyncio.Future[None] | None
+    """Done when the request is placed or rejected; None unless it waits for that."""
 
     def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
         super().__init__(arrival, place_at)
@@ -65,7 +69,7 @@ class Placement(PendingPlacement):
 
     async def wait(self, placer: Placer[Placement]) -> None:
         """Wait while it is pending. Raises Rejected."""
-        self.wakeup = asyncio.get_running_loop().create_future()
+        self.wakeup = waker(asyncio.get_running_loop())
         try:
             await self.wakeup
         except asyncio.CancelledError:  # perhaps just after it was placed
@@ -74,10 +78,12 @@ class Placement(PendingPlacement):
             elif self.error is None:
                 placer.release(self)
             raise
+        finally:
+            self.wakeup = None
         error, self.error = self.error, None  # kept with its traceback it would be a cycle
         if error is not None:
             raise error
 
     def wake(self) -> None:
-        if self.wakeup is not None and not self.wakeup.done():  # else it was cancelled
+        if self.wakeup is not None and not self.wakeup.done():  # else it was cancelled meanwhile
             self.wakeup.set_result(None)

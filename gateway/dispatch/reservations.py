@@ -55,6 +55,9 @@ class Reservations(PlacementDriver["Placement"]):
         """Loop time by pod until which no reservation there is optimistic."""
         self._unreleased: dict[Reservation, float] = {}
         """Loop time of releases made without Redis, which still counts these reservations."""
+        self._recounted: set[PodState] = set()
+        """Pods of reservations that the registry has just answered for."""
+        registry.transactions.on_answered = self._recount
 
     @property
     def held_total(self) -> int:
@@ -77,26 +80,29 @@ class Reservations(PlacementDriver["Placement"]):
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
             return False
-        request = self._request(decision, key)
-        reservation = Reservation(request.id, entry, predict, "", 0, takes_slot=decision.takes_slot)
+        terms = self._terms(decision, key)
+        reservation = Reservation(
+            self._new_id(terms), entry, predict, "", 0, takes_slot=decision.takes_slot
+        )
+        reservation.terms = terms
         reservation.add_pending(1)
 
         def on_result(result: Granted | Refusal | RegistryUnavailable) -> None:
-            if self._is_granted(request, reservation, result):
+            if self._is_granted(reservation, result):
                 placement.reservation = reservation
                 on_reply(placement, True)
             else:  # after the current callbacks, which may bring the update that led to it
                 self._loop.call_soon(on_reply, placement, False)
 
-        self._registry.reserve(request, on_result)
+        self._registry.reserve(reservation.id, terms, on_result)
         return None
 
     def on_placed(self, placement: Placement) -> None:
-        placement.wake()
+        self._loop.call_soon(placement.wake)
 
     def on_rejected(self, placement: Placement, error: Rejected) -> None:
         placement.error = error
-        placement.wake()
+        self._loop.call_soon(placement.wake)
 
     def _reserve_optimistically(self, decision: SendTo, key: str) -> Reservation | None:
         """Reserve without the registry, if the request is short; None: use `reserve`."""
@@ -134,38 +140,45 @@ class Reservations(PlacementDriver["Placement"]):
         self._paused_until_s = paused | {reservation.entry.name: now_s + COLLISION_PAUSE_S}
         return True
 
-    def _request(self, decision: SendTo, key: str) -> ReservationRequest:
+    def _new_id(self, terms: ReservationRequest) -> str:
         self._counter += 1
         identity = f"{self._gateway_id}:{self._counter}"
+        return identity if terms.takes_slot else step_reservation_id(identity, terms.key)
+
+    def _terms(self, decision: SendTo, key: str) -> ReservationRequest:
         return ReservationRequest(
-            id=identity if decision.takes_slot else step_reservation_id(identity, key),
-            entry=decision.entry,
-            predict=decision.predict,
-            key=key,
-            mode=decision.mode,
-            max_other_copies=decision.max_other_copies,
-            target_ongoing=decision.target_ongoing,
-            ttl_s=self._ttl_s,
-            takes_slot=decision.takes_slot,
-        )
+            decision.entry, decision.predict, key, decision.mode, decision.max_other_copies,
+            decision.target_ongoing, self._ttl_s, decision.takes_slot,
+        )  # fmt: skip
 
     def _is_granted(
-        self,
-        request: ReservationRequest,
-        reservation: Reservation,
-        result: Granted | Refusal | RegistryUnavailable,
+        self, reservation: Reservation, result: Granted | Refusal | RegistryUnavailable
     ) -> bool:
         if isinstance(result, RegistryUnavailable):
             # the pending counts stay: they are the reservation until it is released
-            reservation.start = _start_without_registry(request, self._state)
+            reservation.start = _start_without_registry(reservation.terms, self._state)
             reservation.is_local = True
         else:
-            reservation.add_pending(-1)
+            self._add_pending(reservation, -1)
             if isinstance(result, Refusal):
                 return False
             reservation.start, reservation.load_token = result.start, result.load_token
         self._hold(reservation)
         return True
+
+    def _add_pending(self, reservation: Reservation, count: int) -> None:
+        """As `Reservation.add_pending`, for an answer: once for all that come with it."""
+        entry, predict = reservation.entry, reservation.predict
+        if reservation.takes_slot:
+            entry.slots_pending += count
+        predict.ongoing_pending += count
+        self._recounted.add(entry)
+        self._recounted.add(predict)
+
+    def _recount(self) -> None:
+        for pod in self._recounted:
+            pod.add_pending()
+        self._recounted.clear()
 
     def _hold(self, reservation: Reservation) -> Reservation:
         reservation.renewed_at_s = self._loop.time()
@@ -192,14 +205,13 @@ class Reservations(PlacementDriver["Placement"]):
 
         def on_reply(result: object) -> None:
             if released_s is None:
-                reservation.add_pending(1)
+                self._add_pending(reservation, 1)
             if isinstance(result, RegistryUnavailable):
                 if released_s is None:
                     _count_down(reservation)
                 self._unreleased[reservation] = released_s or self._loop.time()
 
-        entry, predict = reservation.entry.name, reservation.predict.name
-        self._registry.release(reservation.id, entry=entry, predict=predict, on_result=on_reply)
+        self._registry.release(reservation.id, reservation.terms, on_reply)
 
     def retry_releases(self) -> None:
         """Repeat releases made without Redis of reservations that have not expired."""
@@ -224,8 +236,8 @@ class Reservations(PlacementDriver["Placement"]):
 
     def _register(self, reservation: Reservation, decision: SendTo, key: str) -> None:
         """A refused registration does not stop the request; it is retried at the next interval."""
-        request = self._request(decision, key)
-        reservation.id = request.id
+        terms = reservation.terms = self._terms(decision, key)
+        reservation.id = self._new_id(terms)
 
         def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
             is_held = reservation in self._held
@@ -235,11 +247,11 @@ class Reservations(PlacementDriver["Placement"]):
                     self._unregistered[reservation] = (decision, key)
                 return
             reservation.is_local = False
-            reservation.add_pending(-1)  # Redis counts it from here on
+            self._add_pending(reservation, -1)  # Redis counts it from here on
             if not is_held:
                 self._release_registered(reservation)
 
-        self._registry.reserve(request, on_reply)
+        self._registry.reserve(reservation.id, terms, on_reply)
 
     async def renew_periodically(self) -> None:
         """Renew registered reservations before they expire, until cancelled."""
@@ -249,22 +261,18 @@ class Reservations(PlacementDriver["Placement"]):
             for reservation in self._held:
                 if reservation.renewed_at_s <= due_s and not reservation.is_local:
                     reservation.renewed_at_s = self._loop.time()
-                    self._extend(self._registry.renew, reservation)
+                    self._registry.renew(reservation.id, reservation.terms)
 
     def restore(self, pod: PodState) -> None:
         """Register a refusing pod's reservations again: the registry may have lost them."""
         for reservation in self._held:
             is_there = reservation.entry.name == pod.name and reservation.takes_slot
             if is_there and not reservation.is_local:
-                self._extend(self._registry.restore, reservation)
-
-    def _extend(self, send: Callable[..., object], reservation: Reservation) -> None:
-        entry, predict = reservation.entry.name, reservation.predict.name
-        send(reservation.id, entry=entry, predict=predict, ttl_s=self._ttl_s)
+                self._registry.restore(reservation.id, reservation.terms)
 
 
-def _start_without_registry(request: ReservationRequest, state: ClusterState) -> str:
-    residency = state.holders(request.key).get(request.predict)
+def _start_without_registry(terms: ReservationRequest, state: ClusterState) -> str:
+    residency = state.holders(terms.key).get(terms.predict)
     if residency is None:
         return "remote"
     return "warm" if residency.is_warm else str(residency.loading_from or residency.tier)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 CLAIM_TTL_S: Final = 5.0
 """Time within which a pod must begin a claimed load."""
@@ -29,12 +29,13 @@ class LoadMode(StrEnum):
     """A load that the reservation claims."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReservationRequest:
-    """A slot at `entry` and a place in the inference stage of `predict`, granted together."""
+class ReservationRequest(NamedTuple):
+    """A slot at `entry` and a place in the inference stage of `predict`, granted together.
 
-    id: str
-    """A step's is a `queued_steps.step_reservation_id`."""
+    Many requests reserve on the same terms: the id, of which a step's is a
+    `queued_steps.step_reservation_id`, is no part of them.
+    """
+
     entry: str
     predict: str
     key: str

@@ -285,36 +285,22 @@ class Registry:
 
     def reserve(
         self,
-        request: ReservationRequest,
+        reservation_id: str,
+        terms: ReservationRequest,
         on_result: Callable[[Granted | Refusal | RegistryUnavailable], None],
     ) -> None:
         """Reserve a slot and a place in the inference stage, both or neither.
 
         `on_result` is called right after the watched copy has applied the change, with no other
-        code in between, so a caller that counts pending slots never counts this slot twice.
+        code in between but that of the batch's other callbacks, so a caller that counts pending
+        slots never counts this slot twice.
         """
-
-        def decode(result: Any) -> None:
-            if isinstance(result, RegistryUnavailable):
-                on_result(result)
-            elif result[0] == "ok":
-                on_result(Granted(start=result[2], load_token=result[1]))
-            else:
-                on_result(Refusal(result[0]))
-
-        self.transactions.submit_with_callback(
-            decode,
-            "reserve", request.id, int(request.ttl_s * 1000), request.entry, request.predict,
-            request.key, request.mode, request.max_other_copies, request.target_ongoing,
-            int(CLAIM_TTL_S * 1000), int(request.takes_slot),
-        )  # fmt: skip
+        self.transactions.submit_with_callback(("reserve", reservation_id, terms), on_result)
 
     def release(
         self,
         reservation_id: str,
-        *,
-        entry: str,
-        predict: str,
+        terms: ReservationRequest,
         on_result: Callable[[Any], None] = lambda _: None,
     ) -> None:
         """Release a reservation without waiting; it expires if Redis is unreachable.
@@ -322,22 +308,20 @@ class Registry:
         The operation is sent with the next one or a millisecond later, which halves the round trips
         of a client that runs one request at a time.
         """
-        self.transactions.submit_deferred(on_result, "release", reservation_id, entry, predict)
-
-    def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        """Extend the reservation of a long request."""
         self.transactions.submit_with_callback(
-            lambda _: None, "renew", reservation_id, int(ttl_s * 1000), entry, predict
+            ("release", reservation_id, terms), on_result, is_deferred=True
         )
 
-    def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+    def renew(self, reservation_id: str, terms: ReservationRequest) -> None:
+        """Extend the reservation of a long request."""
+        self.transactions.submit_with_callback(("renew", reservation_id, terms), lambda _: None)
+
+    def restore(self, reservation_id: str, terms: ReservationRequest) -> None:
         """Record a reservation again after its pod has re-registered during the request.
 
         Only the reservation's owner may call this, and only before it releases the reservation.
         """
-        self.transactions.submit_with_callback(
-            lambda _: None, "hold", reservation_id, int(ttl_s * 1000), entry, predict
-        )
+        self.transactions.submit_with_callback(("hold", reservation_id, terms), lambda _: None)
 
     async def _submit_checked(self, *operation: Any) -> Any:
         """Run an operation of a pod. Raises ClaimLost, LeaseLost."""

@@ -77,7 +77,9 @@ class RedisConnection(asyncio.Protocol):
         self.call_with_callback(resolver(future), *arguments)
         return future
 
-    def call_with_callback(self, on_reply: Callable[[Any], None], *arguments: str | bytes) -> None:
+    def call_with_callback(
+        self, on_reply: Callable[[Any], None], *arguments: str | bytes | int
+    ) -> None:
         """Send one command; `on_reply` gets its reply, or a RegistryUnavailable in its place."""
         if self._transport is None or self._transport.is_closing():
             on_reply(RegistryUnavailable("the connection to Redis is closed"))
@@ -86,7 +88,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport.write(hiredis.pack_command(arguments))
 
     def call_transaction(
-        self, on_reply: Callable[[Any], None], *commands: Sequence[str | bytes]
+        self, on_reply: Callable[[Any], None], *commands: Sequence[str | bytes | int]
     ) -> None:
         """Send commands that Redis runs without commands of other clients in between.
 

@@ -29,15 +29,20 @@ class ChannelVersions:
     news: int
 
 
+def _parts() -> list[bytes]:
+    folder = resources.files("registry.redis") / "scripts"
+    found = [part for part in folder.iterdir() if part.name.endswith(".lua")]
+    return [part.read_bytes() for part in sorted(found, key=lambda part: part.name)]
+
+
 class ServerScript:
     """The script for the keys of one pool."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        folder = resources.files("registry.redis") / "scripts"
-        parts = [part for part in folder.iterdir() if part.name.endswith(".lua")]
-        parts.sort(key=lambda part: part.name)
-        self._source = b"\n".join(part.read_bytes() for part in parts)
+        shared, reservations, *others, run = _parts()
+        define = (b"function define_others()", b"if remove_pod then return end", *others, b"end")
+        self._source = b"\n".join((shared, reservations, *define, run))
         self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()
 
     async def load(self, connection: RedisConnection) -> None:
@@ -51,17 +56,17 @@ class ServerScript:
     def run(
         self,
         connection: RedisConnection,
-        operations: bytes,
+        operations: Sequence[str | bytes | int],
         origin: str,
         on_reply: Callable[[Any], None],
         *reads: Sequence[str],
     ) -> None:
-        """Run a batch, a JSON list of operations; loads the script if the server does not have it.
+        """Run a batch, by `encode_batch`; loads the script if the server does not have it.
 
         With `reads`, commands that see what the batch wrote and nothing later, `on_reply` gets the
         replies of all in a list.
         """
-        command = ("EVALSHA", self._sha, "1", self._prefix, operations, origin)
+        command = ("EVALSHA", self._sha, "1", self._prefix, origin, *operations)
 
         def send(on_reply: Callable[[Any], None]) -> None:
             if reads:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import orjson
 
 from registry.errors import RegistryRefused, RegistryUnavailable
+from registry.redis.batch import Operation, decode_answer, encode_batch
 from registry.redis.redis_connection import (
     ReconnectingConnection,
     RedisConnection,
@@ -45,12 +46,8 @@ class AppliedChanges:
     """JSON list, as published."""
 
 
-@dataclass(slots=True)
-class _QueuedOperation:
-    operation: bytes
-    """As JSON, so that arguments that JSON cannot express fail at the caller, not in a batch."""
-    on_result: Callable[[Any], None]
-    """Gets the result, or a RegistryUnavailable in its place."""
+_Queued = tuple[Operation, Callable[[Any], None]]
+"""What gets the result may get a RegistryUnavailable in its place."""
 
 
 class Transactions:
@@ -70,33 +67,39 @@ class Transactions:
         self._script = ServerScript(self.prefix)
         self._connection = ReconnectingConnection(url, self.prefix, self._script.load)
         self._connector: asyncio.Task[None] | None = None
-        self._queue: list[_QueuedOperation] = []
-        self._in_flight: Sequence[_QueuedOperation] = ()
+        self._queue: list[_Queued] = []
+        self._in_flight: Sequence[_Queued] = ()
         self._is_scheduled = False
         self._deferral: asyncio.TimerHandle | None = None
         self.on_applied: Callable[[AppliedChanges], None] | None = None
         """Called with each batch's changes, before the callbacks of its operations."""
         self.on_lost: Callable[[], None] | None = None
         """Called when a batch may have made changes that are not passed to `on_applied`."""
+        self.on_answered: Callable[[], None] | None = None
+        """Called after the callbacks of all operations that have got a result together."""
 
     def submit(self, *operation: Any) -> asyncio.Future[Any]:
         """Queue one operation; the future holds its result or raises RegistryUnavailable."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.submit_with_callback(resolver(future), *operation)
+        self.submit_with_callback(orjson.dumps(operation), resolver(future))
         return future
 
-    def submit_with_callback(self, on_result: Callable[[Any], None], *operation: Any) -> None:
-        """Queue one operation; `on_result` gets its result or a RegistryUnavailable."""
-        self._queue.append(_QueuedOperation(orjson.dumps(operation), on_result))
-        if not self._in_flight and not self._is_scheduled:
-            self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+    def submit_with_callback(
+        self, operation: Operation, on_result: Callable[[Any], None], *, is_deferred: bool = False
+    ) -> None:
+        """Queue one operation; `on_result` gets its result or a RegistryUnavailable.
 
-    def submit_deferred(self, on_result: Callable[[Any], None], *operation: Any) -> None:
-        """Queue an operation that is sent with the next one, at most `DEFERRAL_S` later."""
-        self._queue.append(_QueuedOperation(orjson.dumps(operation), on_result))
-        if not self._in_flight and not self._is_scheduled and self._deferral is None:
-            loop = asyncio.get_running_loop()
+        It is sent at the end of this turn of the loop, or after the batch in flight; if deferred,
+        with the next operation, at most `DEFERRAL_S` later.
+        """
+        self._queue.append((operation, on_result))
+        if self._in_flight or self._is_scheduled:
+            return
+        loop = asyncio.get_running_loop()
+        if not is_deferred:
+            self._is_scheduled = True
+            loop.call_soon(self._flush)
+        elif self._deferral is None:
             self._deferral = loop.call_later(DEFERRAL_S, self._flush)
 
     async def connect(self) -> None:
@@ -151,7 +154,8 @@ class Transactions:
         """
         connection = await self._connection.connect(REPLY_TIMEOUT_S)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        operations = orjson.dumps([operation])
+        encoded = orjson.dumps(operation)
+        operations = encode_batch([encoded])
         self._script.run(connection, operations, self.origin, resolver(future), *reads)
         try:
             reply = await _received(future, timeout_s)
@@ -161,12 +165,12 @@ class Transactions:
         except RegistryUnavailable:
             self._lose_batch(connection)
             raise
-        (version, news, now_ms, results, changes), *hashes = reply if reads else [reply]
+        (version, news, now_ms, changes, (answer,)), *hashes = reply if reads else [reply]
         versions = ChannelVersions(version, news)
         self._report_applied(versions, now_ms, changes)
-        (result,) = orjson.loads(results)
-        if _is_error(result):
-            raise RegistryRefused(result["error"])
+        result = decode_answer(encoded, answer)
+        if isinstance(result, RegistryRefused):
+            raise result
         return versions, now_ms, result, hashes
 
     async def close(self) -> None:
@@ -193,7 +197,8 @@ class Transactions:
             self._reconnect()
             return
         batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-        operations = b"[%b]" % b",".join([item.operation for item in batch])
+        batch.sort(key=_is_reserving)  # after what frees slots
+        operations = encode_batch(operation for operation, _ in batch)
         self._in_flight = batch
         loop = asyncio.get_running_loop()
         timer = loop.call_later(REPLY_TIMEOUT_S, self._time_out, batch, connection)
@@ -204,7 +209,7 @@ class Transactions:
 
         self._script.run(connection, operations, self.origin, on_reply)
 
-    def _time_out(self, batch: Sequence[_QueuedOperation], connection: RedisConnection) -> None:
+    def _time_out(self, batch: Sequence[_Queued], connection: RedisConnection) -> None:
         """Close the connection after `_GRACE_S`."""
 
         def close() -> None:
@@ -215,20 +220,21 @@ class Transactions:
         asyncio.get_running_loop().call_later(_GRACE_S, close)
 
     def _finish_batch(
-        self, batch: Sequence[_QueuedOperation], connection: RedisConnection, reply: Any
+        self, batch: Sequence[_Queued], connection: RedisConnection, reply: Any
     ) -> None:
         self._in_flight = ()
         if isinstance(reply, RegistryUnavailable):
             self._lose_batch(connection)
-            _fail(batch, reply)
+            self._fail(batch, reply)
         else:
-            version, news, now_ms, results, changes = reply
+            version, news, now_ms, changes, answers = reply
             self._report_applied(ChannelVersions(version, news), now_ms, changes)
-            for item, result in zip(batch, orjson.loads(results), strict=True):
-                if _is_error(result):
+            for (operation, on_result), answer in zip(batch, answers, strict=True):
+                result = decode_answer(operation, answer)
+                if isinstance(result, RegistryRefused):
                     connection.close()  # the server may not be the master any more: find it again
-                    result = RegistryRefused(result["error"])
-                _call_back(item, result)
+                _call_back(operation, on_result, result)
+            self._report_answered()
         if self._queue and not self._is_scheduled:
             self._flush()
 
@@ -269,7 +275,16 @@ class Transactions:
 
     def _fail_queue(self, error: RegistryUnavailable) -> None:
         failed, self._queue = self._queue, []
-        _fail(failed, error)
+        self._fail(failed, error)
+
+    def _fail(self, batch: Sequence[_Queued], error: RegistryUnavailable) -> None:
+        for operation, on_result in batch:
+            _call_back(operation, on_result, error)
+        self._report_answered()
+
+    def _report_answered(self) -> None:
+        if self.on_answered is not None:
+            self.on_answered()
 
 
 async def _received(reply: asyncio.Future[Any], timeout_s: float) -> Any:
@@ -285,21 +300,13 @@ async def _received(reply: asyncio.Future[Any], timeout_s: float) -> Any:
         reply.cancel()
 
 
-def _call_back(item: _QueuedOperation, result: Any) -> None:
+def _is_reserving(item: _Queued) -> bool:
+    return item[0][0] == "reserve"
+
+
+def _call_back(operation: Operation, on_result: Callable[[Any], None], result: Any) -> None:
     """Report one result; an error in one callback must not prevent the other callbacks."""
     try:
-        item.on_result(result)
+        on_result(result)
     except Exception:
-        logger.exception(
-            "callback of an operation failed", extra={"operation": item.operation[:20]}
-        )
-
-
-def _is_error(result: Any) -> bool:
-    """Whether an operation failed in the script; cjson writes an empty list as an object, too."""
-    return type(result) is dict and "error" in result
-
-
-def _fail(batch: Sequence[_QueuedOperation], error: RegistryUnavailable) -> None:
-    for item in batch:
-        _call_back(item, error)
+        logger.exception("callback of an operation failed", extra={"operation": operation[:20]})

@@ -121,9 +121,8 @@ class WorkflowLog:
         `on_result` gets False where the caller does not own the run, `GAP` where entries before it
         are missing, or a RegistryUnavailable.
         """
-        self._transactions.submit_with_callback(
-            on_result, "append_run", run, token, index, _text(entry)
-        )
+        operation = orjson.dumps(("append_run", run, token, index, _text(entry)))
+        self._transactions.submit_with_callback(operation, on_result)
 
     async def replace_entries(
         self, run: str, token: int, entries: Sequence[Mapping[str, Any]]

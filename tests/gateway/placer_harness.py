@@ -69,13 +69,12 @@ class PlacerHarness:
 
     async def reserve_elsewhere(self, spec: ModelSpec, pod: str) -> str:
         """Reserve a slot as another gateway would; returns the reservation's id."""
-        request = ReservationRequest(
-            f"other:{next(self.sequence)}", pod, pod, spec.key, LoadMode.WARM
-        )
+        id_ = f"other:{next(self.sequence)}"
+        terms = ReservationRequest(pod, pod, spec.key, LoadMode.WARM)
         reply = asyncio.get_running_loop().create_future()
-        self.registry.reserve(request, reply.set_result)
+        self.registry.reserve(id_, terms, reply.set_result)
         assert isinstance(await reply, Granted)
-        return request.id
+        return id_
 
     async def wait_queued(self, count: int) -> None:
         await eventually(lambda: self.placer.queued_total == count)

@@ -3,7 +3,6 @@
 
 local MAX_HISTORY = 100
 local EXPECTED_TTL_MS = 60000
-local expected
 
 -- {holder, token, until, ttl} while the lease is held, else {}. A clock set back would prolong a
 -- lease, so one with more time left than its ttl is invalid.

@@ -14,6 +14,7 @@ from registry.domain.pod import PodReport, Samples
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 from tests.gateway.placer_harness import PlacerHarness, eventually, running_placer, with_placer
+from tests.registry.redis.clients import terms
 
 SHORT_S = 0.001
 
@@ -123,7 +124,7 @@ async def test_a_refused_registration_is_retried_while_the_request_continues(
     await asyncio.sleep(2 * reservations.REGISTER_AFTER_S)  # a registration was refused
     assert all(placement.reservation.is_local for placement in optimistic)
     for reservation_id in foreign:
-        harness.registry.release(reservation_id, entry="pod-a", predict="pod-a")
+        harness.registry.release(reservation_id, terms("pod-a"))
     await eventually(lambda: not any(placement.reservation.is_local for placement in optimistic))
     assert await harness.slots_used("pod-a") == 2
 

@@ -163,7 +163,6 @@ async def reserve(
             future.set_result(result)
 
     wanted = ReservationRequest(
-        id=id_ or f"r{next(_ids)}",
         entry=entry,
         predict=predict or entry,
         key=key,
@@ -173,14 +172,19 @@ async def reserve(
         ttl_s=ttl_s,
         takes_slot=takes_slot,
     )
-    registry.reserve(wanted, settle)
+    registry.reserve(id_ or f"r{next(_ids)}", wanted, settle)
     return await future
+
+
+def terms(entry: str, predict: str = "", *, ttl_s: float = 60.0) -> ReservationRequest:
+    """Those of a reservation made before."""
+    return ReservationRequest(entry, predict or entry, KEY, LoadMode.WARM, ttl_s=ttl_s)
 
 
 async def release(registry: Registry, id_: str, entry: str, predict: str = "") -> None:
     """Release a reservation and wait for the result."""
     future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-    registry.release(id_, entry=entry, predict=predict or entry, on_result=future.set_result)
+    registry.release(id_, terms(entry, predict), future.set_result)
     result = await future
     if isinstance(result, RegistryUnavailable):
         raise result

@@ -15,7 +15,7 @@ from registry.domain.pod import PodPhase, PodReport
 from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import Registry
-from tests.registry.redis.clients import Pod, release, reserve
+from tests.registry.redis.clients import Pod, release, reserve, terms
 
 PODS = [f"pod-{letter}" for letter in "abcd"]
 SPECS = [
@@ -145,7 +145,7 @@ class RandomRun:
     async def renew(self) -> None:
         number = self.rng.randrange(len(self.gateways))
         for held in self.held[number]:
-            self.gateways[number].renew(held.id, entry=held.entry, predict=held.predict, ttl_s=60.0)
+            self.gateways[number].renew(held.id, terms(held.entry, held.predict))
 
     async def restart_gateway(self) -> None:
         """A gateway crashes and starts again: its reservations are not released."""

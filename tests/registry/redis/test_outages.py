@@ -15,7 +15,17 @@ from registry.redis.client import Registry
 from registry.redis.transactions import REPLY_TIMEOUT_S
 from registry.redis.watch import ClusterWatch
 from tests import servers
-from tests.registry.redis.clients import KEY, SPEC, Pod, agrees, eventually, reserve, running, until
+from tests.registry.redis.clients import (
+    KEY,
+    SPEC,
+    Pod,
+    agrees,
+    eventually,
+    reserve,
+    running,
+    terms,
+    until,
+)  # fmt: skip
 
 SOON_S = 30.0
 """A second, plus the delay of a busy machine; far below the long timeouts of other tests."""
@@ -195,7 +205,7 @@ async def test_a_failing_callback_does_not_affect_the_others(
     def fail(result: object) -> None:
         raise ZeroDivisionError(result)
 
-    registry.release("x", entry="a", predict="a", on_result=fail)
+    registry.release("x", terms("a"), fail)
     after = registry.transactions.submit("infer_end", "x", "a")
     assert await after is True
     assert "callback of an operation failed" in caplog.text

@@ -1,13 +1,15 @@
 import asyncio
 
 import pytest
+import redis
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
 from registry.domain.reservation import Granted, LoadMode, Refusal
 from registry.redis.client import Registry
-from tests.registry.redis.clients import KEY, Pod, counts, eventually, release, reserve
+from tests.registry.redis.clients import KEY, Pod, counts, eventually, release, reserve, terms
 from tests.registry.redis.conftest import Connect
+from tests.servers import RedisServer
 
 
 async def test_a_reservation_takes_a_slot_and_an_inference_place(registry: Registry) -> None:
@@ -124,7 +126,7 @@ async def test_reservations_of_a_dead_gateway_expire(registry: Registry) -> None
     await Pod.join_warm(registry, "a")
     assert isinstance(await reserve(registry, "a", id_="x"), Granted)
     assert await reserve(registry, "a") is Refusal.FULL
-    registry.renew("x", entry="a", predict="a", ttl_s=0.05)
+    registry.renew("x", terms("a", ttl_s=0.05))
 
     async def is_free_again() -> bool:
         return isinstance(await reserve(registry, "a"), Granted)
@@ -163,7 +165,7 @@ async def test_restore_enters_a_reservation_again(registry: Registry) -> None:
     await Pod.join_warm(registry, "a")
     assert await counts(registry, "a") == (0, 0)
     for _ in range(2):
-        registry.restore("long", entry="a", predict="a", ttl_s=60)
+        registry.restore("long", terms("a"))
     assert await reserve(registry, "a") is Refusal.FULL
     assert await counts(registry, "a") == (1, 1)
     await release(registry, "long", "a")
@@ -174,12 +176,12 @@ async def test_restore_leaves_an_existing_reservation_unchanged(registry: Regist
     await Pod.join_warm(registry, "a")
     await reserve(registry, "a", id_="x")
     await registry.end_inference("a", "x")
-    registry.restore("x", entry="a", predict="a", ttl_s=60)
+    registry.restore("x", terms("a"))
     assert await counts(registry, "a") == (1, 0)
 
 
 async def test_restore_at_a_removed_pod_has_no_effect(registry: Registry) -> None:
-    registry.restore("long", entry="a", predict="a", ttl_s=60)
+    registry.restore("long", terms("a"))
     await Pod.join_warm(registry, "a")
     assert await counts(registry, "a") == (0, 0)
 
@@ -187,7 +189,7 @@ async def test_restore_at_a_removed_pod_has_no_effect(registry: Registry) -> Non
 async def test_renewal_extends_a_reservation(registry: Registry) -> None:
     await Pod.join_warm(registry, "a", slots=2)
     await reserve(registry, "a", id_="kept", ttl_s=1.0)
-    registry.renew("kept", entry="a", predict="a", ttl_s=60)
+    registry.renew("kept", terms("a"))
     await reserve(registry, "a", id_="dropped", ttl_s=1.0)
 
     async def one_is_left() -> bool:
@@ -202,7 +204,7 @@ async def test_renewal_does_not_restore_a_released_reservation(registry: Registr
     await Pod.join_warm(registry, "a")
     await reserve(registry, "a", id_="x")
     await release(registry, "x", "a")
-    registry.renew("x", entry="a", predict="a", ttl_s=60)
+    registry.renew("x", terms("a"))
     assert await counts(registry, "a") == (0, 0)
 
 
@@ -212,6 +214,39 @@ async def test_concurrent_reservations_never_exceed_the_slots(connect: Connect) 
     results = await asyncio.gather(*(reserve(gateways[n % 3], "a") for n in range(60)))
     assert sum(isinstance(result, Granted) for result in results) == 5
     assert await counts(gateways[0], "a") == (5, 5)
+
+
+async def test_what_comes_in_one_turn_is_one_run_of_the_script(
+    registry: Registry, server: RedisServer
+) -> None:
+    for name, slots in (("a", 3), ("b", 9)):
+        await Pod.join_warm(registry, name, slots=slots)
+    for id_ in ("x", "y", "z"):
+        await reserve(registry, "a", id_=id_)
+    with redis.Redis.from_url(server.url) as direct:
+        before = direct.info("commandstats")["cmdstat_evalsha"]["calls"]
+        wanted = [reserve(registry, pod) for pod in "abaabbaa"]
+        released = [release(registry, id_, "a") for id_ in ("x", "z")]  # the slots are free before
+        results, _ = await asyncio.gather(asyncio.gather(*wanted), asyncio.gather(*released))
+        assert direct.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
+    assert [result is not Refusal.FULL for result in results] == [
+        True, True, True, False, True, True, False, False,
+    ]  # fmt: skip
+    assert await counts(registry, "a") == (3, 3)
+    assert await counts(registry, "b") == (3, 3)
+
+
+@pytest.mark.parametrize("target_ongoing", [0, 2])
+async def test_requests_of_one_turn_claim_one_load(registry: Registry, target_ongoing: int) -> None:
+    await Pod.join(registry, "a", slots=3)
+    asked = [
+        reserve(registry, "a", mode=LoadMode.LOAD, target_ongoing=target_ongoing) for _ in range(4)
+    ]
+    *granted, refused = await asyncio.gather(*asked)
+    assert refused is (Refusal.BUSY if target_ongoing else Refusal.FULL)
+    tokens = [result.load_token for result in granted if isinstance(result, Granted)]
+    assert len(tokens) == (target_ongoing or 3)
+    assert [token > 0 for token in tokens] == [True] + [False] * (len(tokens) - 1)
 
 
 async def test_a_failed_operation_does_not_affect_its_batch(registry: Registry) -> None:

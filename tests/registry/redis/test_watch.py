@@ -23,6 +23,7 @@ from tests.registry.redis.clients import (
     release,
     reserve,
     running,
+    terms,
     until,
 )
 from tests.registry.redis.conftest import Connect
@@ -276,7 +277,7 @@ async def test_a_sync_publishes_expired_reservations(
     await Pod.join_warm(registry, "a")
     await reserve(registry, "a", id_="x")
     await until(lambda: "a" in watch.state.pods and watch.state.pods["a"].slots_used == 1)
-    registry.renew("x", entry="a", predict="a", ttl_s=0.05)
+    registry.renew("x", terms("a", ttl_s=0.05))
     await until(lambda: watch.state.pods["a"].slots_used == 0)
 
 

@@ -23,7 +23,8 @@ def reserve(cluster: Cluster, *, entry: str, predict_pod: str, key: str) -> Gran
         def settle(result: Granted | Refusal | RegistryUnavailable) -> None:
             outcome.set_result(result)
 
-        registry.reserve(ReservationRequest("r1", entry, predict_pod, key, LoadMode.LOAD), settle)
+        terms = ReservationRequest(entry, predict_pod, key, LoadMode.LOAD)
+        registry.reserve("r1", terms, settle)
         return await outcome
 
     granted = cluster.do(ask)

@@ -82,38 +82,39 @@ class MemoryClient(Registry):
 
     def reserve(
         self,
-        wanted: ReservationRequest,
-        settle: Callable[[Granted | Refusal | RegistryUnavailable], None],
+        reservation_id: str,
+        terms: ReservationRequest,
+        on_result: Callable[[Granted | Refusal | RegistryUnavailable], None],
     ) -> None:
-        settle(
+        on_result(
             self._memory.reserve(
-                wanted.id,
-                wanted.entry,
-                wanted.predict,
-                wanted.key,
-                wanted.mode,
+                reservation_id,
+                terms.entry,
+                terms.predict,
+                terms.key,
+                terms.mode,
                 self._now_s(),
-                max_other_copies=wanted.max_other_copies,
-                target_ongoing=wanted.target_ongoing,
-                ttl_s=wanted.ttl_s,
-                takes_slot=wanted.takes_slot,
+                max_other_copies=terms.max_other_copies,
+                target_ongoing=terms.target_ongoing,
+                ttl_s=terms.ttl_s,
+                takes_slot=terms.takes_slot,
             )
         )
 
     def release(
         self,
         reservation_id: str,
-        *,
-        entry: str,
-        predict: str,
+        terms: ReservationRequest,
         on_result: Callable[[Any], None] = lambda _: None,
     ) -> None:
-        self._memory.pods.release(reservation_id, entry, predict)
-        on_result(True)
+        self._memory.pods.release(reservation_id, terms.entry, terms.predict)
+        on_result(None)
 
-    def renew(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
-        self._memory.pods.renew(reservation_id, entry, predict, self._now_s() + ttl_s)
+    def renew(self, reservation_id: str, terms: ReservationRequest) -> None:
+        until_s = self._now_s() + terms.ttl_s
+        self._memory.pods.renew(reservation_id, terms.entry, terms.predict, until_s)
 
-    def restore(self, reservation_id: str, *, entry: str, predict: str, ttl_s: float) -> None:
+    def restore(self, reservation_id: str, terms: ReservationRequest) -> None:
         now_s = self._now_s()
-        self._memory.pods.restore(reservation_id, entry, predict, now_s + ttl_s, now_s)
+        until_s = now_s + terms.ttl_s
+        self._memory.pods.restore(reservation_id, terms.entry, terms.predict, until_s, now_s)

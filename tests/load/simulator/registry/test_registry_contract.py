@@ -33,6 +33,7 @@ LEFT_OUT: Final = {
     "test_an_emptied_redis_repeats_no_epoch": "the memory is not emptied while in use",
     "test_profiles_are_published": "nothing is published: the state is the copy",
     "test_a_failed_operation_does_not_affect_its_batch": "there is no batch",
+    "test_what_comes_in_one_turn_is_one_run_of_the_script": "there is no batch",
     "test_what_cannot_be_read_is_kept_until_a_load_or_another_declaration": (
         "no command checks the files of a simulated model"
     ),

@@ -2,7 +2,7 @@
 -- a fencing token. A claim expires if its pod does not start the load in time; a started one lasts as long as the
 -- pod's lease.
 
-local function claim_of(model, pod)
+function claim_of(model, pod)
   local text = redis.call('HGET', key('claims:' .. model), pod)
   if not text then return nil end
   local token, expiry = text:match('^(%d+):(%d+)$')
@@ -32,7 +32,7 @@ local function expire_claims()
 end
 
 -- Number of other accepting pods that hold the model on their device or load it.
-local function copies_elsewhere(model, pod)
+function copies_elsewhere(model, pod)
   local copies = 0
   for _, other in ipairs(redis.call('SMEMBERS', key('warm:' .. model))) do
     if other ~= pod and is_serving(other) then copies = copies + 1 end
@@ -43,7 +43,7 @@ local function copies_elsewhere(model, pod)
   return copies
 end
 
-local function make_claim(model, pod, claim_ms)
+function make_claim(model, pod, claim_ms)
   local token = next_fence()
   local tier, _, _, bytes = residency(pod, model)
   tier = tier or 'remote'

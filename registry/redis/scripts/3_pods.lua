@@ -1,5 +1,77 @@
 -- Pods and their leases: a pod that does not renew its lease is removed with everything it holds.
 
+local function or_false(value) if value then return value end return false end
+
+local function holds_lease(pod, epoch)
+  return is_alive(pod) and redis.call('HGET', key('pod:' .. pod), 'epoch') == tostring(epoch)
+end
+
+-- Epochs and tokens. They begin at the clock, so a Redis that lost its data repeats none.
+local function next_fence()
+  local fence = redis.call('INCR', key('fence'))
+  if fence > 1 then return fence end
+  redis.call('SET', key('fence'), now)
+  return now
+end
+
+-- Alive and accepting requests.
+local function is_serving(pod)
+  return is_alive(pod) and redis.call('HGET', key('pod:' .. pod), 'phase') == 'ready'
+end
+
+local function model_record(name)
+  return or_false(redis.call('HGET', key('models'), name)),
+    or_false(redis.call('HGET', key('previous'), name)),
+    or_false(redis.call('HGET', key('failures'), name))
+end
+
+local function publish_model(name) change('model', name, model_record(name)) end
+
+local function drop_previous(name)
+  return redis.call('HDEL', key('previous'), name) + redis.call('HDEL', key('previous_keys'), name)
+end
+
+-- The pod is not warm any more. A previous generation without a warm pod is dropped: it would have
+-- to be loaded as well as the new one.
+local function remove_warm(pod, model)
+  local warm = key('warm:' .. model)
+  if redis.call('SREM', warm, pod) == 0 or redis.call('SCARD', warm) > 0 then return end
+  local name = model:match('^(.*)@')
+  if name and redis.call('HGET', key('previous_keys'), name) == model then
+    drop_previous(name)
+    publish_model(name)
+  end
+end
+
+local function set_residency(pod, model, tier, loading, bytes)
+  if tier == 'device' then
+    redis.call('SADD', key('warm:' .. model), pod)
+  else
+    remove_warm(pod, model)
+  end
+  if tier == 'remote' and loading == '-' and tonumber(bytes) == 0 then
+    redis.call('HDEL', key('residency:' .. pod), model)
+    change('at', model, pod, false)
+    return
+  end
+  local text = tier .. '|' .. loading .. '|' .. now .. '|' .. bytes
+  redis.call('HSET', key('residency:' .. pod), model, text)
+  change('at', model, pod, text)
+end
+
+-- A pod as the change 'pod' and the snapshot carry it.
+local function pod_record(pod)
+  local fields = redis.call('HMGET', key('pod:' .. pod), 'info', 'epoch', 'phase', 'used', 'loads')
+  local slots, ongoing = counts(pod)
+  return pod, fields[1], tonumber(fields[2]), fields[3], fields[4], tonumber(fields[5]), slots,
+    ongoing
+end
+
+local function publish_pod(pod)
+  change('pod', pod_record(pod))
+  changed_counts[pod] = nil
+end
+
 local function address_of(info) return cjson.decode(info).address end
 
 local function remove_address(pod)
@@ -10,7 +82,7 @@ local function remove_address(pod)
   end
 end
 
-local function remove_pod(pod, is_registering)
+function remove_pod(pod, is_registering)
   remove_address(pod)
   local models = redis.call('HKEYS', key('residency:' .. pod))
   for _, model in ipairs(models) do
@@ -26,6 +98,7 @@ local function remove_pod(pod, is_registering)
     key('pod:' .. pod))
   redis.call('ZREM', key('leases'), pod)
   changed_counts[pod] = nil
+  counted[key('slots:' .. pod)], counted[key('ongoing:' .. pod)] = nil, nil
   change('gone', pod)
 end
 
