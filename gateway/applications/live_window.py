@@ -171,15 +171,15 @@ def _worker(
     latency, setup, swap, around, free_s = {}, {}, {}, {}, 0.0
     for spec, requests in variants:
         measured, name = pod.estimates[spec.key], spec.name.name
+        times = measured.stages
         load = remaining_load(spec.key, pod, measured, state, now_s)
         if load is not None:
             if not _fits(spec.key, pod, state):
                 continue
             swap[name] = load.seconds
         elif not pod_idles:
-            backlog = device_backlog(pod, spec.key, None, state, now_s, ready_s=0.0, load_s=0.0)
+            backlog = device_backlog(pod, spec.key, None, state, now_s, times, 0.0)
             free_s = max(free_s, backlog.free_s)
-        times = measured.stages
         # What pods of the kind measured, in batches of whatever size.
         batch = BatchLatency(0.0, times.share_s, max(0.0, times.infer_s - times.share_s))
         profile = state.profiles.get(spec.name, {}).get(pod.kind.product)

@@ -24,21 +24,19 @@ def is_idle(pod: PodState) -> bool:
 
 def device_backlog(
     pod: PodState, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
-    *, ready_s: float, load_s: float,
+    times: StageTimes, ready_s: float, load_s: float = 0.0,
 ) -> Backlog:  # fmt: skip
-    """Work of the pod's device before an inference that is ready in `ready_s`.
+    """Work of the pod's device before an inference of these times that is ready in `ready_s`.
 
     Requests that this process has placed take their own model's time, all others the pod's mean;
     at a pod that loads its only model, for `load_s` more, those wait for that load as well.
     """
     work, inferring = pod.work, pod.inferring
-    times = pod.estimates[key].stages
     placed = len(work.inferences)
     if placed or work.cancelled is not None:
         backlog = work.backlog(
-            key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
-            ready_in_s=ready_s, inferring=inferring, infer_s=times.infer_s,
-            joins_s=times.infer_s - times.share_s, now_s=now_s,
+            key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s, ready_s,
+            inferring, times, now_s,
         )  # fmt: skip
     else:
         backlog = Backlog(0.0, 0.0, 0)

@@ -25,7 +25,6 @@ from gateway.routing.device_backlog import (
     mean_times,
 )
 from registry.domain.cluster import ClusterState
-from registry.domain.device_work import Backlog
 from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
 from registry.domain.model import Tier
 from registry.domain.pod_state import PodState
@@ -53,17 +52,10 @@ class PodForecast(LatencyEstimate):
     __slots__ = ("pod", "ready_s", "start_s", "times")
 
     def __init__(
-        self, pod: PodState, times: StageTimes, ready_s: float, backlog: Backlog | None,
-        is_measured: bool, guessed_s: float = 0.0,
+        self, pod: PodState, times: StageTimes, ready_s: float, start_s: float, guessed_s: float,
+        delays_s: float, is_measured: bool,
     ) -> None:  # fmt: skip
-        """`backlog`: None if the device has nothing to do. `guessed_s`: of the time until ready."""
-        start_s, delays_s = ready_s, 0.0
-        if backlog is not None:
-            delays_s = backlog.overtaken * times.share_s
-            if backlog.free_s > ready_s:
-                start_s = backlog.free_s
-                known_s = start_s - backlog.guessed_s
-                guessed_s += start_s - (known_s if known_s > ready_s else ready_s)
+        """`guessed_s`: of the time until the start."""
         self.pod = pod
         self.times = times
         self.ready_s = ready_s
@@ -119,13 +111,17 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
     load_s = load.seconds if load else 0.0
     is_measured = times.is_measured and (load is None or load.is_measured)
     ready_s = load_s + times.preprocess_s
-    backlog = None
+    start_s, guessed_s, delays_s = ready_s, load.guessed_s if load else 0.0, 0.0
     if not is_idle(pod):
         wait_s = load_s if residency is not None and residency.is_warming else 0.0
         backlog = device_backlog(
-            pod, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=wait_s
+            pod, request.key, request.deadline_s, cluster, now_s, measured.stages, ready_s, wait_s
         )
-    return PodForecast(pod, times, ready_s, backlog, is_measured, load.guessed_s if load else 0.0)
+        delays_s = backlog.overtaken * times.share_s
+        if backlog.free_s > ready_s:
+            start_s = backlog.free_s
+            guessed_s += min(backlog.guessed_s, start_s - ready_s)
+    return PodForecast(pod, times, ready_s, start_s, guessed_s, delays_s, is_measured)
 
 
 def wait_for(
@@ -198,7 +194,8 @@ def _add_slots(
     slots_s = work.slots_left_s(
         request.key, taken=pod.slots, ended=placed - inferring, load_s=load_s, now_s=now_s
     )
-    are_measured = [each.is_measured for each in work.holders][len(work.holders) - len(slots_s) :]
+    holders = work.holders
+    are_measured = [each.is_measured for each in holders[len(holders) - len(slots_s) :]]
     known_s = [
         left_s if is_measured else 0.0
         for left_s, is_measured in zip(slots_s, are_measured, strict=True)
@@ -217,8 +214,8 @@ def _add_slots(
         known_s = [max(each, load_s) for each in known_s]
     if times.is_measured and not is_idle(pod):
         backlog = device_backlog(
-            pod, request.key, request.deadline_s, cluster, now_s,
-            ready_s=load_s + times.preprocess_s, load_s=load_s,
+            pod, request.key, request.deadline_s, cluster, now_s, times,
+            load_s + times.preprocess_s, load_s,
         )  # fmt: skip
         device_s = max(load_s, backlog.free_s)
         early_s = backlog.free_s - times.preprocess_s
@@ -278,7 +275,7 @@ def proxy_to(
     load_s = load.seconds
     ready_s = max(transfer.seconds + around.preprocess_s, load_s)
     backlog = device_backlog(
-        predict, request.key, request.deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
+        predict, request.key, request.deadline_s, cluster, now_s, measured.stages, ready_s, load_s
     )
     start_s = max(ready_s, backlog.free_s)
     known_s = max(ready_s, backlog.free_s - backlog.guessed_s)

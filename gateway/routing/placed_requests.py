@@ -5,6 +5,8 @@ Recorded before the reservation, so that a request that is still on its way coun
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gateway.routing.decision import Reason, SendTo
 from gateway.routing.device_backlog import device_backlog
 from gateway.routing.latency_model import PodForecast, remaining_load, transfer_time
@@ -19,14 +21,14 @@ def record_placed(
     size_class: int | None = None,
 ) -> PlacedRequest | None:  # fmt: skip
     """The record, which its owner ends; None if a pod is gone."""
-    predict, entry = cluster.pods.get(decision.predict), cluster.pods.get(decision.entry)
-    if predict is None or entry is None:
+    forecast, predict = decision.forecast, cluster.pods.get(decision.predict)
+    if predict is None or decision.entry not in cluster.pods:
         return None
     if decision.on_sent is not None:
         decision.on_sent(cluster, now_s)
-    forecast = decision.forecast
-    if entry is predict and decision.mode is LoadMode.WARM and isinstance(forecast, PodForecast):
+    if decision.mode is LoadMode.WARM and isinstance(forecast, PodForecast):
         return record_at(forecast, key, deadline_s, now_s)  # made just before
+    entry = cluster.pods[decision.entry]
     measured = predict.estimates[key]
     times = around = measured.stages_of(size_class)
     load_s = 0.0
@@ -45,7 +47,7 @@ def record_placed(
     # Replicas in turn are chosen without regard to their queues, which may be long.
     elif predict.inferring and decision.reason is not Reason.BATCH_TURN:
         backlog = device_backlog(
-            predict, key, deadline_s, cluster, now_s, ready_s=ready_s, load_s=load_s
+            predict, key, deadline_s, cluster, now_s, measured.stages, ready_s, load_s
         )
         start_s = max(start_s, backlog.free_s)
     placed = PlacedRequest(
@@ -53,7 +55,9 @@ def record_placed(
         now_s + ready_s, now_s + start_s, times.share_s, times.infer_s, times.is_measured,
         around.postprocess_s, entry.work, predict.work,
     )  # fmt: skip
-    predict.work.add(placed, ready_s - load_s + times.infer_s + around.postprocess_s)
+    predict.work.add(
+        placed, replace(times, preprocess_s=ready_s - load_s, postprocess_s=around.postprocess_s)
+    )
     return placed
 
 
@@ -67,5 +71,5 @@ def record_at(
         now_s + forecast.start_s, times.share_s, times.infer_s, times.is_measured,
         times.postprocess_s, work, work,
     )  # fmt: skip
-    work.add(placed, times.hold_s)
+    work.add(placed, times)
     return placed

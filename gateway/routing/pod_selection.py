@@ -200,19 +200,24 @@ def soonest_of(
     All are of one kind: they differ in what their devices have to do alone.
     """
     best = pods[0]
-    times = best.estimates[key].stages_of(size_class)
-    ready_s = times.preprocess_s
-    backlog = None
-    if not is_idle(best):
-        best_s = inf
-        for pod in pods:
-            found = device_backlog(
-                pod, key, deadline_s, cluster, now_s, ready_s=ready_s, load_s=0.0
-            )
-            starts_s = found.free_s if found.free_s > ready_s else ready_s
-            starts_s += found.overtaken * times.share_s
+    measured = best.estimates[key]
+    times = measured.stages_of(size_class)
+    ready_s, share_s = times.preprocess_s, times.share_s
+    if is_idle(best):
+        return PodForecast(best, times, ready_s, ready_s, 0.0, 0.0, times.is_measured)
+    asked = (key, deadline_s, cluster, now_s, measured.stages, ready_s)
+    backlog = device_backlog(best, *asked)
+    if len(pods) > 1:
+        best_s = max(ready_s, backlog.free_s) + backlog.overtaken * share_s
+        for pod in pods[1:]:
+            if best_s <= ready_s + _SAME_TIME_S:
+                break
+            found = device_backlog(pod, *asked)
+            starts_s = max(ready_s, found.free_s) + found.overtaken * share_s
             if starts_s < best_s - _SAME_TIME_S:
                 best, backlog, best_s = pod, found, starts_s
-                if starts_s <= ready_s + _SAME_TIME_S:
-                    break
-    return PodForecast(best, times, ready_s, backlog, times.is_measured)
+    free_s, delays_s = backlog.free_s, backlog.overtaken * share_s
+    if free_s <= ready_s:
+        return PodForecast(best, times, ready_s, ready_s, 0.0, delays_s, times.is_measured)
+    guessed_s = min(backlog.guessed_s, free_s - ready_s)
+    return PodForecast(best, times, ready_s, free_s, guessed_s, delays_s, times.is_measured)

@@ -4,13 +4,15 @@ Kept as running sums, so that a forecast costs the same however many there are. 
 seconds on the registry's clock, which may jump.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
 from operator import attrgetter
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+from registry.domain.estimates import StageTimes
 
 ASSUMED_DUE_S: Final = 60.0
 """Devices serve a tenant's earliest deadline first, requests without one as if due so long after
@@ -46,22 +48,28 @@ class DeviceWork:
     infer_s: float
     """Time of its whole batch."""
     is_measured: bool
-    waits_in: "WaitingWork | None" = field(init=False, default=None)
-    """None: it has begun, as of the queue's last look at the clock, or the queue has no sums."""
+    counted_in: "ModelWork | None" = field(init=False, default=None)
+    """None: its device time has passed, as of the queue's last look at the clock, or the queue has
+    no sums."""
 
 
-class WaitingWork:
-    """The inferences of one model at one device that have not begun."""
+class ModelWork:
+    """The inferences of one model at one device whose device time has not passed."""
 
     __slots__ = ("by_due", "seconds")
 
     def __init__(self) -> None:
         self.by_due: list[DeviceWork] = []
         self.seconds = 0.0
-        """Their device time."""
+        """Their device time, as if none had begun."""
 
-    def due_after(self, due_s: float) -> list[DeviceWork]:
-        return self.by_due[bisect_right(self.by_due, due_s, key=_due) :]
+    def later(self, due_s: float, now_s: float) -> list[DeviceWork]:
+        """Those that have not begun and are due later."""
+        later = self.by_due[bisect_right(self.by_due, due_s, key=_due) :]
+        return [each for each in later if each.start_s > now_s]
+
+
+W = TypeVar("W", bound=DeviceWork)
 
 
 @dataclass(slots=True)
@@ -76,27 +84,24 @@ class Backlog:
 
 
 @dataclass(eq=False, slots=True)
-class DeviceQueue:
+class DeviceQueue(Generic[W]):
     """The inferences of one pod, in the order of placement."""
 
-    inferences: dict[DeviceWork, None] = field(default_factory=dict)
+    inferences: dict[W, None] = field(default_factory=dict)
     """Those whose inference is here; the first ones may be past it."""
-    cancelled: DeviceWork | None = None
+    cancelled: W | None = None
     """The last one that was cancelled: the device may still run its inference."""
     _seen_s: float = inf
-    """The time by which requests wait, or have begun; infinite without sums, which are kept from
-    the first forecast over more than `_FEW` requests until there is none."""
-    _starts: list[DeviceWork] = field(default_factory=list)
-    """By their start: those that wait, and some that are over."""
-    _waiting: dict[str, WaitingWork] = field(default_factory=dict)
-    """By model key; of models with waiting requests."""
-    _running: list[DeviceWork] = field(default_factory=list)
-    """Those that have begun and whose device time has not passed."""
-    _total_s: float = 0.0
-    """Device time of all `inferences`."""
-    _unmeasured: int = 0
+    """The time of the sums; infinite without sums, which are kept from the first forecast over more
+    than `_FEW` requests until there is none."""
+    _line: list[DeviceWork] = field(default_factory=list)
+    """By their start: those whose device time has not passed, and those behind them."""
+    _models: dict[str, ModelWork] = field(default_factory=dict)
+    """Of those in `_line`, by model key."""
+    _passed_s: float = 0.0
+    """Device time of all others."""
     _ready_s: float = -inf
-    """When the last of them is ready, or later."""
+    """When the last of them is ready, or later; infinite if one is not measured."""
 
     def cancelled_left_s(self, now_s: float) -> float:
         """Time until the device has run a cancelled inference that it had begun."""
@@ -109,127 +114,91 @@ class DeviceQueue:
         self.cancelled = None
         return 0.0
 
-    def enqueue(self, request: DeviceWork) -> None:
-        """Add a request that was placed now."""
-        if self._seen_s != inf:
-            if request.placed_s != self._seen_s:
-                self._look_at(request.placed_s)
-            self._include(request)
-        self.inferences[request] = None
-
-    def remove(self, request: DeviceWork) -> None:
+    def remove(self, request: W) -> None:
         """Its inference is over; no effect the second time."""
         if self.inferences.pop(request, request) is request or self._seen_s == inf:
             return
         if not self.inferences:
             self._clear_sums(inf)
-            return
-        self._total_s -= request.share_s
-        if not request.is_measured:
-            self._unmeasured -= 1
-        if request.waits_in is not None:
-            self._end_wait(request, request.waits_in)
-        elif request in self._running:
-            self._running.remove(request)
+        elif request.counted_in is None:
+            self._passed_s -= request.share_s
+        else:
+            self._line.remove(request)  # one of the first, as in `by_due`
+            self._exclude(request)
 
     def _clear_sums(self, seen_s: float) -> None:
-        self._starts, self._waiting, self._running = [], {}, []
-        self._total_s, self._unmeasured, self._ready_s = 0.0, 0, -inf
-        self._seen_s = seen_s
+        self._seen_s, self._line, self._models = seen_s, [], {}
+        self._passed_s, self._ready_s = 0.0, -inf
 
     def _include(self, request: DeviceWork) -> None:
-        self._total_s += request.share_s
-        if not request.is_measured:
-            self._unmeasured += 1
-        if request.ready_s > self._ready_s:
-            self._ready_s = request.ready_s
-        if request.start_s <= self._seen_s:
-            request.waits_in = None
-            self._running.append(request)
-            return
-        insort(self._starts, request, key=_start)
-        waiting = self._waiting.get(request.key)
-        if waiting is None:
-            waiting = self._waiting[request.key] = WaitingWork()
-        insort(waiting.by_due, request, key=_due)
-        waiting.seconds += request.share_s
-        request.waits_in = waiting
+        ready_s, key = request.ready_s if request.is_measured else inf, request.key
+        if ready_s > self._ready_s:
+            self._ready_s = ready_s
+        insort(self._line, request, key=_start)
+        work = self._models.get(key)
+        if work is None:
+            work = self._models[key] = ModelWork()
+        insort(work.by_due, request, key=_due)
+        work.seconds += request.share_s
+        request.counted_in = work
 
-    def _end_wait(self, request: DeviceWork, waiting: WaitingWork) -> None:
-        request.waits_in = None
-        waiting.seconds -= request.share_s
-        by_due = waiting.by_due
-        del by_due[by_due.index(request, bisect_left(by_due, request.due_s, key=_due))]
-        if not by_due:
-            del self._waiting[request.key]
+    def _exclude(self, request: DeviceWork) -> None:
+        work, request.counted_in = request.counted_in, None
+        assert work is not None
+        work.seconds -= request.share_s
+        work.by_due.remove(request)
+        if not work.by_due:
+            del self._models[request.key]
 
     def _look_at(self, now_s: float) -> None:
-        """Note which requests have begun until now; of a clock set back, which have not."""
+        """Note whose device time has passed until now; of a clock set back, whose has not."""
         if now_s < self._seen_s:
             self._clear_sums(now_s)
             for request in self.inferences:
                 self._include(request)
-        self._seen_s, starts = now_s, self._starts
-        while starts and starts[0].start_s <= now_s:
-            request = starts.pop(0)
-            if request.waits_in is not None:
-                self._end_wait(request, request.waits_in)
-                self._running.append(request)
-        if self._running:
-            self._running = [each for each in self._running if each.start_s + each.share_s > now_s]
+        self._seen_s, line = now_s, self._line
+        while line and line[0].start_s + line[0].share_s <= now_s:
+            passed = line.pop(0)
+            self._passed_s += passed.share_s
+            self._exclude(passed)
 
     def backlog(
-        self, key: str, due_s: float, *, ready_in_s: float, inferring: int, infer_s: float,
-        joins_s: float, now_s: float,
+        self, key: str, due_s: float, ready_in_s: float, inferring: int, times: StageTimes,
+        now_s: float,
     ) -> Backlog:  # fmt: skip
-        """The work before an inference that is ready in `ready_in_s`.
+        """The work before an inference that is ready in `ready_in_s` and takes `times`.
 
         Only that of requests which are ready before it and are not due later, unless their
         inference has begun. Of other tenants those due later count as well, as far as their turns
         come before its own (`_turns_s`). `inferring`: requests in inference here, by the registry;
-        the first requests beyond that number have ended. `infer_s`: of its batch. `joins_s`: time
-        for which an inference shares its batch with others; requests of its model that wait as well
-        share it.
+        the first requests beyond that number have ended. An inference shares most of its batch's
+        time with others; requests of its model that wait as well share it.
 
         Of more than `_FEW` requests by running sums, where all are measured, ready and expected by
         the registry: apart from the sum over each by no more than `ready_in_s`.
         """
         count = len(self.inferences)
-        if count > _FEW and inferring >= count:
-            if now_s != self._seen_s:
-                self._look_at(now_s)
-            first = next(iter(self.inferences))
-            is_ready = self._ready_s - now_s <= ready_in_s + _SAME_TIME_S
-            if is_ready and not self._unmeasured and not (first.waits_in and first.due_s > due_s):
-                return self._summed(first, key, due_s, infer_s, joins_s, now_s)
-        return self.backlog_of_each(
-            key, due_s, ready_in_s=ready_in_s, inferring=inferring, infer_s=infer_s,
-            joins_s=joins_s, now_s=now_s,
-        )  # fmt: skip
-
-    def _summed(
-        self, first: DeviceWork, key: str, due_s: float, infer_s: float, joins_s: float,
-        now_s: float,
-    ) -> Backlog:  # fmt: skip
-        free_s = late_s = 0.0
-        if self.cancelled is not None:
-            free_s = self.cancelled_left_s(now_s)
-        for request in self._running:
-            free_s += request.start_s + request.share_s - now_s
-        if first.waits_in is None:
-            late_s = now_s - first.start_s - first.share_s
-            late_s = min(late_s, first.share_s) if late_s > 0.0 else 0.0
-            free_s += late_s
-        total_s = self._total_s
-        waiting_s, overtaken = 0.0, 0
+        if count <= _FEW or inferring < count:
+            return self.backlog_of_each(key, due_s, ready_in_s, inferring, times, now_s)
+        if now_s != self._seen_s:
+            self._look_at(now_s)
+        first = next(iter(self.inferences))
+        if self._ready_s > now_s + ready_in_s + _SAME_TIME_S or (
+            first.due_s > due_s and first.start_s > now_s
+        ):
+            self._ready_s = max(
+                [each.ready_s if each.is_measured else inf for each in self.inferences]
+            )
+            return self.backlog_of_each(key, due_s, ready_in_s, inferring, times, now_s)
+        free_s = waiting_s = 0.0
+        overtaken = 0
         others_s: dict[str, float] = {}
-        for model, waiting in self._waiting.items():
-            seconds = waiting.seconds
-            if waiting.by_due[-1].due_s > due_s:
-                later = waiting.due_after(due_s)
+        for model, work in self._models.items():
+            seconds = work.seconds
+            if work.by_due[-1].due_s > due_s:
+                later = work.later(due_s, now_s)
                 later_s = sum(map(_share, later))
                 seconds -= later_s
-                total_s -= later_s
                 if (tenant := tenant_of(model)) == tenant_of(key):
                     overtaken += len(later)
                 else:
@@ -237,33 +206,47 @@ class DeviceQueue:
             free_s += seconds
             if model == key:
                 waiting_s = seconds
-        if total_s - first.infer_s > free_s:
-            free_s = total_s - first.infer_s
+        least_s = free_s + self._passed_s - first.infer_s
+        for request in self._line:
+            passed_s, share_s = now_s - request.start_s, request.share_s
+            if passed_s < 0.0:
+                break
+            free_s -= passed_s if passed_s < share_s else share_s
+            if request.key == key:
+                waiting_s -= share_s
+        late_s = now_s - first.start_s - first.share_s
+        if late_s > 0.0:
+            late_s = min(late_s, first.share_s)
+            free_s += late_s
+        else:
+            late_s = 0.0
+        if self.cancelled is not None:
+            free_s += self.cancelled_left_s(now_s)
+        if least_s > free_s:
+            free_s = least_s
+        joins_s = times.infer_s - times.share_s
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
         if others_s:
-            free_s += _turns_s(others_s, infer_s + self._before_s(tenant_of(key), due_s))
+            own_s = self._own_s(tenant_of(key), due_s, now_s)
+            free_s += _turns_s(others_s, times.infer_s + own_s)
         return Backlog(free_s, late_s if late_s < free_s else free_s, overtaken)
 
-    def _before_s(self, tenant: str, due_s: float) -> float:
-        """Device time of a tenant's requests that wait and are not due later."""
-        found = [
-            waiting.seconds - sum(map(_share, waiting.due_after(due_s)))
-            for model, waiting in self._waiting.items()
-            if tenant_of(model) == tenant
-        ]
-        return sum(found)
+    def _own_s(self, tenant: str, due_s: float, now_s: float) -> float:
+        """Device time of a tenant's requests that have not begun and are not due later."""
+        waiting = [each for each in self._line if each.start_s > now_s and each.due_s <= due_s]
+        return sum([each.share_s for each in waiting if tenant_of(each.key) == tenant])
 
     def backlog_of_each(
-        self, key: str, due_s: float, *, ready_in_s: float, inferring: int, infer_s: float,
-        joins_s: float, now_s: float,
+        self, key: str, due_s: float, ready_in_s: float, inferring: int, times: StageTimes,
+        now_s: float,
     ) -> Backlog:  # fmt: skip
         """As `backlog`, request by request."""
         ended = len(self.inferences) - inferring
         guessed_s = total_s = waiting_s = first_s = 0.0
         free_s = 0.0 if self.cancelled is None else self.cancelled_left_s(now_s)
         overtaken = 0
-        own_s = infer_s
+        own_s = times.infer_s
         tenant = tenant_of(key)
         others_s: dict[str, float] = {}
         latest_s = ready_in_s + _SAME_TIME_S
@@ -301,6 +284,7 @@ class DeviceQueue:
                 guessed_s += left_s
         if total_s - first_s > free_s:
             free_s = total_s - first_s
+        joins_s = times.infer_s - times.share_s
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
         if others_s:

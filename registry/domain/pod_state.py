@@ -50,11 +50,11 @@ class PodState:
     """One pod. One task writes it, through the methods; decisions read it without an await."""
 
     __slots__ = (
-        "accepting_changes", "address", "changes", "counts_version", "epoch", "estimates",
-        "free_bytes", "has_free_slot", "inferring", "info", "is_accepting", "is_suspect", "kind",
-        "loads_total", "memory_bytes", "name", "node", "ongoing", "ongoing_pending", "phase",
-        "placed_model", "sharing", "slots", "slots_busy", "slots_pending", "slots_used",
-        "used_bytes", "version", "work",
+        "_ongoing_total", "accepting_changes", "address", "changes", "counts_version", "epoch",
+        "estimates", "free_bytes", "has_free_slot", "inferring", "info", "is_accepting",
+        "is_suspect", "kind", "loads_total", "memory_bytes", "name", "node", "ongoing", "phase",
+        "placed_model", "sharing", "slots", "slots_busy", "slots_used", "used_bytes", "version",
+        "work",
     )  # fmt: skip
 
     def __init__(self, info: PodInfo) -> None:
@@ -86,18 +86,16 @@ class PodState:
         """Whether requests may be sent to the pod: it is ready and not suspect."""
         self.slots_used = 0
         """Slots taken, by the last published count."""
-        self.slots_pending = 0
-        """Slots this process has requested less those it has released, not yet in `slots_used`."""
         self.slots_busy = 0
-        """`slots_used` + `slots_pending`."""
+        """With those that this process has requested, less those it has released, since then."""
         self.has_free_slot = info.slots > 0
         """Whether the pod can be a request's entry pod now."""
         self.ongoing = 0
         """Requests in their inference stage, by the last published count."""
-        self.ongoing_pending = 0
-        """As `slots_pending`, for requests in their inference stage."""
+        self._ongoing_total = 0
+        """As `slots_busy`; below 0 where a release came before the count that has the request."""
         self.inferring = 0
-        """`ongoing` + `ongoing_pending`, at least 0."""
+        """The same, at least 0."""
         self.work = PodWork()
         """Requests that this process has placed at the pod."""
         self.used_bytes: Mapping[str, int] = {}
@@ -108,21 +106,19 @@ class PodState:
         """In a `PodIndex`: all pods of its accelerator, itself included; empty without a UUID."""
 
     def set_counts(self, slots_used: int, ongoing: int) -> None:
-        self.slots_used = slots_used
-        self.ongoing = ongoing
-        self.add_pending()
+        slots, inferring = slots_used - self.slots_used, ongoing - self.ongoing
+        self.slots_used, self.ongoing = slots_used, ongoing
+        self.add_pending(slots, inferring)
 
     def add_pending(self, slots: int = 0, ongoing: int = 0) -> None:
         """Count what this process has requested, or, below 0, released."""
         changes = self.changes  # as `ChangeLog.add`, without a call per request
         changes.count += 1
         changes.pods.append(self)
-        self.slots_pending = pending = self.slots_pending + slots
-        self.slots_busy = busy = self.slots_used + pending
+        self.slots_busy = busy = self.slots_busy + slots
         self.has_free_slot = busy < self.slots and self.is_accepting
-        self.ongoing_pending = pending = self.ongoing_pending + ongoing
-        inferring = self.ongoing + pending
-        self.inferring = inferring if inferring > 0 else 0
+        self._ongoing_total = total = self._ongoing_total + ongoing
+        self.inferring = total if total > 0 else 0
 
     def set_phase(self, phase: PodPhase) -> None:
         self.phase = phase

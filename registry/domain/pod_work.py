@@ -8,11 +8,15 @@ a request is never negative and never more than it was at first.
 
 from collections import deque
 from dataclasses import dataclass, field
+from math import inf
+from operator import attrgetter
 from typing import Final
 
 from registry.domain.device_work import DeviceQueue, DeviceWork
+from registry.domain.estimates import StageTimes
 
 _ASSUMED_FOR_S: Final = 1.0
+_placed = attrgetter("placed_s")
 _MEAN_WEIGHT: Final = 0.125
 """Weight of the latest request in the moving averages."""
 _RECENT: Final = 256
@@ -40,7 +44,8 @@ class PlacedRequest(DeviceWork):
 
     def end(self, *, is_cancelled: bool = False) -> None:
         """The request is over; no effect the second time. A device completes what it has begun."""
-        self.entry.holders.pop(self, None)
+        if self.entry is not self.predict:
+            self.entry.proxied.pop(self, None)
         self.predict.remove(self)
         if is_cancelled:
             self.predict.cancelled = self
@@ -59,34 +64,43 @@ class MeanTimes:
 
 
 @dataclass(eq=False, slots=True)
-class PodWork(DeviceQueue):
+class PodWork(DeviceQueue[PlacedRequest]):
     """The placed requests of one pod, in the order of placement."""
 
-    holders: dict[PlacedRequest, None] = field(default_factory=dict)
-    """Those that hold a slot here."""
+    proxied: dict[PlacedRequest, None] = field(default_factory=dict)
+    """Those that hold a slot here, with their inference elsewhere."""
     _mean: MeanTimes | None = None
     """Of the requests placed here before the `_recent` ones."""
-    _recent: deque[tuple[float, float, float]] = field(
-        default_factory=lambda: deque(maxlen=_RECENT)
-    )
+    _recent: deque[StageTimes] = field(default_factory=lambda: deque(maxlen=_RECENT))
     assumed: MeanTimes | None = None
     """Before the first: those of the models at the pod, computed at `assumed_at_s`."""
     assumed_at_s: float = 0.0
 
-    def add(self, request: PlacedRequest, hold_s: float) -> None:
-        """Add a request that was placed at this predict pod; `hold_s`: of its slot, unhindered."""
-        self.enqueue(request)
-        request.entry.holders[request] = None
-        self._recent.append((request.share_s, hold_s, request.after_s))
+    def add(self, request: PlacedRequest, times: StageTimes) -> None:
+        """Add a request that was placed at this predict pod; `times`: of its slot, unhindered."""
+        if self._seen_s != inf:
+            if request.placed_s != self._seen_s:
+                self._look_at(request.placed_s)
+            self._include(request)
+        self.inferences[request] = None
+        if request.entry is not self:
+            request.entry.proxied[request] = None
+        self._recent.append(times)
+
+    @property
+    def holders(self) -> list[PlacedRequest]:
+        """Those that hold a slot here, in the order of placement."""
+        found = [each for each in self.inferences if each.entry is self]
+        return sorted([*found, *self.proxied], key=_placed) if self.proxied else found
 
     def mean_of_others(self, now_s: float) -> MeanTimes | None:
         """The times of requests that other processes have placed here; None: to be computed."""
-        for share_s, hold_s, after_s in self._recent:
-            mean = self._mean or MeanTimes(share_s, hold_s, after_s)
+        for times in self._recent:
+            mean = self._mean or MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
             self._mean = MeanTimes(
-                mean.share_s + _MEAN_WEIGHT * (share_s - mean.share_s),
-                mean.hold_s + _MEAN_WEIGHT * (hold_s - mean.hold_s),
-                mean.after_s + _MEAN_WEIGHT * (after_s - mean.after_s),
+                mean.share_s + _MEAN_WEIGHT * (times.share_s - mean.share_s),
+                mean.hold_s + _MEAN_WEIGHT * (times.hold_s - mean.hold_s),
+                mean.after_s + _MEAN_WEIGHT * (times.postprocess_s - mean.after_s),
             )
         self._recent.clear()
         if self._mean is not None:
@@ -106,8 +120,9 @@ class PodWork(DeviceQueue):
         of `load_s`.
         """
         left_s: list[float] = []
-        skipped = len(self.holders) - taken
-        for request in self.holders:
+        holders = self.holders
+        skipped = len(holders) - taken
+        for request in holders:
             slot_s = request.slot_left_s(now_s)
             if ended > 0:
                 slot_s = min(slot_s, request.after_s)

@@ -147,7 +147,7 @@ async def test_counts_return_to_zero_whenever_reservations_are_released(
     pod = harness.watch.state.pods["pod-a"]
     await eventually(lambda: pod.slots_busy == pod.inferring == 0)
     await harness.wait_slots_used("pod-a", 0)
-    assert pod.slots_pending == pod.ongoing_pending == harness.reservations.held_total == 0
+    assert pod.slots_busy == pod.inferring == harness.reservations.held_total == 0
 
 
 @pytest.mark.usefixtures("never_registered")

@@ -1,17 +1,22 @@
 """Running sums of a pod's inferences against the sum over each, on random histories."""
 
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.device_work import ASSUMED_DUE_S
+from registry.domain.estimates import StageTimes
 from registry.domain.pod_work import PlacedRequest, PodWork
 
 READY_S = 0.001
 SHARES_S = {"a/small@0": 0.002, "a/large@0": 0.03, "b/other@0": 0.01}
+
+
+def times_of(infer_s: float, joins_s: float) -> StageTimes:
+    """Of an inference that shares its batch with others for `joins_s`."""
+    return StageTimes(infer_s, infer_s - joins_s, READY_S, 0.0, True)
 
 
 class History:
@@ -46,24 +51,22 @@ class History:
         ready_s = READY_S
         if self.may_fall_back and self.rng.random() < 0.05:
             ready_s += 0.5
-        start_s = max(ready_s, self.work.backlog_of_each(key, due_s, **self.asked()).free_s)
+        start_s = max(ready_s, self.work.backlog_of_each(key, due_s, *self.asked()).free_s)
         request = PlacedRequest(
             key, self.now_s, due_s, self.now_s + ready_s, self.now_s + start_s, share_s,
             share_s * self.rng.choice([1, 4]),
             not (self.may_fall_back and self.rng.random() < 0.05), 0.0, self.work, self.work,
         )  # fmt: skip
         self.placed.append(request)
-        self.work.add(request, share_s)
+        self.work.add(request, times_of(share_s, 0.0))
 
     def due_s(self) -> float:
         left_s = self.rng.uniform(0.01, 0.5) if self.has_deadlines else READY_S + ASSUMED_DUE_S
         return self.now_s + left_s
 
-    def asked(self) -> dict[str, Any]:
-        return {
-            "ready_in_s": READY_S, "inferring": len(self.placed), "infer_s": 0.02,
-            "joins_s": self.rng.choice([0.0, 0.015]), "now_s": self.now_s,
-        }  # fmt: skip
+    def asked(self, joins_s: float | None = None) -> tuple[float, int, StageTimes, float]:
+        joins_s = self.rng.choice([0.0, 0.015]) if joins_s is None else joins_s
+        return READY_S, len(self.placed), times_of(0.02, joins_s), self.now_s
 
 
 @given(st.integers(0, 1 << 32))
@@ -72,8 +75,8 @@ def test_running_sums_are_the_sums_over_each_request(seed: int) -> None:
     for _ in range(150):
         history.step()
         key, due_s, asked = history.rng.choice(list(SHARES_S)), history.due_s(), history.asked()
-        each = history.work.backlog_of_each(key, due_s, **asked)
-        found = history.work.backlog(key, due_s, **asked)
+        each = history.work.backlog_of_each(key, due_s, *asked)
+        found = history.work.backlog(key, due_s, *asked)
         assert each.free_s - READY_S - 1e-6 <= found.free_s <= each.free_s + 1e-6
         assert found.guessed_s == pytest.approx(each.guessed_s, abs=READY_S + 1e-6)
         assert found.overtaken == each.overtaken
@@ -90,6 +93,5 @@ def test_a_pod_without_requests_keeps_nothing_of_those_before() -> None:
     for _ in range(6):
         history._place(history.keys[0])
     expected_s = sum([each.share_s for each in history.placed])
-    assert history.work.backlog(history.keys[0], history.now_s + 61.0, **{
-        **history.asked(), "joins_s": 0.0,
-    }).free_s == pytest.approx(expected_s, abs=READY_S)  # fmt: skip
+    found = history.work.backlog(history.keys[0], history.now_s + 61.0, *history.asked(0.0))
+    assert found.free_s == pytest.approx(expected_s, abs=READY_S)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.pod_work import PlacedRequest, PodWork
+from tests.registry.domain.test_device_work import times_of
 
 NOW_S = 1_000.0
 DUE_S = NOW_S + 60.0
@@ -19,14 +20,14 @@ def place(work: PodWork, key: str, share_s: float, **times: Any) -> PlacedReques
         "after_s": 0.0, "is_measured": True, "entry": work, "predict": work,
     }  # fmt: skip
     placed = PlacedRequest(key, share_s=share_s, **{**known, **times})
-    work.add(placed, placed.infer_s + placed.after_s)
+    work.add(placed, times_of(share_s, 0.0))
     return placed
 
 
 def free_s(work: PodWork, key: str = LIGHT, **fields: Any) -> float:
     known = {
-        "due_s": DUE_S + 1.0, "ready_in_s": 0.0, "inferring": len(work.inferences),
-        "infer_s": 0.01, "joins_s": 0.0, "now_s": NOW_S,
+        "due_s": DUE_S + 1.0, "ready_in_s": 0.0, "inferring": len(work.inferences), "now_s": NOW_S,
+        "times": times_of(0.01, 0.0),
     }  # fmt: skip
     return work.backlog(key, **{**known, **fields}).free_s
 
@@ -72,7 +73,9 @@ def test_other_tenants_have_as_much_of_the_device_as_its_own_whatever_is_due_whe
     place(work, LIGHT, 0.01)
     place(work, "a/m@0", 0.5, start_s=NOW_S + 0.01)
     place(work, "b/m@0", 0.02, start_s=NOW_S + 0.51)
-    assert free_s(work, due_s=NOW_S + 0.9, infer_s=0.1) == pytest.approx(0.01 + 0.1 + 0.02)
+    assert free_s(work, due_s=NOW_S + 0.9, times=times_of(0.1, 0.0)) == pytest.approx(
+        0.01 + 0.1 + 0.02
+    )
 
 
 def test_requests_that_wait_for_a_load_do_not_hold_up_other_models() -> None:
@@ -93,7 +96,7 @@ def test_a_request_joins_the_batch_of_those_of_its_model_that_wait() -> None:
     for place_in_line in range(4):
         place(work, LIGHT, 0.1, start_s=NOW_S + 0.1 * place_in_line, infer_s=0.4)
     assert free_s(work, HEAVY) == pytest.approx(0.4)
-    assert free_s(work, LIGHT, joins_s=0.3) == pytest.approx(0.1)
+    assert free_s(work, LIGHT, times=times_of(0.4, 0.3)) == pytest.approx(0.1)
 
 
 @given(
