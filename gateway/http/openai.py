@@ -1,6 +1,6 @@
 """OpenAI's protocol at the gateway: its endpoints, the model that a body names, and error bodies.
 
-The scanner reads a body no further than its outermost `model` field. Pure.
+Pure.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-import orjson
+from pydantic_core import from_json
 
 from gateway.errors import BadRequest, GatewayError, UndeclaredModel
 from registry.domain.model import ModelName
@@ -32,49 +32,24 @@ _ANY_PATH: Final = re.compile(
     rf"(?:/serving/[^/]+/[^/]+)?(?:/openai/.*|/v1/(?:{'|'.join(_AREAS)})(?:/.*)?)"
 )
 _MAX_NAME_LENGTH: Final = 253
-_TOKEN: Final = re.compile(
-    rb'[\s\x00]*+(?:("[^"\\]*+(?:\\.[^"\\]*+)*+")|([{}\[\]:,])|([^\s"{}\[\]:,]++))', re.DOTALL
-)
-"""A JSON string, a punctuation mark or another literal. Possessive: the scan takes linear time."""
 _ERROR_TYPES: Final = {
     429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error",
 }  # fmt: skip
 
 
 def find_model_field(beginning: bytes) -> str | None:
-    """The value of the outermost `model` key; None if the bytes end before it.
+    """The value of the outermost `model` key; None if the bytes end before it, or are no JSON.
 
     Raises BadRequest if the body is not a JSON object or `model` is not a non-empty string.
     """
-    depth = at = 0
-    is_key = False
-    match = _TOKEN.match(beginning)
-    while match is not None:
-        text, mark, _ = match.groups()
-        at = match.end()
-        if depth == 1 and is_key and text == b'"model"':
-            return _read_value(beginning, at)
-        if mark in (b"{", b"["):
-            depth += 1
-        elif mark in (b"}", b"]"):
-            depth -= 1
-        if depth < 1:
-            raise BadRequest("the body must be a JSON object that names a 'model'")
-        is_key = mark == b"," or (mark == b"{" and depth == 1)
-        match = _TOKEN.match(beginning, at)
-    return None
-
-
-def _read_value(beginning: bytes, at: int) -> str | None:
-    colon = _TOKEN.match(beginning, at)
-    value = _TOKEN.match(beginning, colon.end()) if colon is not None else None
-    if colon is None or value is None:
-        return None
     try:
-        name = orjson.loads(value[1] or b"null")
-    except orjson.JSONDecodeError:
-        name = None
-    if colon[2] != b":" or not isinstance(name, str) or not name:
+        body = from_json(beginning, allow_partial=True)
+    except ValueError:
+        return None
+    if not isinstance(body, dict):
+        raise BadRequest("the body must be a JSON object that names a 'model'")
+    name = body.get("model")
+    if "model" in body and not (isinstance(name, str) and name):
         raise BadRequest("'model' must be a string that names a model")
     return name
 
