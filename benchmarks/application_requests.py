@@ -25,8 +25,7 @@ from benchmarks.proxy.serving_systems import (
     responds,
     start_pilotlight,
 )
-from gateway.selection.sneakpeek_training import train
-from gateway.sneakpeek.trained_file import write_sneakpeek
+from pilotlight.sneakpeek_training import train, write_sneakpeek
 
 ADDED_MARK_MS: Final = 1.0
 SLOWER_MARK: Final = 0.03

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks import application_requests, simulated_applications
 from benchmarks.machine import machine_facts, save
 from gateway.selection.selection_policies import plan_window
-from gateway.selection.sneakpeek_training import NearestExamples
+from gateway.sneakpeek.trained_file import NearestExamples
 from registry.domain.application import Penalty, SelectionPolicy
 from tests.gateway.selection.windows import random_window
 

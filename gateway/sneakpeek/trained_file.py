@@ -1,4 +1,4 @@
-"""The files of a trained look at the data: arrays as safetensors, the rest as JSON beside them.
+"""A trained look at the data, exact nearest neighbours: arrays as safetensors, the rest as JSON.
 
 The neighbours' index is built from the arrays when they are read: no library's index is ever read
 from a file (faiss #5400), nothing is unpickled.
@@ -14,19 +14,19 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-from gateway.selection.sneakpeek_training import (
-    MAX_DIMENSIONS,
-    MAX_EXAMPLES,
-    NearestExamples,
-    TrainedSneakPeek,
-)
+Vectors = NDArray[np.float32]
+Labels = NDArray[np.int64]
 
+
+MAX_EXAMPLES: Final = 10_000
+MAX_DIMENSIONS: Final = 64
 ARRAYS: Final = "sneakpeek.safetensors"
 FACTS: Final = "sneakpeek.json"
-_VERSION: Final = 1
+VERSION: Final = 1
 _NAMES: Final = ("vectors", "labels", "centre", "projection")
 _MAX_BYTES: Final = 64 << 20
 """Of one file; the largest that `sneakpeek train` writes has some 3 MB."""
@@ -34,6 +34,47 @@ _MAX_BYTES: Final = 64 << 20
 
 class InvalidSneakPeek(Exception):
     """The files cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NearestExamples:
+    """Labelled vectors, [examples, dimensions], and how rows of a request become such vectors."""
+
+    vectors: Vectors
+    labels: Labels
+    """[examples], from 0 to `classes` - 1."""
+    classes: int
+    k: int
+    centre: Vectors
+    """[features], subtracted from a row."""
+    projection: Vectors
+    """[features, dimensions], applied then."""
+    half_norms: Vectors
+    """[examples]: half the squared length of each vector."""
+
+    @classmethod
+    def of(
+        cls, vectors: Vectors, labels: Labels, *, classes: int, k: int, centre: Vectors,
+        projection: Vectors,
+    ) -> NearestExamples:  # fmt: skip
+        vectors = np.ascontiguousarray(vectors, np.float32)
+        half_norms = (np.einsum("ij,ij->i", vectors, vectors) / 2).astype(np.float32)
+        return cls(vectors, labels, classes, k, centre, projection, half_norms)
+
+    def evidence(self, rows: Vectors) -> NDArray[np.float64]:
+        """The labels of the k nearest examples of each row, counted: [rows, classes]."""
+        projected: Vectors = (rows - self.centre).astype(np.float32) @ self.projection
+        return self.evidence_of(projected)
+
+    def evidence_of(self, projected: Vectors) -> NDArray[np.float64]:
+        """As `evidence`, for rows in the space of the examples."""
+        # Half the squared distance, less the row's own half square, which is the same for all.
+        distances = self.half_norms - projected @ self.vectors.T
+        k = min(self.k, len(self.vectors))
+        nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
+        counts = np.zeros((len(projected), self.classes))
+        np.add.at(counts, (np.arange(len(projected))[:, None], self.labels[nearest]), 1.0)
+        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,32 +86,6 @@ class SneakPeekModel:
     """Tensors that make up a row, side by side in this order."""
     confusion: tuple[tuple[int, ...], ...]
     """On the validation part; rows are true classes."""
-
-
-def write_sneakpeek(
-    folder: Path, trained: TrainedSneakPeek, *, application: str, classes: tuple[str, ...],
-    inputs: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Write both files; the JSON last, which makes the folder complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    examples = trained.examples
-    arrays: dict[str, np.ndarray] = {
-        "vectors": examples.vectors,
-        "labels": examples.labels,
-        "centre": np.ascontiguousarray(examples.centre),
-        "projection": np.ascontiguousarray(examples.projection),
-    }
-    save_file(arrays, folder / ARRAYS)
-    facts = {
-        "pilotlight_sneakpeek": _VERSION,
-        "application": application,
-        "classes": classes,
-        "inputs": inputs,
-        "k": examples.k,
-        "confusion": trained.confusion.tolist(),
-        "fold_accuracy": {str(k): share for k, share in trained.fold_accuracy.items()},
-    }
-    (folder / FACTS).write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))
 
 
 def read_sneakpeek(folder: Path) -> SneakPeekModel:
@@ -86,8 +101,8 @@ def read_sneakpeek(folder: Path) -> SneakPeekModel:
 
 
 def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:
-    if facts["pilotlight_sneakpeek"] != _VERSION:
-        raise ValueError(f"version must be {_VERSION}, was {facts['pilotlight_sneakpeek']!r}")
+    if facts["pilotlight_sneakpeek"] != VERSION:
+        raise ValueError(f"version must be {VERSION}, was {facts['pilotlight_sneakpeek']!r}")
     vectors, labels, centre, projection = (arrays[name] for name in _NAMES)
     classes, k = tuple(facts["classes"]), facts["k"]
     is_bounded = vectors.ndim == 2 and 0 < len(vectors) <= MAX_EXAMPLES

@@ -9,7 +9,6 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from gateway.selection.sneakpeek_training import confusion_matrix, stratified_subset
 from gateway.selection.utility import profiled_accuracy, recalls
 from load.errors import InvalidExamples
 from load.labelled_examples import LabelledExamples, read_examples
@@ -24,6 +23,7 @@ from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
+from pilotlight.sneakpeek_training import confusion_matrix, stratified_subset
 from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.application_variants import metadata_problems, named_variants
 from registry.domain.cluster import ClusterState

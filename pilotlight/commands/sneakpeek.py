@@ -7,8 +7,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from gateway.selection.sneakpeek_training import MAX_DIMENSIONS, MAX_EXAMPLES, train
-from gateway.sneakpeek.trained_file import ARRAYS, FACTS, write_sneakpeek
+from gateway.sneakpeek.trained_file import ARRAYS, FACTS, MAX_DIMENSIONS, MAX_EXAMPLES
 from load.errors import InvalidExamples
 from load.labelled_examples import LabelledExamples, read_examples
 from pilotlight.commands import flags
@@ -16,6 +15,7 @@ from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
+from pilotlight.sneakpeek_training import train, write_sneakpeek
 from registry.domain.application import DEFAULT_K, ApplicationSpec
 
 _EVERY: int = 4

@@ -12,9 +12,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.selection.sneakpeek_training import confusion_matrix, predicted_labels, train
 from gateway.selection.utility import profiled_accuracy, recalls
 from gateway.selection.window import VariantProfile
+from pilotlight.sneakpeek_training import confusion_matrix, predicted_labels, train
 from research.experiments.harness.experiment import ExperimentError
 
 Floats = NDArray[np.float64]

@@ -11,10 +11,9 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.selection.sneakpeek_training import train
 from gateway.sneakpeek import client as client_module
 from gateway.sneakpeek.client import LookOutcome, LookResult, SneakPeekClient
-from gateway.sneakpeek.trained_file import write_sneakpeek
+from pilotlight.sneakpeek_training import train, write_sneakpeek
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName

@@ -7,14 +7,13 @@ import orjson
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gateway.selection.sneakpeek_training import train
 from gateway.sneakpeek.trained_file import (
     ARRAYS,
     FACTS,
     InvalidSneakPeek,
     read_sneakpeek,
-    write_sneakpeek,
 )
+from pilotlight.sneakpeek_training import train, write_sneakpeek
 
 
 @pytest.fixture

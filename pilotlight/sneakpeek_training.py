@@ -1,70 +1,36 @@
-"""The look at the data, by exact nearest neighbours among labelled examples, and its training.
+"""Training of the look at an application's data, and the files that it gives.
 
 Dimensions and examples are bounded, since the time of a look grows with both: principal components,
-and a subset in which classes have the shares of the whole. Pure.
+and a subset in which classes have the shares of the whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from gateway.selection.utility import JEFFREYS, class_probabilities
+from gateway.sneakpeek.trained_file import (
+    ARRAYS,
+    FACTS,
+    MAX_DIMENSIONS,
+    MAX_EXAMPLES,
+    VERSION,
+    Labels,
+    NearestExamples,
+    Vectors,
+)
 
-Vectors = NDArray[np.float32]
-Labels = NDArray[np.int64]
-
-
-MAX_EXAMPLES: Final = 10_000
-MAX_DIMENSIONS: Final = 64
 CANDIDATES: Final = (1, 3, 5, 7, 9, 15)
-"""Values of k that `choose_k` compares."""
+"""Values of k that cross-validation compares."""
 _FOLDS: Final = 5
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NearestExamples:
-    """Labelled vectors, [examples, dimensions], and how rows of a request become such vectors."""
-
-    vectors: Vectors
-    labels: Labels
-    """[examples], from 0 to `classes` - 1."""
-    classes: int
-    k: int
-    centre: Vectors
-    """[features], subtracted from a row."""
-    projection: Vectors
-    """[features, dimensions], applied then."""
-    half_norms: Vectors
-    """[examples]: half the squared length of each vector."""
-
-    @classmethod
-    def of(
-        cls, vectors: Vectors, labels: Labels, *, classes: int, k: int, centre: Vectors,
-        projection: Vectors,
-    ) -> NearestExamples:  # fmt: skip
-        vectors = np.ascontiguousarray(vectors, np.float32)
-        half_norms = (np.einsum("ij,ij->i", vectors, vectors) / 2).astype(np.float32)
-        return cls(vectors, labels, classes, k, centre, projection, half_norms)
-
-    def evidence(self, rows: Vectors) -> NDArray[np.float64]:
-        """The labels of the k nearest examples of each row, counted: [rows, classes]."""
-        projected: Vectors = (rows - self.centre).astype(np.float32) @ self.projection
-        return self.evidence_of(projected)
-
-    def evidence_of(self, projected: Vectors) -> NDArray[np.float64]:
-        """As `evidence`, for rows in the space of the examples."""
-        # Half the squared distance, less the row's own half square, which is the same for all.
-        distances = self.half_norms - projected @ self.vectors.T
-        k = min(self.k, len(self.vectors))
-        nearest = np.argpartition(distances, k - 1, axis=1)[:, :k]
-        counts = np.zeros((len(projected), self.classes))
-        np.add.at(counts, (np.arange(len(projected))[:, None], self.labels[nearest]), 1.0)
-        return counts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,3 +124,29 @@ def stratified_subset(labels: Labels, max_examples: int) -> NDArray[np.int64]:
         count = max(1, len(members) * max_examples // len(labels))
         chosen.append(members[np.linspace(0, len(members) - 1, count).astype(np.int64)])
     return np.sort(np.concatenate(chosen))[:max_examples]
+
+
+def write_sneakpeek(
+    folder: Path, trained: TrainedSneakPeek, *, application: str, classes: tuple[str, ...],
+    inputs: tuple[str, ...],
+) -> None:  # fmt: skip
+    """Write both files; the JSON last, which makes the folder complete."""
+    folder.mkdir(parents=True, exist_ok=True)
+    examples = trained.examples
+    arrays: dict[str, np.ndarray] = {
+        "vectors": examples.vectors,
+        "labels": examples.labels,
+        "centre": np.ascontiguousarray(examples.centre),
+        "projection": np.ascontiguousarray(examples.projection),
+    }
+    save_file(arrays, folder / ARRAYS)
+    facts = {
+        "pilotlight_sneakpeek": VERSION,
+        "application": application,
+        "classes": classes,
+        "inputs": inputs,
+        "k": examples.k,
+        "confusion": trained.confusion.tolist(),
+        "fold_accuracy": {str(k): share for k, share in trained.fold_accuracy.items()},
+    }
+    (folder / FACTS).write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gateway.selection.sneakpeek_training import (
-    NearestExamples,
+from gateway.sneakpeek.trained_file import NearestExamples
+from pilotlight.sneakpeek_training import (
     cross_validated,
     principal_components,
     stratified_subset,
