@@ -18,8 +18,8 @@ from runtime.protocols.exchange import (
     receive_body,
     respond,
     stage_of,
-    while_connected,
 )
+from runtime.serving.in_flight import while_connected
 from runtime.settings import RuntimeSettings
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import RequestHead, parse_request_head

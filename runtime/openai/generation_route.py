@@ -14,7 +14,8 @@ from runtime.generation.engine import Finish
 from runtime.openai.endpoint import Call
 from runtime.openai.requests import ChatBody, CompletionBody
 from runtime.openai.responses import DONE, CompletionFormat, token_usage
-from runtime.protocols.exchange import JSON, Headers, HttpResponse, server_timing
+from runtime.protocols.error_responses import JSON, Headers
+from runtime.protocols.exchange import HttpResponse, server_timing
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.generation_service import (
     Conversation,

@@ -14,7 +14,8 @@ from runtime.loading.processors import Processors
 from runtime.openai.endpoint import Call
 from runtime.openai.requests import Body, EmbeddingBody, InvalidField
 from runtime.openai.responses import embeddings
-from runtime.protocols.exchange import JSON, provenance_headers
+from runtime.protocols.error_responses import JSON
+from runtime.protocols.exchange import provenance_headers
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.predict_service import PredictService
 from runtime.tasks.embedding import Embedding

@@ -28,9 +28,10 @@ from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.block_exchange import BlockClient, BlockServer
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health, SingleModel, single_model_spec
-from runtime.serving.in_flight import InFlightRequests, StepQueue
+from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import Repository
+from runtime.serving.step_queue import StepQueue
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
 

@@ -1,6 +1,7 @@
-"""One HTTP exchange over ASGI: the request's body, the client's disconnect, the response.
+"""The pod's application over ASGI: inference here, all else by the framework.
 
-Shared by all protocols. A response is whole or in chunks, with errors in a protocol's form.
+A body's length is checked while it is received, and a client that disconnects cancels its request.
+A response is whole or in chunks, with errors in a protocol's form.
 """
 
 from __future__ import annotations
@@ -8,34 +9,143 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
-import orjson
+from starlette.responses import Response
+from starlette.routing import Match
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
+from common.pod_secret import HEADER, PodSecret
 from registry.domain.pod import Stage
-from runtime.errors import InferenceFailed, UnsupportedCoding, status_of
+from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding
 from runtime.metrics import request_counter
-from runtime.serving.in_flight import Interruption, PredictResponse
+from runtime.protocols.cloud_events import answer_in_kind, is_event
+from runtime.protocols.error_responses import (
+    ErrorForm,
+    Failure,
+    Headers,
+    error_response,
+    kserve_error,
+    server_sent_event,
+)
+from runtime.serving.in_flight import PredictResponse, RequestAborted, while_connected
+from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
+from runtime.serving.repository import Repository
+from runtime.wire import PROTOBUF, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
-
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
-WATCH_AFTER_S: Final = 0.01
-"""A request that takes less ends before a cancellation would have saved anything."""
+OPEN_PATHS: Final = frozenset({"/", "/metrics", "/v2/health/live", "/v2/health/ready"})
+"""For the kubelet's probes and for Prometheus, which have no secret."""
+OPEN_METHODS: Final = frozenset({"GET", "HEAD"})
+REFUSAL: Final = (
+    f"pods accept requests of their gateway and autoscaler only: the header {HEADER} must have a"
+    " secret of --pod-secret-file; send requests to the gateway"
+)
+_HEADER: Final = HEADER.encode()
 
 
-class RequestAborted(Exception):
-    """The client closed its connection and reads no response."""
+class PodApplication:
+    """All of a pod's HTTP: refuses who lacks the shared secret, before anything is read.
+
+    Routes to ASGI applications go without the framework, since these send the response to every
+    error themselves: its five layers and a search through all routes take seven times as long.
+    What is sent to a client that is gone is dropped, as uvicorn does: uvloop closes a connection a
+    turn of the loop before it tells uvicorn's protocol, and a write between fails.
+    """
+
+    def __init__(self, framework: ASGIApp, routes: Sequence[Route], secret: PodSecret) -> None:
+        """Routes in order; all that match none of those with ASGI endpoints go to `framework`."""
+        self._framework = framework
+        self._routes = [route for route in routes if route.app is route.endpoint]
+        self._secret, self._checks = secret, secret.is_required
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._checks and not self._is_allowed(scope):
+            status, body, headers = error_response(Unauthorized(REFUSAL))
+            await Response(body, status, dict(headers))(scope, receive, _open_only(send))
+            return
+        for route in self._routes:
+            match, found = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(found)
+                await route.app(scope, receive, send)
+                return
+        await self._framework(scope, receive, _open_only(send))
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        given = next((value for name, value in scope["headers"] if name == _HEADER), None)
+        if given is not None and self._secret.accepts(given):
+            return True
+        return scope["path"] in OPEN_PATHS and scope["method"] in OPEN_METHODS
+
+
+@contextmanager
+def _open() -> Iterator[None]:
+    """Drops the error of a connection that the client has closed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "the handler is closed" not in str(error):
+            raise
+
+
+def _open_only(send: Send) -> Send:
+    async def send_if_open(message: Message) -> None:
+        with _open():
+            await send(message)
+
+    return send_if_open
+
+
+@dataclass(frozen=True, slots=True)
+class InferRoute:
+    """One protocol's inference endpoint, as an ASGI application."""
+
+    service: PredictService
+    repository: Repository
+    protocol: WireProtocol
+    pod_name: str
+    max_body_bytes: int
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = headers_of(scope)
+        response = HttpResponse(send, common_headers(self.pod_name, headers), kserve_error)
+        work = self._serve(scope["path_params"], headers, receive, response)
+        await respond(response, stage_of(headers), work)
+
+    async def _serve(
+        self,
+        parameters: Mapping[str, str],
+        headers: Mapping[str, str],
+        receive: Receive,
+        response: HttpResponse,
+    ) -> None:
+        head = parse_request_head(parameters["model"], headers)
+        if "version" in parameters:  # selects the model's generation
+            spec = await self.repository.find(parameters["model"], parameters["version"])
+            head = replace(head, generation=spec.generation)
+        self.service.in_flight.check_admission(head)
+        body = await receive_body(headers, receive, self.max_body_bytes)
+        protocol = self.protocol
+        if protocol is WireProtocol.V2 and headers.get("content-type") == PROTOBUF:
+            protocol = WireProtocol.GRPC_V2  # the gateway's gRPC calls
+        result = await while_connected(receive, self.service.predict(head, protocol, body))
+        encoded = result.body
+        if protocol is WireProtocol.V1 and is_event(headers):
+            encoded = answer_in_kind(headers, head.response_model_name, encoded)
+        await response.send(encoded.content, [*encoded.headers, *provenance_headers(result)])
 
 
 async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
@@ -85,60 +195,14 @@ def _too_large(max_bytes: int, seen: str) -> BodyTooLarge:
     return BodyTooLarge(f"the body may have {max_bytes} bytes, has {seen}")
 
 
-async def while_connected(receive: Receive, work: Coroutine[object, object, Result]) -> Result:
-    """The result of `work`; if the client disconnects, cancels it and raises RequestAborted.
-
-    Runs it in the caller's task, and watches the client only once it has run for `WATCH_AFTER_S`: a
-    task for each request would cost more than all of this.
-    """
-    loop = asyncio.get_running_loop()
-    interruption = Interruption()
-    watcher: asyncio.Task[None] | None = None
-
-    def watch() -> None:
-        nonlocal watcher
-        watcher = loop.create_task(_wait_disconnected(receive, interruption))
-
-    timer = loop.call_later(WATCH_AFTER_S, watch)
-    try:
-        result = await work
-    except BaseException as error:
-        if interruption.end(error):
-            raise RequestAborted from error
-        raise
-    finally:
-        timer.cancel()
-        if watcher is not None:
-            watcher.cancel()
-    interruption.end(None)
-    return result
-
-
-async def _wait_disconnected(receive: Receive, interruption: Interruption) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    interruption.request()
-
-
 # Responses
-
-Headers = list[tuple[str, str]]
-JSON = [("content-type", "application/json")]
-
-
-Failure = PodError | RemoteRefused
-ErrorForm = Callable[[Failure], object]
-"""The JSON document of an error in some protocol."""
-
-
-def kserve_error(error: Failure) -> object:
-    """The form of V1 and V2."""
-    return {"error": str(error)}
 
 
 class HttpResponse:
     def __init__(self, send: Send, headers: Sequence[tuple[str, str]], form: ErrorForm) -> None:
-        self._send = send
+        """`send` is that of uvicorn's request cycle."""
+        self._cycle: Any = send.__self__  # type: ignore[attr-defined]  # uvicorn's
+        self._send = _open_only(send)
         self._headers = list(headers)
         self._form = form
         self.status = 0
@@ -147,9 +211,30 @@ class HttpResponse:
     async def send(
         self, content: bytes, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK
     ) -> None:
-        """Send the whole response."""
-        await self.start([*headers, ("content-length", str(len(content)))], status)
-        await self.finish(content)
+        """Send the whole response, in one write: uvicorn makes two, and reads each header again."""
+        cycle, self.status = self._cycle, int(status)
+        if cycle.flow.write_paused:
+            await cycle.flow.drain()
+        if cycle.disconnected:
+            return
+        all_headers = [*headers, *self._headers]
+        lines = "\r\n".join([f"{name}: {value}" for name, value in all_headers])
+        if lines.count("\n") >= len(all_headers):
+            raise ValueError(f"a response's header has a line break: {lines!r}")
+        head = (
+            STATUS_LINE[self.status]
+            + lines.encode("latin-1", "replace")
+            + (b"\r\n" if cycle.keep_alive else b"\r\nconnection: close\r\n")
+            + b"content-length: %d\r\n\r\n" % len(content)
+        )
+        cycle.response_started = cycle.response_complete = True
+        cycle.waiting_for_100_continue = False
+        with _open():
+            cycle.transport.writelines((head, content))
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
 
     async def start(self, headers: Sequence[tuple[str, str]], status: int = HTTPStatus.OK) -> None:
         """Send the head."""
@@ -194,10 +279,6 @@ async def respond(
     request_counter(stage, str(response.status)).inc()
 
 
-def server_sent_event(document: object) -> bytes:
-    return b"data: " + orjson.dumps(document) + b"\n\n"
-
-
 # Headers
 
 
@@ -236,31 +317,4 @@ def provenance_headers(response: PredictResponse) -> Headers:
     ]
     if response.batch:
         headers.append(("x-pilotlight-batch", response.batch))
-    return headers
-
-
-# Errors
-
-
-def error_response(error: Failure, form: ErrorForm = kserve_error) -> tuple[int, bytes, Headers]:
-    """Status, body and headers of an error."""
-    return error_status(error), orjson.dumps(form(error)), [*JSON, *error_headers(error)]
-
-
-def error_status(error: Failure) -> int:
-    """The HTTP status of an error; an error of another pod keeps its status."""
-    return error.status if isinstance(error, RemoteRefused) else status_of(error)
-
-
-def error_headers(error: Failure) -> Headers:
-    """Headers that name the error, and say whether the request was executed and when to retry."""
-    if isinstance(error, RemoteRefused):
-        return list(error.headers.items())
-    headers = [("x-pilotlight-error", error.label)]
-    if error.refusal is not None:
-        headers.append(("x-pilotlight-not-executed", error.refusal))
-    if isinstance(error, UnsupportedCoding):
-        headers.append(("accept-encoding", f"identity, {ACCEPTED}"))
-    if error.retry_after_s is not None:
-        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
     return headers

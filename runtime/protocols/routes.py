@@ -19,15 +19,10 @@ from common.shown_value import kind_of, shown
 from registry.domain.model import Tier
 from registry.domain.reservation import ANY_COPIES
 from runtime.errors import ModelNotFound
-from runtime.protocols.application import InferRoute
-from runtime.protocols.exchange import (
-    ErrorForm,
-    RequestAborted,
-    error_response,
-    kserve_error,
-    while_connected,
-)
+from runtime.protocols.error_responses import ErrorForm, error_response, kserve_error
+from runtime.protocols.exchange import InferRoute
 from runtime.serving.health import Health
+from runtime.serving.in_flight import RequestAborted, while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
 from runtime.settings import RuntimeSettings

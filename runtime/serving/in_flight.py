@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from common.inference_protocol.bodies import EncodedBody
 from common.inference_protocol.errors import InvalidRequest
@@ -22,16 +22,21 @@ from runtime.errors import (
     PodDraining,
     PodEnded,
     SlotsFull,
-    StepQueueFull,
 )
 from runtime.loading.load_coordinator import AcquiredModel
-from runtime.metrics import SLOTS_USED, STEPS_QUEUED, stage_histograms
+from runtime.metrics import SLOTS_USED, stage_histograms
 from runtime.registration.measurements import Measurements
+from runtime.serving.step_queue import StepQueue
 from runtime.wire import RequestHead
 
+if TYPE_CHECKING:
+    from starlette.types import Receive
+
+Result = TypeVar("Result")
+
 MAX_BEGUN = 10_000
-PLACES: Final = 64
-"""Steps that a pod takes beside its slots, also while their inputs are fetched."""
+WATCH_AFTER_S: Final = 0.01
+"""A request that takes less ends before a cancellation would have saved anything."""
 
 
 class InFlightRequests:
@@ -191,34 +196,43 @@ class Admission:
             raise self._requests.ended_error() from error
 
 
-class StepQueue:
-    """Steps that schedulers have placed here, beside the slots, from arrival to response.
+class RequestAborted(Exception):
+    """The client closed its connection and reads no response."""
 
-    At most `length`, of one namespace three quarters. So one that lacks inputs holds no slot.
-    Belongs to the event loop.
+
+async def while_connected(receive: Receive, work: Coroutine[object, object, Result]) -> Result:
+    """The result of `work`; if the client disconnects, cancels it and raises RequestAborted.
+
+    Runs it in the caller's task, and watches the client only once it has run for `WATCH_AFTER_S`: a
+    task for each request would cost more than all of this.
     """
+    loop = asyncio.get_running_loop()
+    interruption = Interruption()
+    watcher: asyncio.Task[None] | None = None
 
-    def __init__(self, length: int = PLACES) -> None:
-        self._length = length
-        self._by_namespace: Counter[str] = Counter()
+    def watch() -> None:
+        nonlocal watcher
+        watcher = loop.create_task(_wait_disconnected(receive, interruption))
 
-    def check(self, namespace: str) -> None:
-        """Raises StepQueueFull where a step of the namespace finds no place."""
-        if self._by_namespace.total() >= self._length:
-            raise StepQueueFull(f"the pod's step queue is full: it has {self._length} steps")
-        most = self._length - self._length // 4
-        if self._by_namespace[namespace] >= most:
-            raise StepQueueFull(
-                f"namespace {namespace} has {most} of {self._length} steps in the pod's step "
-                "queue; the others are for other namespaces"
-            )
+    timer = loop.call_later(WATCH_AFTER_S, watch)
+    try:
+        result = await work
+    except BaseException as error:
+        if interruption.end(error):
+            raise RequestAborted from error
+        raise
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+    interruption.end(None)
+    return result
 
-    def add(self, namespace: str, steps: int) -> None:
-        """Count steps that arrive, or, below 0, that are over."""
-        self._by_namespace[namespace] += steps
-        if not self._by_namespace[namespace]:
-            del self._by_namespace[namespace]
-        STEPS_QUEUED.set(self._by_namespace.total())
+
+async def _wait_disconnected(receive: Receive, interruption: Interruption) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    interruption.request()
 
 
 @dataclass(frozen=True, slots=True)

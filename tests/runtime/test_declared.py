@@ -12,7 +12,7 @@ from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import ModelNotFound, ModelUnknown
-from runtime.protocols.exchange import error_response
+from runtime.protocols.error_responses import error_response
 from runtime.registration.model_catalog import ModelCatalog
 from tests import servers
 

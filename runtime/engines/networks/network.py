@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
+from runtime.engines.networks.short_calls import shorten_calls
 from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import StoredTensor
@@ -108,24 +108,8 @@ def _prepare(
     _check_complete(network, slots)
     network.eval()
     network.requires_grad_(requires_grad=False)
-    _shorten_lookups(network)
+    shorten_calls(network)
     return slots
-
-
-def _shorten_lookups(network: PreTrainedModel) -> None:
-    """Save a fifth of what Python does in each forward.
-
-    Torch finds a module's parts by a method that Python calls where an instance has no attribute
-    of the name, and transformers asks for the signature of each layer's feed-forward, which is
-    computed anew each time unless the function bears it.
-    """
-    for module in network.modules():
-        kind = type(module)
-        parts = {name: each for name, each in module._modules.items() if not hasattr(kind, name)}
-        vars(module).update(parts)
-        feed_forward = getattr(kind, "feed_forward_chunk", None)
-        if feed_forward is not None:
-            feed_forward.__signature__ = inspect.signature(feed_forward)
 
 
 def _embedding_factory(config: PretrainedConfig) -> Any:

@@ -62,6 +62,19 @@ def test_network_equals_the_one_loaded_by_transformers(
         )
 
 
+def test_a_module_s_outputs_can_be_recorded(models: Path) -> None:
+    network = load_network(models / "tiny-bert")
+    recorded: list[torch.Tensor] = []
+    hook = network.classifier.register_forward_hook(lambda *found: recorded.append(found[-1]))
+    with torch.inference_mode():
+        logits = network(input_ids=torch.tensor([[5, 6, 7]])).logits
+        hook.remove()
+        again = network(input_ids=torch.tensor([[5, 6, 7]])).logits
+    (found,) = recorded
+    torch.testing.assert_close(found, logits, rtol=0, atol=0)
+    torch.testing.assert_close(again, logits, rtol=0, atol=0)
+
+
 def test_loads_the_base_model_of_a_classifier(models: Path) -> None:
     expected = AutoModel.from_pretrained(models / "tiny-bert").eval()
     network = load_network(models / "tiny-bert", Task.TEXT_EMBEDDING)

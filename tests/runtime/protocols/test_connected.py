@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.protocols.exchange import RequestAborted, while_connected
+from runtime.serving.in_flight import RequestAborted, while_connected
 
 
 class Client:
