@@ -20,11 +20,6 @@ _TYPE: Final = "io.kserve.inference.response"
 _SOURCE: Final = "io.kserve.inference."
 
 
-def is_event(headers: Mapping[str, str]) -> bool:
-    """True for an event in either mode."""
-    return _is_binary(headers) or _is_structured(headers)
-
-
 def _is_binary(headers: Mapping[str, str]) -> bool:
     return "ce-specversion" in headers and all(name in headers for name in _REQUIRED)
 
@@ -34,7 +29,10 @@ def _is_structured(headers: Mapping[str, str]) -> bool:
 
 
 def answer_in_kind(headers: Mapping[str, str], model_name: str, body: EncodedBody) -> EncodedBody:
-    """The response as an event, in the mode of the request with these headers."""
+    """The response as an event, in the mode of the request, if that is one."""
+    is_binary = _is_binary(headers)
+    if not is_binary and not _is_structured(headers):
+        return body
     attributes = {
         "specversion": "1.0",
         "id": str(uuid.uuid4()),
@@ -42,7 +40,7 @@ def answer_in_kind(headers: Mapping[str, str], model_name: str, body: EncodedBod
         "type": _TYPE,
         "time": datetime.now(UTC).isoformat(),
     }
-    if _is_binary(headers):
+    if is_binary:
         named = tuple((f"ce-{name}", value) for name, value in attributes.items())
         return EncodedBody(body.content, (*body.headers, *named))
     content = orjson.dumps({**attributes, "data": orjson.Fragment(body.content)})

@@ -25,7 +25,7 @@ from common.pod_secret import HEADER, PodSecret
 from registry.domain.pod import Stage
 from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding
 from runtime.metrics import request_counter
-from runtime.protocols.cloud_events import answer_in_kind, is_event
+from runtime.protocols.cloud_events import answer_in_kind
 from runtime.protocols.error_responses import (
     ErrorForm,
     Failure,
@@ -143,7 +143,8 @@ class InferRoute:
             protocol = WireProtocol.GRPC_V2  # the gateway's gRPC calls
         result = await while_connected(receive, self.service.predict(head, protocol, body))
         encoded = result.body
-        if protocol is WireProtocol.V1 and is_event(headers):
+        may_be_event = "ce-id" in headers or "cloudevents" in headers.get("content-type", "")
+        if may_be_event and protocol is WireProtocol.V1:
             encoded = answer_in_kind(headers, head.response_model_name, encoded)
         await response.send(encoded.content, [*encoded.headers, *provenance_headers(result)])
 
