@@ -75,6 +75,7 @@ class LoadSample:
     contestant_cpu_s: float
     others_cpu_s: float
     """CPU time of the pod behind it, Redis, and the process that keeps the pod registered."""
+    redis_cpu_s: float
     foreign_cores: float
     """Cores that other processes of the machine used meanwhile."""
     probe_ms: float
@@ -235,6 +236,7 @@ def _burst(one: _Participant, cell: LoadCell, seconds: float) -> LoadSample:
     began_s = time.monotonic()
     machine_s, own_s = machine_busy_s(), ready.process.cpu_s()
     others_s = sum(other.cpu_s() for other in ready.others)
+    redis_s = ready.redis.cpu_s() if ready.redis else 0.0
     burst = load(ready.url, cell.body, clients=cell.clients, seconds=seconds,
                 core=setup.generator_core)  # fmt: skip
     own_s = ready.process.cpu_s() - own_s
@@ -249,6 +251,7 @@ def _burst(one: _Participant, cell: LoadCell, seconds: float) -> LoadSample:
         answer_status=status,
         contestant_cpu_s=own_s,
         others_cpu_s=others_s,
+        redis_cpu_s=ready.redis.cpu_s() - redis_s if ready.redis else 0.0,
         foreign_cores=max(0.0, foreign_s / (time.monotonic() - began_s)),
         probe_ms=probe_ms,
         load_average=os.getloadavg()[0],
@@ -288,7 +291,8 @@ def _line(sample: LoadSample) -> str:
     burst = sample.load
     return (
         f"  {sample.contestant:26} {burst.requests_per_s:9,.0f}/s  p50 {burst.p50_ms:.2f} "
-        f"p99 {burst.p99_ms:.2f} ms  {sample.cpu_us:6.0f} us CPU  {burst.errors} errors  "
+        f"p99 {burst.p99_ms:.2f} ms  {sample.cpu_us:6.0f} us CPU (Redis "
+        f"{sample.redis_cpu_s / max(1, burst.requests) * 1e6:.0f})  {burst.errors} errors  "
         f"foreign {sample.foreign_cores:.2f}  probe {sample.probe_ms:.1f}"
     )
 

@@ -51,12 +51,13 @@ async def application(
 
 @contextlib.asynccontextmanager
 async def registered(
-    redis_url: str, address: str, look: str | None, *, has_variants: bool
+    redis_url: str, address: str, look: str | None, *, has_variants: bool, infer_s: float
 ) -> AsyncIterator[None]:
     """Keep the pod registered, warm for the models and with measurements.
 
     `look`: folder of a trained look at requests' data; then applications are declared as well.
     `has_variants`: their variants are declared also without them, as plain models.
+    `infer_s`: the reported time of an inference, on which depends who reserves at Redis.
     """
     registry = await Registry.connect(redis_url)
     info = PodInfo(NAME, address, "node-0", slots=_SLOTS, memory_bytes=1 << 30)
@@ -69,7 +70,7 @@ async def registered(
         ]
     await registry.put_models(specs)
     for spec in specs:
-        await _load(registry, epoch, spec)
+        await _load(registry, epoch, spec, infer_s)
     if look is not None:
         await _declare_applications(registry, specs[1:], look)
     async with asyncio.TaskGroup() as group:
@@ -86,13 +87,13 @@ def _spec(name: str, application: str | None = None) -> ModelSpec:
     return ModelSpec(ModelName("default", name), "file:///nowhere", policy=policy)
 
 
-async def _load(registry: Registry, epoch: int, spec: ModelSpec) -> None:
+async def _load(registry: Registry, epoch: int, spec: ModelSpec, infer_s: float) -> None:
     token = await registry.claim_load(NAME, epoch, spec.key, ANY_COPIES)
     if token is None:
         raise RuntimeError("the claim on an empty registry was refused")
     await registry.start_load(NAME, epoch, spec.key, token, Tier.DISK)
     await registry.finish_load(NAME, epoch, spec.key, token, 1 << 20)
-    times_s = {"preprocess": 0.0001, "infer": 0.0002, "postprocess": 0.0001, "network": 0.0005}
+    times_s = {"preprocess": 0.0001, "infer": infer_s, "postprocess": 0.0001, "network": 0.0005}
     samples = tuple(Samples(spec.key, measure, (value,)) for measure, value in times_s.items())
     await registry.heartbeat(NAME, epoch, PodReport(samples=samples))
 
@@ -135,13 +136,14 @@ async def _serve(port: int) -> None:
 
 async def _run(
     port: int | None, address: str | None, redis_url: str | None, look: str | None,
-    *, has_variants: bool,
+    *, has_variants: bool, infer_s: float,
 ) -> None:  # fmt: skip
     async with contextlib.AsyncExitStack() as stack:
         if redis_url is not None:
             pod = registered(
-                redis_url, address or f"127.0.0.1:{port}", look, has_variants=has_variants
-            )
+                redis_url, address or f"127.0.0.1:{port}", look, has_variants=has_variants,
+                infer_s=infer_s,
+            )  # fmt: skip
             await stack.enter_async_context(pod)
         if port is not None:
             await _serve(port)
@@ -156,11 +158,12 @@ def main() -> None:
     parser.add_argument("--redis-url")
     parser.add_argument("--look", help="declare applications; folder of a trained look")
     parser.add_argument("--variants", action="store_true", help="declare the variants as models")
+    parser.add_argument("--infer-s", type=float, default=0.0002, help="reported, whatever it takes")
     given = parser.parse_args()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(
             _run(given.port, given.address, given.redis_url, given.look,
-                 has_variants=given.variants)
+                 has_variants=given.variants, infer_s=given.infer_s)
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from benchmarks.proxy.compare import (
     samples_of,
 )
 from benchmarks.proxy.serving_systems import (
+    ASKING,
     DIRECT,
     ENVOY,
     NGINX,
@@ -103,7 +104,7 @@ def _table(samples: list[LoadSample], setting: CoreLayout) -> str:
 
 
 def _order(name: str) -> int:
-    first = [DIRECT, NGINX, "HAProxy", ENVOY, PILOTLIGHT]
+    first = [DIRECT, NGINX, "HAProxy", ENVOY, PILOTLIGHT, ASKING]
     return first.index(name) if name in first else len(first)
 
 
@@ -180,6 +181,9 @@ def _marks(samples: list[LoadSample]) -> str:
         mark("times the same, gateway alone on its core (G by S), 16 clients", ours / ray, 7)
     added = _p50(samples, PILOTLIGHT, CELLS[0]) - _p50(samples, DIRECT, CELLS[0])
     mark("ms added at p50, S, 1 client", added, 0.12, at_most=True)
+    asking, ours = (_cpu_us(samples, name, CELLS[2]) for name in (ASKING, PILOTLIGHT))
+    name = f"CPU per request asking Redis to reserving locally, G, {CELLS[2].label}"
+    mark(name, asking / ours if ours else 0.0, 1.3, at_most=True)
     for cell, peer, most in _CPU_MARKS:
         theirs = _cpu_us(samples, peer, cell)
         ours = _cpu_us(samples, PILOTLIGHT, cell)

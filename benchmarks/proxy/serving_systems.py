@@ -55,6 +55,8 @@ class ReadySystem:
     url: str
     process: BenchmarkProcess
     others: list[BenchmarkProcess]
+    redis: BenchmarkProcess | None = None
+    """Of the others."""
 
 
 StartSystem = Callable[[contextlib.ExitStack, RoundSetup], ReadySystem]
@@ -142,6 +144,11 @@ def _pilotlight(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
     return start_pilotlight(stack, setup)
 
 
+def _asking_redis(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
+    """The pod says that it takes 20 ms, and answers at once."""
+    return start_pilotlight(stack, setup, "--infer-s", "0.02")
+
+
 def start_pilotlight(
     stack: contextlib.ExitStack, setup: RoundSetup, *registrar_flags: str
 ) -> ReadySystem:
@@ -159,7 +166,7 @@ def start_pilotlight(
     registrar = start_process(stack, setup, "registrar", command, other_core)
     command = _python("gateway", "--redis-url", redis_url, "--port", str(port))
     gateway = start_process(stack, setup, "gateway", command, setup.system_cores)
-    return ReadySystem(f"http://127.0.0.1:{port}{PATH}", gateway, [redis, pod, registrar])
+    return ReadySystem(f"http://127.0.0.1:{port}{PATH}", gateway, [redis, pod, registrar], redis)
 
 
 # Proxies
@@ -358,6 +365,7 @@ def ray_haproxy(folder: Path) -> dict[str, str]:
 
 DIRECT: Final = "direct to the pod"
 PILOTLIGHT: Final = "Pilotlight gateway"
+ASKING: Final = "Pilotlight asking Redis"
 NGINX: Final = "nginx"
 ENVOY: Final = "Envoy"
 RAW: Final = "uvicorn + raw client"
@@ -377,6 +385,7 @@ def serving_systems() -> list[ServingSystem]:
     return [
         ServingSystem(DIRECT, _direct, proxy),
         ServingSystem(PILOTLIGHT, _pilotlight, proxy),
+        ServingSystem(ASKING, _asking_redis, (CoreLayout.ALONE,)),
         ServingSystem(NGINX, _nginx, proxy, _absent("nginx")),
         ServingSystem("HAProxy", _haproxy, proxy, _absent("haproxy")),
         ServingSystem(ENVOY, _envoy, proxy, None if envoy_command() else no_peers),
