@@ -55,9 +55,6 @@ class Reservations(PlacementDriver["Placement"]):
         """Loop time by pod until which no reservation there is optimistic."""
         self._unreleased: dict[Reservation, float] = {}
         """Loop time of releases made without Redis, which still counts these reservations."""
-        self._recounted: set[PodState] = set()
-        """Pods of reservations that the registry has just answered for."""
-        registry.transactions.on_answered = self._recount
 
     @property
     def held_total(self) -> int:
@@ -159,26 +156,12 @@ class Reservations(PlacementDriver["Placement"]):
             reservation.start = _start_without_registry(reservation.terms, self._state)
             reservation.is_local = True
         else:
-            self._add_pending(reservation, -1)
+            reservation.add_pending(-1)
             if isinstance(result, Refusal):
                 return False
             reservation.start, reservation.load_token = result.start, result.load_token
         self._hold(reservation)
         return True
-
-    def _add_pending(self, reservation: Reservation, count: int) -> None:
-        """As `Reservation.add_pending`, for an answer: once for all that come with it."""
-        entry, predict = reservation.entry, reservation.predict
-        if reservation.takes_slot:
-            entry.slots_pending += count
-        predict.ongoing_pending += count
-        self._recounted.add(entry)
-        self._recounted.add(predict)
-
-    def _recount(self) -> None:
-        for pod in self._recounted:
-            pod.add_pending()
-        self._recounted.clear()
 
     def _hold(self, reservation: Reservation) -> Reservation:
         reservation.renewed_at_s = self._loop.time()
@@ -205,7 +188,7 @@ class Reservations(PlacementDriver["Placement"]):
 
         def on_reply(result: object) -> None:
             if released_s is None:
-                self._add_pending(reservation, 1)
+                reservation.add_pending(1)
             if isinstance(result, RegistryUnavailable):
                 if released_s is None:
                     _count_down(reservation)
@@ -247,7 +230,7 @@ class Reservations(PlacementDriver["Placement"]):
                     self._unregistered[reservation] = (decision, key)
                 return
             reservation.is_local = False
-            self._add_pending(reservation, -1)  # Redis counts it from here on
+            reservation.add_pending(-1)  # Redis counts it from here on
             if not is_held:
                 self._release_registered(reservation)
 

@@ -75,8 +75,6 @@ class Transactions:
         """Called with each batch's changes, before the callbacks of its operations."""
         self.on_lost: Callable[[], None] | None = None
         """Called when a batch may have made changes that are not passed to `on_applied`."""
-        self.on_answered: Callable[[], None] | None = None
-        """Called after the callbacks of all operations that have got a result together."""
 
     def submit(self, *operation: Any) -> asyncio.Future[Any]:
         """Queue one operation; the future holds its result or raises RegistryUnavailable."""
@@ -234,7 +232,6 @@ class Transactions:
                 if isinstance(result, RegistryRefused):
                     connection.close()  # the server may not be the master any more: find it again
                 _call_back(operation, on_result, result)
-            self._report_answered()
         if self._queue and not self._is_scheduled:
             self._flush()
 
@@ -280,11 +277,6 @@ class Transactions:
     def _fail(self, batch: Sequence[_Queued], error: RegistryUnavailable) -> None:
         for operation, on_result in batch:
             _call_back(operation, on_result, error)
-        self._report_answered()
-
-    def _report_answered(self) -> None:
-        if self.on_answered is not None:
-            self.on_answered()
 
 
 async def _received(reply: asyncio.Future[Any], timeout_s: float) -> Any:
