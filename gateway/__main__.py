@@ -65,7 +65,7 @@ class GatewayServer(HttpServer):
             app,  # type: ignore[arg-type]  # ASGI's types vary
             host=settings.host, port=settings.port, keep_alive_s=KEEP_ALIVE_S,
             drain_s=math.ceil(settings.drain_timeout),
-            http=create_protocol(app.resolve_target, app.infer),
+            http=create_protocol(app.resolve_target, app.infer, app.take_warm),
         )  # fmt: skip
         self._app = app
         self._settings = settings

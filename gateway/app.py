@@ -45,6 +45,7 @@ class GatewayApp:
         self._api = api
         self.pools = pools
         self.infer = inference.infer
+        self.take_warm = None if inference.warm_path is None else inference.warm_path.take
         self.access = access
         self.tls = tls
         self.shutdown = shutdown

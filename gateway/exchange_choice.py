@@ -11,6 +11,7 @@ from gateway.authentication.access import make_token
 from gateway.dispatch.application_request import ApplicationRequest
 from gateway.dispatch.component_exchange import ComponentExchange
 from gateway.dispatch.request import Request
+from gateway.dispatch.retries import MAX_WAIT_SHARE
 from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, UndeclaredModel
 from gateway.http.headers import PROTOBUF
 from gateway.http.model_host import Verb
@@ -34,14 +35,12 @@ if TYPE_CHECKING:
     from gateway.shutdown import Shutdown
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from registry.domain.application import ApplicationSpec
-    from registry.domain.model import ModelRecord
+    from registry.domain.model import ModelRecord, ModelSpec
 
 _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
     " default where keys or tokens are required"
 )
-MAX_WAIT_SHARE: Final = 0.5
-"""Of a request's deadline, after which it is not begun any more."""
 
 
 class ExchangeChoice:
@@ -67,6 +66,8 @@ class ExchangeChoice:
         self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
     ) -> Request | ComponentExchange:
         """The exchange that serves the request. Raises GatewayError."""
+        if client.begun is not None:
+            return self._begun_request(client, read, body)
         if not client.target.is_named:
             await client.run.in_task()
             await self._resolve_by_body(client, body)
@@ -110,6 +111,7 @@ class ExchangeChoice:
             )
         deadline_s = read.deadline_s or application.deadline_s
         read.deadline_s = deadline_s if application.refuses_late else None  # else it costs utility
+        check_wait(client, read.deadline_s)
         arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
         return ApplicationRequest(
             pool.context, client, read, arrival, body, application,
@@ -143,9 +145,19 @@ class ExchangeChoice:
     ) -> Request:  # fmt: skip
         if read.policy is not None and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
-        deadline_s = self._deadline_s(read, record)
+        deadline_s = self.deadline_s(read.deadline_s, record.serving)
+        check_wait(client, deadline_s)
         arrival = self._arrival(pool, client, read, deadline_s=deadline_s)
         read.deadline_s = deadline_s
+        return Request(pool.context, client, read, arrival, body)
+
+    def _begun_request(
+        self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
+    ) -> Request:
+        """One that was sent to its pod already, wherever the model is by now."""
+        pool, spec = self._pools.owner_of(client.target.model), client.begun.route.spec
+        read.deadline_s = self.deadline_s(read.deadline_s, spec)
+        arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
         return Request(pool.context, client, read, arrival, body)
 
     def _create_component_exchange(
@@ -157,7 +169,7 @@ class ExchangeChoice:
                 f"model {client.target.label} has a transformer, to which the gateway sends HTTP"
                 " only: send the request by HTTP"
             )
-        read.deadline_s = self._deadline_s(read, record)
+        read.deadline_s = self.deadline_s(read.deadline_s, record.serving)
         check_wait(client, read.deadline_s)
         token = b""
         if self._is_guarded:
@@ -168,19 +180,17 @@ class ExchangeChoice:
             stall_s=self._settings.body_timeout,
         )  # fmt: skip
 
-    def _deadline_s(self, read: RequestHeaders, record: ModelRecord) -> float | None:
+    def deadline_s(self, asked_s: float | None, spec: ModelSpec) -> float | None:
         """The request's time: the caller's, at most the gateway's, or else the model's."""
-        own_s = record.serving.policy.deadline_s
-        if read.deadline_s is None:
+        own_s = spec.policy.deadline_s
+        if asked_s is None:
             return own_s
-        return min(read.deadline_s, max(self._settings.request_timeout, own_s or 0.0))
+        return min(asked_s, max(self._settings.request_timeout, own_s or 0.0))
 
     def _arrival(
         self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, *,
         deadline_s: float | None,
     ) -> IncomingRequest:  # fmt: skip
-        """Raises Rejected."""
-        check_wait(client, deadline_s)
         self._sequence += 1
         now_s = pool.watch.registry_now_s() - client.waited_s
         draws = self._random if read.seed is None else random.Random(read.seed)

@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING
 
 from gateway.authentication.access import credential, is_callback, without_credentials
+from gateway.dispatch.warm_request import WarmPath
+from gateway.dispatch.warm_route import WarmRoutes
 from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import respond_with_error
@@ -55,6 +57,17 @@ class Inference:
         self._body_limits, self._held_bodies = limits, held
         self._shutdown = shutdown
         self._deadlines = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
+        self.warm_path = None
+        """None: every request needs more than a decision."""
+        if pools.only is not None and access is None and not telemetry.is_detailed:
+            routes = WarmRoutes(
+                pools.only.watch.state, pools.resolve_target, exchanges.deadline_s,
+                max_body_bytes=limits.max_bytes,
+            )  # fmt: skip
+            self.warm_path = WarmPath(
+                pools.only.context, pools.only.explanations, pools.only.watch, routes,
+                self._deadlines, shutdown, request_timeout_s=settings.request_timeout,
+            )  # fmt: skip
 
     async def infer(self, client: InferenceClient) -> None:
         if self._shutdown.is_leaving:
@@ -77,6 +90,8 @@ class Inference:
             else:
                 known = head.read = head.read or read_headers(headers)
                 read = known.with_id()
+                if client.begun is not None:
+                    read.request_id = client.begun.request_id
             request_id = read.request_id
             if self._tracer is not None:
                 self._tracer.start(headers, read)

@@ -13,7 +13,7 @@ from gateway.applications.selector import ApplicationSelector
 from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.lost_pods import PAUSE_S, LostPods
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.request import RequestContext
+from gateway.dispatch.request_context import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
 from gateway.dispatch.retries import PassiveHealth, Retries
 from gateway.http.routes import TargetResolver

@@ -16,11 +16,20 @@ from gateway.dispatch.pending_placement import P
 from gateway.dispatch.placed_at import decision_at
 from gateway.dispatch.request_probes import RequestProbes
 from gateway.errors import Rejected
+from gateway.routing.auto import run_warm
 from gateway.routing.decision import Decision, Reason, SendTo, Wait
-from gateway.routing.route_request import IncomingRequest, RoutingResult, route_plain, route_request
+from gateway.routing.latency_model import PodForecast
+from gateway.routing.route_request import (
+    IncomingRequest,
+    RoutingResult,
+    is_plain,
+    route_request,
+    soonest_in_time,
+)
 from gateway.routing.ski_rental import ColdStartCredit
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
 
 HEADROOM: Final = 4
@@ -99,17 +108,47 @@ class Admission(Generic[P]):
     def _decide_plain(self, placement: P, now_s: float) -> RoutingResult | None:
         """As `_route`, in a fraction of its time, where only a warm pod comes into question."""
         request, state = placement.arrival, self._state
-        if request.deadline_s is not None:
-            self._probes.begin(request, now_s)
-            if not self._probes.may_try_transfer(request, now_s):
-                return None
-        result = route_plain(request, state.models, state, now_s)
-        if result is None or self._leaves_slot(request.model.namespace, result.decision, now_s):
+        record = state.models.get(request.model)
+        if record is None or request.policy is not None or not is_plain(record.serving):
             return None
-        if result.spec is not None:
-            placement.spec = result.spec
+        spec = placement.spec = record.serving
+        found = self._decide_warm(
+            request.model, spec.key, request.size_class, request.deadline_s, now_s
+        )
+        if found is None:
+            return None
+        result = RoutingResult(run_warm(found), spec.policy.routing, spec, is_plain=True)
         self._on_routed(request, result, state, now_s)
         return result
+
+    def decide_warm(
+        self, model: ModelName, key: str, size_class: int | None, deadline_s: float | None,
+        now_s: float,
+    ) -> PodForecast | None:  # fmt: skip
+        """The pod for a new request to a model that `is_plain`; None: `decide` about it."""
+        if self._queue.waiting or model in self.records:
+            return None
+        self._tenants.record(model.namespace, now_s)
+        found = self._decide_warm(model, key, size_class, deadline_s, now_s)
+        if found is not None:
+            self._state.arrivals.record(key, now_s)
+        return found
+
+    def _decide_warm(
+        self, model: ModelName, key: str, size_class: int | None, deadline_s: float | None,
+        now_s: float,
+    ) -> PodForecast | None:  # fmt: skip
+        if deadline_s is not None:
+            self._probes.begin(model, now_s)
+            if not self._probes.may_try_transfer(model, now_s):
+                return None
+        found = soonest_in_time(key, size_class, deadline_s, self._state, now_s)
+        if found is None or (
+            self._tenants.has_other(model.namespace, now_s)
+            and _holds_most(found.pod, model.namespace)
+        ):
+            return None
+        return found
 
     def decide_queued(self, placement: P, now_s: float, behind: int = 0) -> Decision:
         """About one that waits."""
@@ -136,7 +175,7 @@ class Admission(Generic[P]):
             lost_s=self.credit_s(request.model, now_s) if self.records else 0.0,
             queued=queue.size if queue.waiting else 0, may_load=self._may_load,
             may_probe=probes is not None and probes.may_be_late(placement, now_s),
-            may_try_transfer=probes is None or probes.may_try_transfer(request, now_s),
+            may_try_transfer=probes is None or probes.may_try_transfer(request.model, now_s),
         )  # fmt: skip
         if probes is not None:
             probes.count(placement, result, now_s)
@@ -161,10 +200,7 @@ class Admission(Generic[P]):
         if not self._tenants.has_other(tenant, now_s) or not isinstance(decision, SendTo):
             return False
         pod = self._state.pods.get(decision.entry) if decision.takes_slot else None
-        if pod is None or pod.slots - pod.slots_busy > pod.slots // HEADROOM:
-            return False
-        prefix = f"{tenant}/"
-        return 2 * sum([each.key.startswith(prefix) for each in pod.work.holders]) >= pod.slots
+        return pod is not None and _holds_most(pod, tenant)
 
     # What is remembered of models
 
@@ -258,6 +294,14 @@ class Admission(Generic[P]):
                 del self.records[next(iter(self.records))]
             record = self.records[model] = ModelGuards()
         return record
+
+
+def _holds_most(pod: PodState, tenant: str) -> bool:
+    """Whether few slots are left of which the tenant has most."""
+    if pod.slots - pod.slots_busy > pod.slots // HEADROOM:
+        return False
+    prefix = f"{tenant}/"
+    return 2 * sum([each.key.startswith(prefix) for each in pod.work.holders]) >= pod.slots
 
 
 def _kind(request: IncomingRequest) -> tuple[object, ...]:

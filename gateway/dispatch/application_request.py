@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gateway.applications.application_request import Selection
     from gateway.applications.selector import ApplicationSelector
-    from gateway.dispatch.request import RequestContext
+    from gateway.dispatch.request_context import RequestContext
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient

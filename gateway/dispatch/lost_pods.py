@@ -46,6 +46,11 @@ class LostPods:
         A call remembers it when an attempt begins.
         """
 
+    @property
+    def remembers(self) -> bool:
+        """Whether requests are to be checked."""
+        return bool(self._records)
+
     def check(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """Raises RequestLostPods for a request that lost two pods lately, but for one to try."""
         found = self._find(path, body, size)

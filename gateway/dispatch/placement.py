@@ -22,9 +22,10 @@ class Reservation:
     id: str
     entry: PodState
     predict: PodState
-    start: str
-    """`warm`, or the tier the request waits from."""
-    load_token: int
+    decision: SendTo
+    key: str
+    """Of the model generation."""
+    load_token: int = 0
     takes_slot: bool = True
     """False: a step, in the entry pod's step queue."""
     is_local: bool = False
@@ -33,6 +34,9 @@ class Reservation:
     """Loop time at which it was taken or last renewed."""
     terms: ReservationRequest = field(init=False)
     """As the registry was asked; unset where it was not."""
+
+    def outlives(self) -> None:
+        """It lasts longer than expected of an optimistic one."""
 
     def add_pending(self, count: int) -> None:
         """Count it in the local state, or, below 0, no more."""

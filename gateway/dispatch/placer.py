@@ -57,7 +57,7 @@ class Placer(Generic[P]):
         self._queue: AdmissionQueue[P] = AdmissionQueue(
             state, by_deadline=by_deadline, warm_first=warm_first
         )
-        self._admission = Admission(state, self._queue, on_routed, may_load=may_load)
+        self.admission = Admission(state, self._queue, on_routed, may_load=may_load)
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""
         self._is_polling = False
@@ -74,7 +74,7 @@ class Placer(Generic[P]):
 
         While it `is_pending` it waits, and the driver receives the result later.
         """
-        now_s, admission = self._now_s(), self._admission
+        now_s, admission = self._now_s(), self.admission
         if admission.records:
             error = admission.refused_like_another(placement, now_s)
             if error is not None:
@@ -114,7 +114,7 @@ class Placer(Generic[P]):
             return False
         placement.is_planned, placement.spec = True, record.serving
         placement.direct_tries += 1
-        if not self._admission.allows_planned(placement, decision, now_s):
+        if not self.admission.allows_planned(placement, decision, now_s):
             return False
         is_granted = self._reserve(placement, decision, now_s)
         if is_granted:
@@ -166,8 +166,8 @@ class Placer(Generic[P]):
 
     def notify_change(self) -> None:
         """Route queued requests again, after the current callbacks: the cluster changed."""
-        if self._admission.refused:
-            self._admission.note_change(self._now_s())
+        if self.admission.refused:
+            self.admission.note_change(self._now_s())
         if not self._is_changed and self._queue.waiting and self._queue.size:
             self._is_changed = True
             self._timers.after(0.0, self._dispatch_if_changed, None)
@@ -175,7 +175,7 @@ class Placer(Generic[P]):
     def _refuse(self, placement: P, result: RoutingResult | None, error: Rejected) -> Rejected:
         """Reject a new request, and those like it until something changes."""
         if result is not None:
-            self._admission.keep_refusal(placement, result, error, self._now_s())
+            self.admission.keep_refusal(placement, result, error, self._now_s())
         placement.is_pending = False
         return error
 
@@ -212,7 +212,7 @@ class Placer(Generic[P]):
     def _end_pending(self, placement: P) -> None:
         placement.is_pending = False
         if placement.queue_key is not None:
-            self._admission.note_change(self._now_s())
+            self.admission.note_change(self._now_s())
             self._queue.remove(placement)
             if placement.timeout is not None:
                 placement.timeout.cancel()
@@ -255,14 +255,14 @@ class Placer(Generic[P]):
     def _try_dispatch(self, placement: P) -> bool:
         now_s = self._now_s()
         behind = self._queue.depth_of(placement.arrival.model) - 1  # it is the first of them
-        decision = self._admission.decide_queued(placement, now_s, behind)
+        decision = self.admission.decide_queued(placement, now_s, behind)
         if isinstance(decision, Wait):
             self._queue.record_wait(placement, decision.reason, now_s)
             return False
         if isinstance(decision, Reject):
             self._reject(placement, rejection_error(decision))
             return True
-        self._admission.note_change(now_s)
+        self.admission.note_change(now_s)
         self._queue.take(placement, now_s)
         is_granted = self._reserve(placement, decision, now_s)
         if is_granted is not None:

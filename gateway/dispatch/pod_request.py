@@ -5,50 +5,53 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from gateway.dispatch.placement import Placement
+    from gateway.dispatch.placement import Reservation
     from gateway.http.body import IncomingBody
-    from gateway.http.headers import RequestHeaders
     from gateway.http.targets import ModelTarget
     from gateway.upstream.pod_connection import PodConnection
+    from registry.domain.model import ModelSpec
 
 
-_HEAD: Final = b"""\
+MAX_HEADS: Final = 64
+"""Beginnings of heads that are kept for one kind of request: one for each pod that takes it."""
+_BEGINNING: Final = b"""\
 POST %b HTTP/1.1\r
 host: %b\r
-%bx-request-id: %b\r
-x-pilotlight-model-name: %b\r
-x-pilotlight-generation: %b\r
+%bx-pilotlight-model-name: %b\r
+x-pilotlight-generation: %b%b\r
+content-length: %d\r
+x-request-id: """
+_REST: Final = b"""\
+%b\r
 x-pilotlight-deadline-ms: %d\r
 x-pilotlight-%b: %b%b\r
-content-length: %d\r
 \r
 """
 
 
-def request_head(
-    target: ModelTarget,
-    headers: RequestHeaders,
-    placement: Placement,
-    body: IncomingBody,
-    *,
-    left_ms: float,
-    secret_line: bytes = b"",
-) -> bytes:
-    """Request line and headers; `left_ms` is the time until the deadline."""
-    reservation = placement.reservation
-    entry = reservation.entry
-    more = secret_line
+def head_beginning(
+    target: ModelTarget, forwarded: bytes, spec: ModelSpec, address: str, secret_line: bytes,
+    content_length: int,
+) -> bytes:  # fmt: skip
+    """What the heads of like requests have in common; `forwarded`: the client's header lines."""
+    return _BEGINNING % (
+        target.pod_path, address.encode(), forwarded, target.name.encode(),
+        spec.generation.encode(), secret_line, content_length,
+    )  # fmt: skip
+
+
+def head_rest(reservation: Reservation, request_id: str, left_ms: float) -> bytes:
+    """What follows `head_beginning`; `left_ms` is the time until the deadline."""
+    more = b""
     if not reservation.takes_slot:
         more += b"\r\nx-pilotlight-step-queue: 1"
     if reservation.load_token:
         more += b"\r\nx-pilotlight-load-token: %d" % reservation.load_token
-    if reservation.predict is not entry:
+    if reservation.predict is not reservation.entry:
         more += b"\r\nx-pilotlight-predict: %b" % reservation.predict.address.encode()
-    return _HEAD % (
-        target.pod_path, entry.address.encode(), headers.forwarded, headers.request_id.encode(),
-        target.name.encode(), placement.spec.generation.encode(), max(1, left_ms),
+    return _REST % (
+        request_id.encode(), max(1, left_ms),
         b"attempt" if reservation.is_local else b"reservation", reservation.id.encode(), more,
-        body.received_bytes,
     )  # fmt: skip
 
 

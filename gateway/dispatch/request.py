@@ -9,13 +9,12 @@ it, and only while the retry budget lasts.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
 from gateway.dispatch.placement import Placement
-from gateway.dispatch.pod_request import request_head, resent_head, send_request
+from gateway.dispatch.pod_request import head_beginning, head_rest, resent_head, send_request
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.inference_client import wait_for_reader
@@ -25,43 +24,21 @@ from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, 
 from registry.domain.measures import size_class
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Coroutine
 
-    from gateway.dispatch.lost_pods import LostPods
-    from gateway.dispatch.placer import Placer
-    from gateway.dispatch.reservations import Reservations
-    from gateway.dispatch.retries import Retries
+    from gateway.dispatch.request_context import RequestContext
+    from gateway.dispatch.warm_request import WarmRequest
     from gateway.http.body import IncomingBody
     from gateway.http.headers import Headers, RequestHeaders
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
-    from gateway.telemetry.arrival_counter import ArrivalCounter
-    from gateway.telemetry.request_telemetry import RequestTelemetry
-    from gateway.upstream.event_log import EventLog, LoggedRequest
-    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+    from gateway.upstream.event_log import LoggedRequest
+    from gateway.upstream.pod_connection import PodConnection
     from registry.domain.pod_state import PodState
 
 FIRST_ERROR: Final = HTTPStatus.BAD_REQUEST.value
 MAX_ERROR_BYTES: Final = 2048
 """Of an error's response, kept for its explanation."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """The parts of the gateway that every request uses."""
-
-    loop: asyncio.AbstractEventLoop
-    placer: Placer[Placement]
-    reservations: Reservations
-    retries: Retries
-    connections: PodConnectionPool
-    telemetry: RequestTelemetry
-    arrival_counter: ArrivalCounter
-    lost_pods: LostPods
-    events: EventLog
-    stall_s: float
-    """How long a client may read nothing of its response."""
 
 
 class _RetryElsewhere(Exception):
@@ -89,6 +66,8 @@ class Request:
     """Source tier of the load that the queued request waited for; None: no load."""
     _holds_slot = _is_forwarded = False
     """`_is_forwarded`: the client was sent the last of the response."""
+    _begun_placement: Placement | None = None
+    """Of an attempt that was sent before this object was made."""
     _begun = 0
     """`LostPods.losses` when the current attempt was sent."""
     _failed: FailedAttempts | None = None
@@ -109,8 +88,18 @@ class Request:
         self._headers = headers
         self._body = body
         self._started_s = time.perf_counter()
+        if client.begun is not None:
+            self._go_on(client.begun)
+            return
         self._count_arrival()
         context.retries.budget.earn()
+
+    def _go_on(self, begun: WarmRequest) -> None:
+        """Take over what was placed and sent by callbacks alone."""
+        self.placement = self._begun_placement = begun.placement(self.arrival)
+        self.connection = begun.pod_connection
+        self._sent_s, self._queue_s = begun.sent_s, begun.sent_s - begun.started_s
+        self._begun, self._holds_slot = begun.losses, True
 
     @property
     def policy(self) -> str | None:
@@ -143,25 +132,28 @@ class Request:
     async def _place_and_send(self, until_s: float) -> Placement:
         """Place and send the request until a pod responds. Raises GatewayError."""
         lost_pods, path, body = self._context.lost_pods, self._path, self._body
-        if lost_pods.losses:
-            lost_pods.check(path, body.buffered, body.received_bytes)
         self.arrival.size_class = size_class(body.received_bytes)
+        placement = self._begun_placement
+        if placement is None and lost_pods.remembers:
+            lost_pods.check(path, body.buffered, body.received_bytes)
         while True:
-            placement = self.placement = await self._place()
-            self._holds_slot = True
-            self._awaited_tier = self._awaited_tier or placement.awaited_tier
-            self._queue_s = time.perf_counter() - self._started_s
-            self._begun = lost_pods.losses
+            if placement is None:
+                placement = self.placement = await self._place()
+                self._holds_slot = True
+                self._awaited_tier = self._awaited_tier or placement.awaited_tier
+                self._queue_s = time.perf_counter() - self._started_s
+                self._begun = lost_pods.losses
             try:
                 await self._send(placement, until_s)
             except _RetryElsewhere as retry:
                 self._release(placement)
                 self._take_retry(placement, retry)
+                placement = self._begun_placement = None
             except BaseException:
                 self._release(placement, is_cancelled=True)
                 raise
             else:
-                if lost_pods.losses:
+                if lost_pods.remembers:
                     lost_pods.acquit(path, body.buffered, body.received_bytes)
                 return placement
 
@@ -179,15 +171,24 @@ class Request:
     async def _send(self, placement: Placement, until_s: float) -> None:
         """One attempt, to the head of the response. Raises _RetryElsewhere, GatewayError."""
         entry, connections = placement.reservation.entry, self._context.connections
-        connection = connections.take_idle(entry.address) or await self._connect(placement, entry)
-        head = request_head(
-            self._target, self._headers, placement, self._body, left_ms=self._left_ms(until_s),
-            secret_line=connections.secret.header_line,
+        if placement is self._begun_placement:
+            connection = self.connection
+        else:
+            idle = connections.take_idle(entry.address)
+            connection = idle or await self._connect(placement, entry)
+        head = head_beginning(
+            self._target, self._headers.forwarded, placement.spec, entry.address,
+            connections.secret.header_line, self._body.received_bytes,
+        ) + head_rest(
+            placement.reservation, self._headers.request_id, self._left_ms(until_s)
         )  # fmt: skip
-        self._sent_s = time.perf_counter()
         try:
             try:
-                await send_request(connection, head, self._body)
+                if placement is self._begun_placement:
+                    await connection.wait_head()
+                else:
+                    self._sent_s = time.perf_counter()
+                    await send_request(connection, head, self._body)
             except PodConnectionLost as lost:
                 connection.close()
                 await self._client.run.in_task()

@@ -6,7 +6,8 @@ from typing import Final
 
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.routing.decision import Reason, SendTo, Wait
-from gateway.routing.route_request import IncomingRequest, RoutingResult
+from gateway.routing.route_request import RoutingResult
+from registry.domain.model import ModelName
 from registry.domain.probes import ProbeBudget
 
 _FIRST_PROBE_S: Final = 1.0
@@ -24,20 +25,20 @@ class RequestProbes:
         self._late = ProbeBudget(_FIRST_PROBE_S)
         self._transfers = ProbeBudget()
 
-    def begin(self, request: IncomingRequest, now_s: float) -> None:
+    def begin(self, model: ModelName, now_s: float) -> None:
         """Begin the pause before the model's first late probe, with its first request."""
-        self._late.begin(str(request.model), now_s)
+        self._late.begin(str(model), now_s)
 
     def may_be_late(self, placement: PendingPlacement, now_s: float) -> bool:
         """Whether the request may be tried although it is expected to miss its deadline."""
         return placement.is_probe or self._late.is_due(str(placement.arrival.model), now_s)
 
-    def may_try_transfer(self, request: IncomingRequest, now_s: float) -> bool:
-        """Whether it may be proxied although the model's transfers were never measured.
+    def may_try_transfer(self, model: ModelName, now_s: float) -> bool:
+        """Whether a request may be proxied although the model's transfers were never measured.
 
         One that ends after its deadline measures nothing, and the next would do the same.
         """
-        return self._transfers.is_due(str(request.model), now_s)
+        return self._transfers.is_due(str(model), now_s)
 
     def count(self, placement: PendingPlacement, result: RoutingResult, now_s: float) -> None:
         """Count a probe once, also if it is queued before it is sent."""

@@ -49,7 +49,8 @@ class Reservations(PlacementDriver["Placement"]):
         self._counter = 0
         self._loop = asyncio.get_running_loop()
         self._held: set[Reservation] = set()
-        self._unregistered: dict[Reservation, tuple[SendTo, str]] = {}
+        """Those that the registry counts, or was to count."""
+        self._unregistered: dict[Reservation, None] = {}
         """Optimistic reservations that the registry does not count, oldest first."""
         self._paused_until_s: dict[str, float] = {}
         """Loop time by pod until which no reservation there is optimistic."""
@@ -58,7 +59,7 @@ class Reservations(PlacementDriver["Placement"]):
 
     @property
     def held_total(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._unregistered)
 
     def reserve(
         self, placement: Placement, decision: SendTo, on_reply: Callable[[Placement, bool], None]
@@ -79,7 +80,7 @@ class Reservations(PlacementDriver["Placement"]):
             return False
         terms = self._terms(decision, key)
         reservation = Reservation(
-            self._new_id(terms), entry, predict, "", 0, takes_slot=decision.takes_slot
+            self._new_id(terms), entry, predict, decision, key, takes_slot=decision.takes_slot
         )
         reservation.terms = terms
         reservation.add_pending(1)
@@ -105,23 +106,29 @@ class Reservations(PlacementDriver["Placement"]):
         """Reserve without the registry, if the request is short; None: use `reserve`."""
         if decision.mode is not LoadMode.WARM or decision.target_ongoing:
             return None
-        if decision.entry != decision.predict:
-            return None
         pod = self._state.pods[decision.entry]
+        if decision.entry != decision.predict or not self.may_be_optimistic(pod, key):
+            return None
+        reservation = Reservation("", pod, pod, decision, key, takes_slot=decision.takes_slot)
+        self.hold_optimistic(reservation)
+        return reservation
+
+    def may_be_optimistic(self, pod: PodState, key: str) -> bool:
+        """Whether warm requests there are short, and pass without a collision."""
         times = pod.estimates[key].stages
         if not times.is_measured or times.hold_s > MAX_OPTIMISTIC_S:
-            return None
-        until_s = self._paused_until_s.get(decision.entry)
-        if until_s is not None and until_s > self._loop.time():
-            return None
-        self._counter += 1
-        attempt = f"{self._gateway_id}:{self._counter}"  # by which the pod knows it if it is resent
-        reservation = self._hold(
-            Reservation(attempt, pod, pod, "warm", 0, takes_slot=decision.takes_slot, is_local=True)
-        )
+            return False
+        if not self._paused_until_s:
+            return True
+        return self._paused_until_s.get(pod.name, 0.0) <= self._loop.time()
+
+    def hold_optimistic(self, reservation: Reservation) -> None:
+        self._counter += 1  # by which the pod knows the request if it is resent
+        reservation.id = f"{self._gateway_id}:{self._counter}"
+        reservation.is_local = True
+        reservation.renewed_at_s = self._loop.time()
         reservation.add_pending(1)
-        self._unregistered[reservation] = (decision, key)
-        return reservation
+        self._unregistered[reservation] = None
 
     def record_collision(self, reservation: Reservation) -> bool:
         """The pod refused this reservation for lack of a slot.
@@ -153,20 +160,15 @@ class Reservations(PlacementDriver["Placement"]):
     ) -> bool:
         if isinstance(result, RegistryUnavailable):
             # the pending counts stay: they are the reservation until it is released
-            reservation.start = _start_without_registry(reservation.terms, self._state)
             reservation.is_local = True
         else:
             reservation.add_pending(-1)
             if isinstance(result, Refusal):
                 return False
-            reservation.start, reservation.load_token = result.start, result.load_token
-        self._hold(reservation)
-        return True
-
-    def _hold(self, reservation: Reservation) -> Reservation:
+            reservation.load_token = result.load_token
         reservation.renewed_at_s = self._loop.time()
         self._held.add(reservation)
-        return reservation
+        return True
 
     def release(self, placement: Placement) -> None:
         """Free the slot and the place in the inference stage.
@@ -174,12 +176,16 @@ class Reservations(PlacementDriver["Placement"]):
         The local state changes at once: a client's next request may precede the registry's reply.
         """
         reservation = placement.reservation
-        self._held.discard(reservation)
-        reservation.add_pending(-1)
-        if reservation.is_local:
-            self._unregistered.pop(reservation, None)
+        if self.release_optimistic(reservation):
             return
-        self._release_registered(reservation)
+        self._held.discard(reservation)
+        if not reservation.is_local:
+            self._release_registered(reservation)
+
+    def release_optimistic(self, reservation: Reservation) -> bool:
+        """Returns False for one that the registry counts, or may soon: `release` does the rest."""
+        reservation.add_pending(-1)
+        return self._unregistered.pop(reservation, reservation) is None
 
     def _release_registered(
         self, reservation: Reservation, released_s: float | None = None
@@ -211,23 +217,26 @@ class Reservations(PlacementDriver["Placement"]):
         while True:
             await asyncio.sleep(REGISTER_AFTER_S / 2)
             due_s = self._loop.time() - REGISTER_AFTER_S
-            for reservation, (decision, key) in list(self._unregistered.items()):
+            for reservation in list(self._unregistered):
                 if reservation.renewed_at_s > due_s:
                     break
-                del self._unregistered[reservation]
-                self._register(reservation, decision, key)
+                reservation.outlives()  # it may have ended others
+                if self._unregistered.pop(reservation, reservation) is None:
+                    self._register(reservation)
 
-    def _register(self, reservation: Reservation, decision: SendTo, key: str) -> None:
+    def _register(self, reservation: Reservation) -> None:
         """A refused registration does not stop the request; it is retried at the next interval."""
-        terms = reservation.terms = self._terms(decision, key)
+        terms = reservation.terms = self._terms(reservation.decision, reservation.key)
         reservation.id = self._new_id(terms)
+        self._held.add(reservation)
 
         def on_reply(result: Granted | Refusal | RegistryUnavailable) -> None:
             is_held = reservation in self._held
             if not isinstance(result, Granted):
                 if is_held:
+                    self._held.discard(reservation)
                     reservation.renewed_at_s = self._loop.time()
-                    self._unregistered[reservation] = (decision, key)
+                    self._unregistered[reservation] = None
                 return
             reservation.is_local = False
             reservation.add_pending(-1)  # Redis counts it from here on
@@ -252,13 +261,6 @@ class Reservations(PlacementDriver["Placement"]):
             is_there = reservation.entry.name == pod.name and reservation.takes_slot
             if is_there and not reservation.is_local:
                 self._registry.restore(reservation.id, reservation.terms)
-
-
-def _start_without_registry(terms: ReservationRequest, state: ClusterState) -> str:
-    residency = state.holders(terms.key).get(terms.predict)
-    if residency is None:
-        return "remote"
-    return "warm" if residency.is_warm else str(residency.loading_from or residency.tier)
 
 
 def _count_down(reservation: Reservation) -> None:

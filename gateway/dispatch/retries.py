@@ -21,6 +21,8 @@ from registry.domain.pod_state import PodState
 from registry.domain.reservation import LoadMode
 
 MAX_ATTEMPTS: Final = 10
+MAX_WAIT_SHARE: Final = 0.5
+"""Of a request's deadline, after which it is not begun any more."""
 _SUSPECT_S: Final = 1.0
 _DEVICE_FULL_S: Final = 0.1
 """So that inferences that fill a device's memory can end."""

@@ -111,6 +111,7 @@ class GrpcRequest:
         self.target = target
         self.headers = headers
         self.head: KnownHead | None = None
+        self.begun = None
         self.loop = asyncio.get_running_loop()
         self.run = RequestRun(self.loop)
         self.waited_s = 0.0

@@ -54,10 +54,17 @@ class _NullEvent:
         """Do nothing."""
 
 
+NO_EVENT: Final = _NullEvent()
+
+
 class InferenceConnection(HttpToolsProtocol):
     """What requests use of their connection, beside uvicorn's part."""
 
     handle_inference: Callable[[ClientRequest], Awaitable[None]]
+
+    def replace_served(self, request: ClientRequest) -> None:
+        """Let `request` go on in place of the one that is served."""
+        raise NotImplementedError
 
     def close_unread(self) -> None:
         """Close once the client has read the response; what it sends is dropped."""
@@ -67,7 +74,9 @@ class InferenceConnection(HttpToolsProtocol):
 class ClientRequest:
     """A request to a model. uvicorn's protocol drives it like one of its own request cycles."""
 
-    message_event: Final = _NullEvent()
+    message_event: Final = NO_EVENT
+    begun: Any = None
+    """What goes on here (`gateway.dispatch.warm_request`); None: nothing was done for it."""
     waited_s = 0.0
     disconnected = response_started = response_complete = is_complete = False
     on_disconnect: Callable[[], None] | None = None
@@ -124,11 +133,15 @@ class ClientRequest:
                 await self._flow.drain()
             await self._connection.handle_inference(self)
         except Exception:
-            logger.exception("request failed unexpectedly")
-            if self.response_started:
-                self.abort_response()
-            else:
-                self.respond(500, [(b"content-type", b"application/json")], _UNEXPECTED_ERROR)
+            self.fail()
+
+    def fail(self) -> None:
+        """Of an exception that nobody has expected."""
+        logger.exception("request failed unexpectedly")
+        if self.response_started:
+            self.abort_response()
+        else:
+            self.respond(500, [(b"content-type", b"application/json")], _UNEXPECTED_ERROR)
 
     # Request body: `BodySource`, fed by the protocol
 
@@ -187,7 +200,7 @@ class ClientRequest:
         self.response_started = True
         if self._expects_continue:  # 100 Continue was not sent, so the body may not come
             self.keep_alive = False
-        head = STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status
+        head = status_line(status)
         if not self.keep_alive:
             lines += b"connection: close\r\n"
         if length:
@@ -296,3 +309,7 @@ def closing_connection(message: Message) -> Message:
     """A response's start, with the header at which uvicorn closes the connection after it."""
     headers = [each for each in message["headers"] if each[0] != b"connection"]
     return {**message, "headers": [*headers, (b"connection", b"close")]}
+
+
+def status_line(status: int) -> bytes:
+    return STATUS_LINE.get(status) or b"HTTP/1.1 %d \r\n" % status

@@ -48,6 +48,8 @@ class KnownHead:
     content_length: int
     read: RequestHeaders | None = None
     """What `read_headers` reads from it, once it has; without an id if the client gave none."""
+    route: Any = None
+    """What follows from it for requests to warm models (`gateway.dispatch.warm_request`)."""
 
 
 class KnownHeads(ReadHeads[KnownHead]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gateway.errors import ClientTooSlow
 from gateway.http.body import BodySource
@@ -23,6 +23,8 @@ class InferenceClient(BodySource, Protocol):
     headers: Headers
     head: KnownHead | None
     """Of `headers`, if it was not parsed again."""
+    begun: Any
+    """A request that was sent to its pod, and goes on as this one; None: it is a new one."""
     loop: asyncio.AbstractEventLoop
     run: RequestRun
     waited_s: float

@@ -19,14 +19,17 @@ import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from common.tls import HANDSHAKE_TIMEOUT_S
-from gateway.http.client_request import ClientRequest
 
 CreateProtocol = Callable[[], Any]
 """Of a protocol with `receive_first`, as `GatewayProtocol`."""
 Opening = Coroutine[Any, Any, Any]
+
+
+class Startable(Protocol):
+    def start(self) -> None: ...
 
 
 logger = logging.getLogger(__name__)
@@ -169,11 +172,11 @@ class RequestStarts:
     """Of one lane: first requests of connections have one, all others another."""
 
     def __init__(self) -> None:
-        self._waiting: deque[ClientRequest] = deque()
+        self._waiting: deque[Startable] = deque()
         self._left = MAX_PER_TURN
         self._is_scheduled = False
 
-    def begin(self, request: ClientRequest, loop: asyncio.AbstractEventLoop) -> None:
+    def begin(self, request: Startable, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to serve the request, in this turn or a later one; in the order of calls."""
         if not self._is_scheduled:
             self._is_scheduled = True

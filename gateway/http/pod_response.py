@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from common.pod_responses import parse_server_timing
 from gateway.http.headers import HOP_BY_HOP, PILOTLIGHT, Headers, ReadHeads
@@ -13,6 +13,15 @@ TIMING: Final = b"server-timing"
 _READ_ELSEWHERE: Final = HOP_BY_HOP | {LENGTH, TIMING, b"x-request-id"}
 _SENT_AGAIN: Final = frozenset((b"no-memory", b"step-queue"))
 """Refusals that are told, since clients, or schedulers of workflows, may send the request again."""
+
+_FIRST_ERROR: Final = 400
+_LINE_END: Final = b"\r\n"
+_HEAD_END: Final = b"\r\n\r\n"
+_LENGTH_LINE: Final = b"\r\n%b: " % LENGTH
+_TIMING_LINE: Final = b"\r\n%b: " % TIMING
+_NO_BYTE: Final = b"\0"
+_KEPT_OPEN: Final = (b"connection", b"keep-alive")
+"""What is so without it."""
 
 StageTimes = tuple[float, float, float, float]
 """Milliseconds of load, preprocess, infer and postprocess."""
@@ -33,6 +42,10 @@ class PodResponse:
     not_executed: str | None = None
     error: bytes = b""
     """The name of the pod's error, such as `load-failed`."""
+    is_usual: bool = False
+    """Of a warm request that was executed."""
+    heads: dict[str, bytes] = field(default_factory=dict)
+    """By pod: the beginning of the head that the client is sent (`RequestTelemetry`)."""
 
 
 def read_response(status: int, headers: Headers) -> PodResponse:
@@ -60,6 +73,8 @@ def read_response(status: int, headers: Headers) -> PodResponse:
             if name == b"content-type" and not response.content_type:
                 response.content_type = value
     response.forwarded = b"".join(lines)
+    is_executed = status < _FIRST_ERROR and response.not_executed is None
+    response.is_usual = is_executed and response.start == "warm"
     return response
 
 
@@ -72,21 +87,74 @@ def stage_times_ms(timing: bytes) -> StageTimes:
     )  # fmt: skip
 
 
+class Shape(NamedTuple):
+    """A response's head without the values of length and times: no head has a byte 0."""
+
+    before: bytes
+    between: bytes
+    """The first value and the second, or the rest of the head where no times are told."""
+    behind: bytes
+    is_length_first: bool
+
+    @property
+    def has_timing(self) -> bool:
+        return bool(self.behind)
+
+    def split(self, data: bytes) -> tuple[bytes, bytes, bytes] | None:
+        """Length, times and what came of the body, if the head has this shape."""
+        before, between, behind, is_length_first = self
+        at = len(before)
+        end = data.find(_LINE_END, at)
+        if not (data.startswith(before) and data.startswith(between, end)):
+            return None
+        first, second, rest = data[at:end], b"", end + len(between)
+        if behind:
+            at, end = rest, data.find(_LINE_END, rest)
+            if not data.startswith(behind, end):
+                return None
+            second, rest = data[at:end], end + len(behind)
+        return (first, second, data[rest:]) if is_length_first else (second, first, data[rest:])
+
+
+def shape_of(data: bytes) -> Shape | None:
+    """Of a head with a length; None if it is not complete."""
+    head, end, _ = data.partition(_HEAD_END)
+    lower = head.lower()
+    places = sorted(
+        (at + len(line), line is _LENGTH_LINE)
+        for line in (_LENGTH_LINE, _TIMING_LINE)
+        if (at := lower.find(line)) >= 0
+    )
+    if not end or not any(is_length for _, is_length in places):
+        return None
+    head += end
+    (start, is_length_first), stop = places[0], head.find(_LINE_END, places[0][0])
+    if len(places) == 1:
+        return Shape(head[:start], head[stop:], b"", True)
+    second = places[1][0]
+    return Shape(
+        head[:start], head[stop:second], head[head.find(_LINE_END, second) :], is_length_first
+    )
+
+
 class KnownResponses(ReadHeads[PodResponse]):
-    """Heads that the parser has read, by their bytes without the values of length and times.
+    """Heads that the parser has read, by their shapes.
 
     Those of one model's responses are the same within a second.
     """
 
-    def keep(self, key: bytes, response: PodResponse) -> None:
+    def of(self, shape: Shape | None) -> PodResponse | None:
+        return None if shape is None else self.get(_NO_BYTE.join(shape[:3]))
+
+    def keep(self, shape: Shape, response: PodResponse) -> None:
         """Keep the head of a response with a length, on a connection that is kept open.
 
-        `key`: as it was sent, but for the lines of the two values; that of an interim response is
-        not kept.
+        That of an interim response is not kept.
         """
-        status, names = response.status, {name for name, _ in response.headers}
-        if not key.startswith(b"HTTP/1.1 %d " % status) or status in (204, 304):
+        status, headers = response.status, response.headers
+        names = {name for name, value in headers if (name, value) != _KEPT_OPEN}
+        if not shape.before.startswith(b"HTTP/1.1 %d " % status) or status in (204, 304):
             return
-        if len(names) < len(response.headers) or names & HOP_BY_HOP:
+        if len(names) < len(headers) - (_KEPT_OPEN in headers) or names & HOP_BY_HOP:
             return
-        self.put(key, response, len(names))
+        self.put(_NO_BYTE.join(shape[:3]), response, len(names))

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from common.shown_value import shown
 from gateway.http import openai
@@ -21,6 +22,7 @@ from gateway.http.framing import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
     InvalidFraming,
+    KnownHead,
     KnownHeads,
     check_coding,
     check_length,
@@ -38,6 +40,8 @@ from gateway.http.targets import ModelTarget
 
 ResolveTarget = Callable[[bytes, bytes], ModelTarget | None]
 HandleInference = Callable[[ClientRequest], Awaitable[None]]
+TakeWarm = Callable[[InferenceConnection, KnownHead, bytes, float], Any]
+"""The cycle of a request whose head is known, and its body; None: it is to be a ClientRequest."""
 
 
 logger = logging.getLogger(__name__)
@@ -71,7 +75,7 @@ class GatewayProtocol(InferenceConnection):
     """The last response was sent, and what the client still sends is dropped."""
     _request: ClientRequest | None = None
     """The request that is being parsed, if it is an inference request."""
-    _ready: ClientRequest | None = None
+    _ready: Any = None
     """To be served as soon as the bytes are parsed that its head came with."""
     _served: Any = None
     """The cycle served now or last; `cycle` is the last one parsed, and may be pipelined."""
@@ -83,9 +87,11 @@ class GatewayProtocol(InferenceConnection):
 
     def __init__(
         self, resolve_target: ResolveTarget, handle_inference: HandleInference,
-        starts: ConnectionStarts, heads: KnownHeads, **uvicorn: Any,
+        starts: ConnectionStarts, heads: KnownHeads, take_warm: TakeWarm | None = None,
+        **uvicorn: Any,
     ) -> None:  # fmt: skip
         super().__init__(**uvicorn)
+        self._take_warm = take_warm
         self._starts = starts
         self.heads = heads
         self._resolve_target = resolve_target
@@ -220,11 +226,12 @@ class GatewayProtocol(InferenceConnection):
         if self._lingering is not None:
             self._lingering.drop()
             return
+        is_new = self._idle_since_s is not None and self._is_between and not self._field_bytes
+        if is_new and self._take_known(data):
+            return
         self._is_parsing = True
-        if self._field_bytes or not self._is_between or self._idle_since_s is None:
-            self._parse(data)
-        elif not self._take_known(data):
-            self._parse(data)
+        self._parse(data)
+        if is_new:
             self._keep_head(data)
         self._is_parsing = False
         if self._ready is not None:
@@ -236,16 +243,24 @@ class GatewayProtocol(InferenceConnection):
         head = self.heads.get(data[:end])
         if head is None or len(data) - end != head.content_length:
             return False
-        target = self._resolve_target(head.path, head.host)
-        if target is None:
-            return False
+        request = None
+        if self._take_warm is not None:
+            request = self._take_warm(self, head, data[end:], self._unread_s)
+        if request is None:
+            target = self._resolve_target(head.path, head.host)
+            if target is None:
+                return False
+            request = ClientRequest(target, head.headers, self, self._unread_s, head, data[end:])
         self._idle_since_s = None
-        self._request = request = ClientRequest(
-            target, head.headers, self, self._unread_s, head, data[end:]
-        )
+        self._is_first, self._served = self._served is None, request
         self.cycle = request  # type: ignore[assignment]
-        self._start_asgi_task(request, self.app)
+        self._start(request)
         return True
+
+    def replace_served(self, request: ClientRequest) -> None:
+        if self.cycle is self._served:
+            self.cycle = request  # type: ignore[assignment]
+        self._served = request
 
     def _keep_head(self, data: bytes) -> None:
         """Keep the head if `data` was one usual request, to an inference, and nothing else."""
@@ -308,7 +323,7 @@ class GatewayProtocol(InferenceConnection):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._is_first = self._served is None
         self._served = cycle
-        if not isinstance(cycle, ClientRequest):
+        if isinstance(cycle, RequestResponseCycle):
             super()._start_asgi_task(cycle, DelegatedRequest(app, cycle, self.close_unread))
             return
         self._ready = cycle
@@ -317,8 +332,11 @@ class GatewayProtocol(InferenceConnection):
 
     def _begin(self) -> None:
         request, self._ready = self._ready, None
-        if request is None:
-            return
+        if request is not None:
+            self._start(request)
+
+    def _start(self, request: Any) -> None:
+        """Now, or in its turn."""
         if self._is_new:
             request.start()
         else:
@@ -381,14 +399,16 @@ class GatewayProtocol(InferenceConnection):
         if served is not None and not served.response_complete:
             served.disconnected = True
             served.message_event.set()
-        if isinstance(served, ClientRequest):
+        if served is not None and not isinstance(served, RequestResponseCycle):
             served.connection_lost()
 
 
 def create_protocol(
-    resolve_target: ResolveTarget, handle_inference: HandleInference
-) -> Callable[..., GatewayProtocol]:
+    resolve_target: ResolveTarget, handle_inference: HandleInference,
+    take_warm: TakeWarm | None = None,
+) -> Callable[..., GatewayProtocol]:  # fmt: skip
     """The protocol factory that uvicorn calls for each connection."""
     return partial(
-        GatewayProtocol, resolve_target, handle_inference, ConnectionStarts(), KnownHeads()
-    )
+        GatewayProtocol, resolve_target, handle_inference, ConnectionStarts(), KnownHeads(),
+        take_warm,
+    )  # fmt: skip

@@ -48,9 +48,9 @@ from registry.domain.reservation import LoadMode
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Take the option with the lowest cost: the soonest warm pod where it is certain to be that."""
     key, size_class, deadline_s = request.key, request.size_class, request.deadline_s
-    certain = certainly_soonest(key, size_class, deadline_s, cluster, now_s)
+    certain = certain_pod(key, size_class, deadline_s, cluster, now_s)
     if certain is not None:
-        return certain
+        return run_warm(certain)
     serving = cluster.residency.serving(key)
     free = serving.free.first(MAX_COMPARED)
     if not serving.are_of_a_kind or not serving.have_free_slots or not free:
@@ -60,20 +60,12 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     if _may_pay(request, found.seconds, cost_s, cluster, now_s):
         return weigh(request, cluster, now_s, found)
     loss = None if serving.warming else _loss(found, None, request, cluster)
-    return _run_warm(found, loss)
+    return run_warm(found, loss)
 
 
-def _run_warm(found: PodForecast, loss: ColdStartLoss | None = None) -> SendTo:
+def run_warm(found: PodForecast, loss: ColdStartLoss | None = None) -> SendTo:
     name = found.pod.name  # by position: names cost a tenth of a decision
     return SendTo(name, name, LoadMode.WARM, Reason.WARM, -1, 0, found, (), loss)
-
-
-def certainly_soonest(
-    key: str, size_class: int | None, deadline_s: float | None, cluster: ClusterState, now_s: float
-) -> SendTo | None:
-    """Run at `certain_pod`."""
-    found = certain_pod(key, size_class, deadline_s, cluster, now_s)
-    return None if found is None else _run_warm(found)
 
 
 def certain_pod(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.routing.auto import certainly_soonest
+from gateway.routing.auto import certain_pod
 from gateway.routing.colocation import colocation_queueing
 from gateway.routing.decision import (
     ColdStartLoss,
@@ -21,7 +21,7 @@ from gateway.routing.decision import (
     Wait,
 )
 from gateway.routing.device_backlog import is_idle
-from gateway.routing.latency_model import estimate_of
+from gateway.routing.latency_model import PodForecast, estimate_of
 from gateway.routing.routing_policies import routing_policy
 from registry.domain.cluster import ClusterState
 from registry.domain.measures import MAX_AGE_S
@@ -73,33 +73,29 @@ class RoutingResult:
     max_pause_s: float = MAX_PAUSE_S
     """Of a probe: the longest time until the model's next one."""
     view: RequestView | None = None
-    """What the policy saw of the request; None: nothing, or not more than `route_plain` says."""
+    """What the policy saw of the request; None: nothing, or not more than `is_plain` says."""
     is_plain: bool = False
-    """Of `route_plain`."""
+    """Of `soonest_in_time`."""
 
 
-def route_plain(
-    request: IncomingRequest, models: Mapping[ModelName, ModelRecord], cluster: ClusterState,
-    now_s: float,
-) -> RoutingResult | None:  # fmt: skip
-    """As `route_request` where `auto` compares nothing and no request is queued; None: ask that.
+def is_plain(spec: ModelSpec) -> bool:
+    """Whether `soonest_in_time` may decide, as `route_request` would where no request is queued.
 
-    Most requests are, and nothing that it leaves out can change its decision about them.
+    A failed load changes nothing for a warm model.
     """
-    record, deadline_s = models.get(request.model), request.deadline_s
-    if record is None or request.policy is not None:
-        return None  # a failed load changes nothing for a model that is warm
-    spec = record.serving
-    if spec.needs or spec.policy.routing != RoutingPolicy.AUTO:
-        return None
-    decision = certainly_soonest(spec.key, request.size_class, deadline_s, cluster, now_s)
-    if decision is None:
-        return None
-    if deadline_s is not None and (forecast := decision.forecast):
-        known_s = forecast.seconds - forecast.guessed_s if forecast.is_measured else 0.0
+    return not spec.needs and spec.policy.routing == RoutingPolicy.AUTO
+
+
+def soonest_in_time(
+    key: str, size_class: int | None, deadline_s: float | None, cluster: ClusterState, now_s: float
+) -> PodForecast | None:
+    """As `certain_pod`, unless the response is known to come after the deadline."""
+    found = certain_pod(key, size_class, deadline_s, cluster, now_s)
+    if deadline_s is not None and found is not None:
+        known_s = found.seconds - found.guessed_s if found.is_measured else 0.0
         if known_s >= deadline_s - now_s:
             return None
-    return RoutingResult(decision, spec.policy.routing, spec, is_plain=True)
+    return found
 
 
 def view_of(

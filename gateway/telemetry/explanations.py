@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.routing.auto import run_warm
 from gateway.routing.decision import (
     Decision,
     LatencyEstimate,
@@ -15,15 +16,19 @@ from gateway.routing.decision import (
     SendTo,
     Wait,
 )
+from gateway.routing.latency_model import PodForecast
 from gateway.routing.route_request import IncomingRequest, RoutingResult, view_of
 from gateway.routing.ways import ways
 from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod_state import PodState
 from registry.domain.residency_index import Residency
 
 MAX_EXPLANATIONS: Final = 4096
 MAX_WEIGHED: Final = 50
 """Requests in a second that were decided without a comparison and whose ways are weighed for their
 explanation: that takes longer than their decision. Of further ones only the decision is kept."""
+_SAME_S: Final = 0.001
 _MAX_CANDIDATES: Final = 32
 _MAX_APPLICATIONS: Final = 256
 _SENT: Final[Mapping[Reason, str]] = {
@@ -58,8 +63,14 @@ class _Explanation:
     wait_reasons: list[str] = field(default_factory=list)
 
 
+_Seen = tuple[list[tuple[str, int, int, int, bool]], Mapping[str, Residency]]
+_Taken = tuple[ModelName, ModelSpec, PodForecast, _Seen]
+"""Of one of many requests that were decided without a comparison: from these values its explanation
+is made if somebody asks."""
+
+
 class Explanations:
-    """Decisions by request id; above `max_explanations` the oldest is dropped."""
+    """Decisions by request id; above `max_explanations` the older half is dropped."""
 
     def __init__(self, max_explanations: int = MAX_EXPLANATIONS, *, gateway: str = "") -> None:
         self.gateway = gateway
@@ -67,7 +78,12 @@ class Explanations:
         self._max_explanations = max_explanations
         self._weighed_since_s = -1.0
         self._weighed = 0
-        self._by_id: dict[str, _Explanation] = {}
+        self._by_id: dict[str, _Explanation | _Taken] = {}
+        self._older: dict[str, _Explanation | _Taken] = {}
+        """Half of all: to forget them at once costs less than each by itself."""
+        self._seen: dict[str, _Seen] = {}
+        """By model key: pods and holders, as the first decision of this millisecond saw them."""
+        self._seen_s = 0.0
         self._selections: dict[str, Callable[[], dict[str, Any]]] = {}
         self.latest_selections: dict[str, str] = {}
         """By application: the id of the last request whose variant was chosen in a window."""
@@ -76,27 +92,44 @@ class Explanations:
         self, request: IncomingRequest, result: RoutingResult, state: ClusterState, now_s: float
     ) -> None:
         """Record a decision, unless the request already waits for the same reason."""
-        known = self._by_id.get(request.id)
-        if known is not None and known.request is not request:
+        known = self._by_id.get(request.id) or self._older.get(request.id)
+        if not isinstance(known, _Explanation) or known.request is not request:
             known = None  # another request with the same id
-            del self._by_id[request.id]
         decision = result.decision
         wait_reasons = known.wait_reasons if known else []
         if isinstance(decision, Wait):
             if wait_reasons and wait_reasons[-1] == decision.reason:
                 return
             wait_reasons.append(decision.reason)
-        if known is None and len(self._by_id) >= self._max_explanations:
-            del self._by_id[next(iter(self._by_id))]
         holders = dict(state.holders(result.spec.key)) if result.spec else {}
-        pods = [
-            (pod.name, pod.slots_busy, pod.slots, pod.inferring, pod.is_accepting)
-            for pod in _candidates(state, decision, holders)
-        ]
+        pods = [_counts(pod) for pod in _candidates(state, decision, holders)]
         options = self._options(request, result, state, now_s)
-        self._by_id[request.id] = _Explanation(
-            request, result, pods, holders, options, wait_reasons
-        )
+        self._put(request.id, _Explanation(request, result, pods, holders, options, wait_reasons))
+
+    def _put(self, request_id: str, explanation: _Explanation | _Taken) -> None:
+        if len(self._by_id) >= self._max_explanations // 2:
+            self._older, self._by_id = self._by_id, {}
+        self._by_id[request_id] = explanation
+
+    def record_warm(
+        self, request_id: str, model: ModelName, spec: ModelSpec, forecast: PodForecast,
+        state: ClusterState, now_s: float,
+    ) -> None:  # fmt: skip
+        """Record the decision of `decide_warm`, with the other ways only if there is time."""
+        if now_s - self._weighed_since_s >= 1 or self._weighed < MAX_WEIGHED:
+            request = IncomingRequest(request_id, model, now_s, 0.0, 0)
+            decision = run_warm(forecast)
+            result = RoutingResult(decision, spec.policy.routing, spec, is_plain=True)
+            self.record(request, result, state, now_s)
+            return
+        if not 0 <= now_s - self._seen_s < _SAME_S:
+            self._seen_s, self._seen = now_s, {}
+        seen = self._seen.get(spec.key)
+        if seen is None:
+            holders = dict(state.holders(spec.key))
+            pods = _candidates(state, run_warm(forecast), holders)
+            seen = self._seen[spec.key] = ([_counts(pod) for pod in pods], holders)
+        self._put(request_id, (model, spec, forecast, seen))
 
     def _options(
         self, request: IncomingRequest, result: RoutingResult, state: ClusterState, now_s: float
@@ -131,7 +164,9 @@ class Explanations:
 
     def get(self, request_id: str) -> dict[str, Any] | None:
         """The explanation of one request as JSON; None if it is unknown or was dropped."""
-        known = self._by_id.get(request_id)
+        known = self._by_id.get(request_id) or self._older.get(request_id)
+        if isinstance(known, tuple):
+            known = _explanation(request_id, known)
         explain = self._selections.get(request_id)
         chosen = {} if explain is None else {"selection": explain()}
         if known is None:
@@ -178,6 +213,19 @@ def _candidates(
     if isinstance(decision, SendTo):
         names += [decision.entry, decision.predict]
     return [state.pods[name] for name in dict.fromkeys(names) if name in state.pods]
+
+
+def _counts(pod: PodState) -> tuple[str, int, int, int, bool]:
+    return pod.name, pod.slots_busy, pod.slots, pod.inferring, pod.is_accepting
+
+
+def _explanation(request_id: str, taken: _Taken) -> _Explanation:
+    model, spec, forecast, (pods, holders) = taken
+    decision = run_warm(forecast)
+    result = RoutingResult(decision, spec.policy.routing, spec, is_plain=True)
+    options = (_only_option(decision, forecast),)
+    request = IncomingRequest(request_id, model, 0.0, 0.0, 0)
+    return _Explanation(request, result, pods, holders, options)
 
 
 def _decision(decision: SendTo | Wait | Reject) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from gateway.http.client_request import status_line
 from gateway.telemetry.histograms import UNKNOWN
 from gateway.telemetry.recent_requests import (
     FailureLog,
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
     from gateway.telemetry.tracing import Tracer
 
 _FIRST_FAILURE: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
-_LINES: Final = b"""\
-%bx-request-id: %b\r
-x-pilotlight-pod: %b\r
+_BEGINNING: Final = b"""\
+%bx-pilotlight-pod: %b\r
 x-pilotlight-predict-pod: %b\r
 x-pilotlight-policy: %b\r
 x-pilotlight-reason: %b\r
-server-timing: %b\r
-%b%b"""
+%b%bx-request-id: """
+_MAX_BEGINNINGS: Final = 64
+"""Of one kind of response, by pod: most have a line of their own that names it."""
 
 _access_logger = logging.getLogger("gateway.access")
 
@@ -45,6 +46,8 @@ class RequestTelemetry:
     ) -> None:  # fmt: skip
         """`gateway`: name of this gateway, for responses. `tracer`: None if nothing is traced."""
         self.tracer = tracer
+        self.is_detailed = logs_requests or tracer is not None
+        """Whether single requests are logged or traced."""
         self.gateway = gateway.encode()
         self.recent = RecentRequests()
         self._logs_requests = logs_requests
@@ -57,15 +60,41 @@ class RequestTelemetry:
         target: ModelTarget,
     ) -> bytes:  # fmt: skip
         """The header lines of the response to the client, but for its length."""
-        start = b"x-pilotlight-start: %b\r\n" % outcome.start.encode() if outcome.start else b""
-        lines = _LINES % (
-            response.forwarded, outcome.id.encode(), response.pod or entry.encode(),
-            response.predict_pod or outcome.pod.encode(), outcome.policy.encode(),
-            outcome.reason.encode(), timings.server_timing(), self._gateway_line, start,
+        lines = b"%b%b\r\nserver-timing: %b\r\n" % (
+            self._beginning(
+                response, entry, outcome.pod, outcome.policy, outcome.reason, outcome.start
+            ),
+            outcome.id.encode(), timings.server_timing(),
         )  # fmt: skip
         if target.version:
             lines += b"x-pilotlight-version: %b\r\n" % target.version
         return lines + target.selection_lines
+
+    def _beginning(
+        self, response: PodResponse, entry: str, predict: str, policy: str, reason: str, start: str
+    ) -> bytes:
+        """What like responses have in common."""
+        return _BEGINNING % (
+            response.forwarded, response.pod or entry.encode(),
+            response.predict_pod or predict.encode(), policy.encode(), reason.encode(),
+            self._gateway_line, b"x-pilotlight-start: %b\r\n" % start.encode() if start else b"",
+        )  # fmt: skip
+
+    def warm_head(
+        self, response: PodResponse, pod: str, policy: str, reason: str, request_id: str,
+        timings: StageTimings, length: bytes,
+    ) -> bytes:  # fmt: skip
+        """The whole head of a usual response, of which most is kept."""
+        beginning = response.heads.get(pod)
+        if beginning is None:
+            if len(response.heads) >= _MAX_BEGINNINGS:
+                response.heads.clear()
+            beginning = response.heads[pod] = status_line(response.status) + self._beginning(
+                response, pod, pod, policy, reason, response.start
+            )
+        return b"%b%b\r\nserver-timing: %b\r\ncontent-length: %b\r\n\r\n" % (
+            beginning, request_id.encode(), timings.server_timing(), length,
+        )  # fmt: skip
 
     def served(self, outcome: RecentRequest, error_body: bytes = b"") -> None:
         """Count a pod's response; `error_body`: the beginning of an error's."""

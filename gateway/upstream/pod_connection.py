@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from common.connection_pool import MAX_IDLE_S, ConnectionPool
 from common.http_connection import Connection, InvalidResponse, NotConnected
@@ -16,7 +16,9 @@ from gateway.http.pod_response import (
     LENGTH,
     TIMING,
     KnownResponses,
+    Shape,
     read_response,
+    shape_of,
     stage_times_ms,
 )
 from gateway.request_run import waker
@@ -26,17 +28,10 @@ if TYPE_CHECKING:
 
     from common.http_connection import Waiter
     from gateway.http.headers import Headers
-    from gateway.http.pod_response import PodResponse, StageTimes
+    from gateway.http.pod_response import PodResponse
 
 CONNECT_TIMEOUT_S: Final = 1.0
 _MAX_IDLE: Final = 1024
-_HEAD_END: Final = b"\r\n\r\n"
-_LINE_END: Final = b"\r\n"
-_LENGTH_LINE: Final = b"\r\n%b: " % LENGTH
-_TIMING_LINE: Final = b"\r\n%b: " % TIMING
-_LENGTH_CUT: Final = b"\r\n\0"
-_TIMING_CUT: Final = b"\r\n\1"
-"""In place of a line: no head that is valid has these bytes."""
 _NO_TIMES: Final = (0.0, 0.0, 0.0, 0.0)
 _MAX_DIGITS: Final = 15
 
@@ -53,6 +48,13 @@ class PodConnectionLost(UpstreamLost):
         self.was_reused = was_reused
 
 
+class Owner(Protocol):
+    """A request that waits for its response without a task."""
+
+    def on_response(self) -> None:
+        """Something of it has come, or the connection has ended; called once."""
+
+
 class PodConnection(Connection):
     """One connection, one exchange at a time; `wait_head` and `wait_body` raise PodConnectionLost.
 
@@ -64,6 +66,10 @@ class PodConnection(Connection):
 
     def __init__(self, known: KnownResponses) -> None:
         self._known = known
+        self._shape: Shape | None = None
+        """Of the last known head: the next one is like it, mostly."""
+        self._response: PodResponse | None = None
+        """Of `_shape`."""
         super().__init__()
 
     def _reset(self) -> None:
@@ -74,9 +80,15 @@ class PodConnection(Connection):
         """What `timing` says."""
         self._left_bytes = 0
         """Of the body behind a known head."""
-        self._key = b""
-        """Of a head that is not known."""
+        self._unknown: Shape | None = None
+        """Of a head that is to be parsed."""
         self._forward: Callable[[], bool] | None = None
+        self.owner: Owner | None = None
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether the response is one to a warm request, with a length, and nothing to be told."""
+        return bool(self.length) and self.response.is_usual
 
     @property
     def all_headers(self) -> Headers:
@@ -100,7 +112,10 @@ class PodConnection(Connection):
             self._forward = None
 
     def _wake(self) -> None:
-        if self._forward is not None:
+        if self.owner is not None:
+            owner, self.owner = self.owner, None
+            owner.on_response()
+        elif self._forward is not None:
             if self.has_body and not self._forward():
                 self._forward = None
             elif not self.is_closed:
@@ -134,20 +149,20 @@ class PodConnection(Connection):
 
     def _take_known(self, data: bytes) -> bool:
         """Begin a response whose head was parsed before, but for its length and times."""
-        head, end, body = data.partition(_HEAD_END)
-        before, _, rest = head.partition(_LENGTH_LINE)
-        length, _, rest = rest.partition(_LINE_END)
-        key, timing = before + _LENGTH_CUT + rest, b""
-        times_ms: StageTimes | None = _NO_TIMES
-        before, _, rest = key.partition(_TIMING_LINE)
-        if rest:
-            timing, _, rest = rest.partition(_LINE_END)
-            key, times_ms = before + _TIMING_CUT + rest, usual_times_ms(timing)
-        if not (end and times_ms and length.isdigit() and len(length) <= _MAX_DIGITS):
+        shape, found = self._shape, None
+        if shape is not None:
+            found = shape.split(data)
+        if shape is None or found is None:
+            shape = shape_of(data)
+            self._response, self._unknown = self._known.of(shape), shape
+            found = None if shape is None else shape.split(data)
+        response = self._response
+        if shape is None or found is None or response is None:
             return False
-        response = self._known.get(key)
-        if response is None:
-            self._key = key
+        self._shape, self._unknown = shape, None
+        length, timing, body = found
+        times_ms = usual_times_ms(timing) if timing else _NO_TIMES
+        if times_ms is None or not length.isdigit() or len(length) > _MAX_DIGITS:
             return False
         left_bytes = int(length) - len(body)
         if left_bytes < 0:
@@ -183,9 +198,11 @@ class PodConnection(Connection):
         self.length, self.timing = values.get(LENGTH, b""), values.get(TIMING, b"")
         self.times_ms = stage_times_ms(self.timing)
         self.response = read_response(self.status, self.headers)
-        was_cut = bool(self.timing) is (_TIMING_CUT in self._key)
-        if self._key and was_cut and self._parser.should_keep_alive():
-            self._known.keep(self._key, self.response)
+        shape = self._unknown
+        if shape is None or shape.has_timing is not bool(self.timing):
+            return
+        if self._parser.should_keep_alive():
+            self._known.keep(shape, self.response)
 
 
 class PodConnectionPool(ConnectionPool[PodConnection]):

@@ -114,16 +114,16 @@ def proxied(*, is_measured: bool) -> RoutingResult:
 
 def test_one_request_tries_a_transfer_that_was_never_measured_the_next_ones_do_not() -> None:
     probes, first = RequestProbes(), placement()
-    assert probes.may_try_transfer(first.arrival, NOW_S)
+    assert probes.may_try_transfer(first.arrival.model, NOW_S)
     probes.count(first, proxied(is_measured=False), NOW_S)
-    assert not probes.may_try_transfer(first.arrival, NOW_S + MAX_PAUSE_S / 2)
-    assert probes.may_try_transfer(first.arrival, NOW_S + MAX_PAUSE_S)
+    assert not probes.may_try_transfer(first.arrival.model, NOW_S + MAX_PAUSE_S / 2)
+    assert probes.may_try_transfer(first.arrival.model, NOW_S + MAX_PAUSE_S)
 
 
 def test_measured_transfers_are_not_limited() -> None:
     probes, request = RequestProbes(), placement()
     probes.count(request, proxied(is_measured=True), NOW_S)
-    assert probes.may_try_transfer(request.arrival, NOW_S)
+    assert probes.may_try_transfer(request.arrival.model, NOW_S)
 
 
 def test_a_probe_that_loads_pauses_the_next_one_for_longer() -> None:
@@ -178,9 +178,9 @@ def test_the_models_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPa
     specs = [declare(state, f"m-{number}", queue_depth=0) for number in range(4)]
     for spec in specs:
         virtual.place(spec)
-    assert list(virtual.placer._admission.records) == [specs[2].name, specs[3].name]
+    assert list(virtual.placer.admission.records) == [specs[2].name, specs[3].name]
     virtual.placer.notify_change()
-    assert not virtual.placer._admission.records
+    assert not virtual.placer.admission.records
 
 
 def test_an_explanation_shows_no_transfer_that_the_request_could_not_try() -> None:

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from gateway.dispatch.pending_placement import PendingPlacement
+from gateway.routing.auto import run_warm
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import (
     IncomingRequest,
     RoutingResult,
-    route_plain,
+    is_plain,
     route_request,
+    soonest_in_time,
     view_of,
 )
 from registry.domain.cluster import ClusterState
@@ -45,6 +47,20 @@ def random_failure(rng: random.Random, now_s: float) -> LoadFailure | None:
     return LoadFailure(rng.choice([KEY, "m@1"]), "no-memory", "none", 1, now_s + rng.uniform(-1, 1))
 
 
+def route_plain(
+    request: IncomingRequest, state: ClusterState, now_s: float
+) -> RoutingResult | None:
+    """As `Admission.decide` does with one that is alone."""
+    record = state.models.get(request.model)
+    if record is None or request.policy is not None or not is_plain(record.serving):
+        return None
+    spec, deadline_s = record.serving, request.deadline_s
+    found = soonest_in_time(spec.key, request.size_class, deadline_s, state, now_s)
+    if found is None:
+        return None
+    return RoutingResult(run_warm(found), spec.policy.routing, spec, is_plain=True)
+
+
 def test_a_plain_request_is_routed_as_any_other() -> None:
     plain = 0
     for seed in range(STATES):
@@ -59,7 +75,7 @@ def test_a_plain_request_is_routed_as_any_other() -> None:
             needy = replace(record.spec, needs=machine_needs({"transformer": {"containers": [{}]}}))
             state.models[NAME] = replace(record, spec=needy)
         request = random_request(rng, now_s)
-        found = route_plain(request, state.models, state, now_s)
+        found = route_plain(request, state, now_s)
         if found is None:
             continue
         plain += 1
@@ -94,7 +110,7 @@ class Series:
         self.virtual.events.now_s = now_s
         if rng.random() < 0.5:
             self._calm(state)
-        admission = self.virtual.placer._admission
+        admission = self.virtual.placer.admission
         admission._on_routed = self._on_routed
         if not self.has_plain:
             admission._decide_plain = lambda *_: None  # type: ignore[method-assign]
@@ -171,7 +187,7 @@ class Series:
         self.virtual.placer.notify_change()
 
     def seen(self) -> object:
-        state, admission = self.virtual.state, self.virtual.placer._admission
+        state, admission = self.virtual.state, self.virtual.placer.admission
         pods = [
             (pod.name, pod.slots_busy, pod.inferring, [vars_of(each) for each in pod.work.holders])
             for pod in state.pods.values()
@@ -206,6 +222,6 @@ def test_policies_that_compare_no_options_are_asked(policy: str) -> None:
     state, now_s = random_state(random.Random(3), KEY)
     declare(state, routing=policy)
     request = IncomingRequest("r", NAME, now_s, 0.0, 1)
-    assert route_plain(request, state.models, state, now_s) is None
+    assert route_plain(request, state, now_s) is None
     decision = route_request(request, state.models, state, now_s=now_s).decision
     assert not isinstance(decision, SendTo) or decision.forecast is None

@@ -5,7 +5,7 @@ import http.client
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 from types import FrameType
@@ -38,6 +38,9 @@ RESPONSE: Final = b"HTTP/1.1 200 OK\r\nx-pilotlight-pod: pod-a\r\ncontent-length
 TIMES_S: Final = {"preprocess": 0.0001, "infer": 0.0002, "postprocess": 0.0001, "network": 0.0005}
 
 
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 async def serve_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while await reader.read(65536):
         writer.write(RESPONSE)
@@ -45,10 +48,12 @@ async def serve_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 
 @asynccontextmanager
-async def warm_gateway(redis: RedisServer, pool: str) -> AsyncIterator[GatewayApp]:
+async def warm_gateway(
+    redis: RedisServer, pool: str, serve: Serve = serve_pod
+) -> AsyncIterator[GatewayApp]:
     """A gateway in this process, whose pod has measured the model."""
     async with AsyncExitStack() as stack:
-        pod = await asyncio.start_server(serve_pod, "127.0.0.1", 0)
+        pod = await asyncio.start_server(serve, "127.0.0.1", 0)
         stack.callback(pod.close)
         host, port = pod.sockets[0].getsockname()
         registry = await Registry.connect(redis.url, pool)
@@ -82,7 +87,11 @@ async def test_a_warm_request_visits_no_more_files_than_recorded(
 
     async with (
         warm_gateway(redis, pool) as app,
-        connected(app.infer, find=app.resolve_target) as (reader, writer, _),
+        connected(app.infer, find=app.resolve_target, take_warm=app.take_warm) as (
+            reader,
+            writer,
+            _,
+        ),
     ):
         for number in range(WARM_UP + 5):
             visits.append(set())

@@ -7,7 +7,9 @@ import pytest
 from gateway.http.headers import MAX_KNOWN, MAX_KNOWN_HEADERS
 from gateway.http.pod_response import (
     KnownResponses,
+    Shape,
     read_response,
+    shape_of,
     stage_times_ms,
 )
 
@@ -60,6 +62,7 @@ def test_clients_see_that_a_pod_without_memory_executed_nothing() -> None:
     ("key", "status", "headers", "is_kept"),
     [
         pytest.param(KEY, 200, [], True, id="usual"),
+        pytest.param(KEY, 200, [(b"connection", b"keep-alive")], True, id="kept-open"),
         pytest.param(KEY, 200, [(b"connection", b"close")], False, id="closes"),
         pytest.param(KEY, 200, [(b"transfer-encoding", b"x")], False, id="coding"),
         pytest.param(KEY, 200, [(b"server-timing", b"a"), (b"server-timing", b"b")], False,
@@ -76,12 +79,40 @@ def test_only_usual_short_heads_are_kept(
     key: bytes, status: int, headers: list[tuple[bytes, bytes]], is_kept: bool
 ) -> None:
     known = KnownResponses()
-    known.keep(key, read_response(status, [(b"content-length", b"2"), *headers]))
+    known.keep(
+        Shape(key, b"", b"", True), read_response(status, [(b"content-length", b"2"), *headers])
+    )
     assert bool(known) is is_kept
 
 
 def test_the_number_of_known_heads_is_bounded() -> None:
     known, response = KnownResponses(), read_response(200, [])
     for number in range(2 * MAX_KNOWN):
-        known.keep(b"HTTP/1.1 200 %d" % number, response)
+        known.keep(Shape(b"HTTP/1.1 200 %d" % number, b"", b"", True), response)
         assert len(known) <= MAX_KNOWN
+
+
+@pytest.mark.parametrize(
+    ("head", "values"),
+    [
+        (b"a\r\ncontent-length: 3\r\n\r\n", (b"3", b"")),
+        (b"a\r\nContent-Length: 3\r\nb: c\r\n\r\n", (b"3", b"")),
+        (b"a\r\ncontent-length: 3\r\nb: c\r\nserver-timing: t\r\n\r\n", (b"3", b"t")),
+        (b"a\r\nServer-Timing: t\r\nContent-Length: 3\r\nb: c\r\n\r\n", (b"3", b"t")),
+    ],
+)
+def test_a_shape_gives_the_values_of_heads_like_it(
+    head: bytes, values: tuple[bytes, bytes]
+) -> None:
+    shape = shape_of(head + b"abc")
+    assert shape is not None
+    assert shape.split(head + b"abc") == (*values, b"abc")
+    assert shape.split(head.replace(b"3", b"14")) == (b"14", values[1], b"")
+    assert shape.split(head.replace(b"a", b"b", 1)) is None
+
+
+@pytest.mark.parametrize(
+    "head", [b"a\r\ncontent-length: 3\r\n", b"a\r\n\r\n", b"a\r\nserver-timing: t\r\n\r\n"]
+)
+def test_a_head_without_an_end_or_a_length_has_no_shape(head: bytes) -> None:
+    assert shape_of(head) is None

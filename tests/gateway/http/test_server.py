@@ -24,7 +24,7 @@ from gateway.http.client_request import ClientRequest
 from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
 from gateway.http.listener import ConnectionStarts
 from gateway.http.model_host import Verb
-from gateway.http.server import GatewayProtocol
+from gateway.http.server import GatewayProtocol, TakeWarm
 from gateway.http.targets import ModelTarget
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
@@ -63,14 +63,16 @@ async def connected(
     *,
     keep_alive_s: int = 75,
     find: Find = find_target,
+    take_warm: TakeWarm | None = None,
     protocol_class: type[GatewayProtocol] = GatewayProtocol,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, list[GatewayProtocol]]]:
     """A client's connection to a server with this handler, and the server's protocols."""
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     protocols: list[GatewayProtocol] = []
     make = partial(
-        protocol_class, find, handle, ConnectionStarts(), KnownHeads(), config=config, app_state={}
-    )
+        protocol_class, find, handle, ConnectionStarts(), KnownHeads(), take_warm,
+        config=config, app_state={},
+    )  # fmt: skip
 
     def protocol() -> GatewayProtocol:
         protocols.append(make(server_state=ServerState()))

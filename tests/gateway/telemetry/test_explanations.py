@@ -169,11 +169,11 @@ def test_an_explanation_shows_the_state_at_the_decision() -> None:
     assert found["candidates"][0]["tier"] == "device"
 
 
-def test_drops_the_oldest_beyond_the_maximum() -> None:
-    explanations = Explanations(max_explanations=3)
-    for n in range(10):
+def test_drops_the_older_half_beyond_the_maximum() -> None:
+    explanations = Explanations(max_explanations=4)
+    for n in range(9):
         record(explanations, incoming(f"r{n}"), PodSketch("pod-a"))
-    assert [n for n in range(10) if explanations.get(f"r{n}")] == [7, 8, 9]
+    assert [n for n in range(9) if explanations.get(f"r{n}")] == [6, 7, 8]
 
 
 def test_lists_every_wait_reason_once() -> None:

@@ -1,0 +1,269 @@
+"""A request to a model that is warm, from its head to the end of its response, by callbacks alone.
+
+Most requests are like it: their head was seen before, their body came with it, a pod that has the
+model takes them at once, and its response comes in one piece. Such a request has no task, future,
+timer or body of its own. Whatever differs at any point is handed over, as far as it has come, to
+`Request`, which decides about retries and all the rest; both call the same functions.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from gateway.dispatch.placement import Placement, Reservation
+from gateway.dispatch.pod_request import head_rest
+from gateway.dispatch.retries import MAX_WAIT_SHARE
+from gateway.http.client_request import NO_EVENT, ClientRequest
+from gateway.routing.auto import run_warm
+from gateway.routing.decision import Reason, SendTo
+from gateway.routing.placed_requests import record_at
+from gateway.telemetry.recent_requests import RecentRequest, StageTimings
+
+if TYPE_CHECKING:
+    from gateway.dispatch.request_context import RequestContext
+    from gateway.dispatch.warm_route import WarmRoute, WarmRoutes
+    from gateway.http.client_request import InferenceConnection
+    from gateway.http.framing import KnownHead
+    from gateway.request_run import Deadlines, Expiring
+    from gateway.routing.latency_model import PodForecast
+    from gateway.routing.route_request import IncomingRequest
+    from gateway.shutdown import Shutdown
+    from gateway.telemetry.explanations import Explanations
+    from gateway.upstream.pod_connection import PodConnection
+    from registry.domain.pod_work import PlacedRequest
+    from registry.redis.watch import ClusterWatch
+
+_REASON: Final = str(Reason.WARM)
+
+
+class WarmPath:
+    """What all such requests of a gateway use."""
+
+    def __init__(
+        self, context: RequestContext, explanations: Explanations, watch: ClusterWatch,
+        routes: WarmRoutes, deadlines: Deadlines, shutdown: Shutdown, *, request_timeout_s: float,
+    ) -> None:  # fmt: skip
+        self.context = context
+        self.explanations = explanations
+        self.state = watch.state
+        self.registry_now_s = watch.registry_now_s
+        self.deadlines = deadlines
+        self.shutdown = shutdown
+        self.request_timeout_s = request_timeout_s
+        self._route_of = routes.route_of
+
+    def take(
+        self, connection: InferenceConnection, head: KnownHead, body: bytes, unread_s: float
+    ) -> WarmRequest | None:
+        """The request, to be started; None: its head needs more than this."""
+        route: WarmRoute | None = head.route
+        if route is None or route.models_version != self.state.models_version:
+            route = head.route = self._route_of(head)
+        if route is None or not route.is_warm:
+            return None
+        return WarmRequest(self, route, connection, head, body, unread_s)
+
+
+class WarmRequest(Reservation):
+    """One request. For its connection it is a request cycle, for the registry a reservation."""
+
+    message_event: Final = NO_EVENT
+    disconnected = response_complete = response_started = False
+    keep_alive = True
+    is_begun = False
+    """It was sent to its pod; it has `forecast`, `work` and `pod_connection`."""
+    pod_connection: PodConnection
+    work: PlacedRequest | None = None
+    forecast: PodForecast
+    started_s = sent_s = 0.0
+    """By `time.perf_counter`."""
+    losses = 0
+    """`LostPods.losses` when it was sent."""
+    _due: set[Expiring] | None = None
+
+    def __init__(
+        self, path: WarmPath, route: WarmRoute, connection: InferenceConnection, head: KnownHead,
+        body: bytes, unread_s: float,
+    ) -> None:  # fmt: skip
+        """`unread_s`: how long the head was there before it was read."""
+        self._path = path
+        self.route = route
+        self._connection = connection
+        self._head = head
+        self._body = body
+        self.received_s = connection.loop.time() - unread_s
+        self.load_token, self.takes_slot = 0, True
+
+    def start(self) -> None:
+        """Decide, reserve and send, all at once; or hand over."""
+        self.started_s = time.perf_counter()
+        try:
+            is_sent = self._send()
+        except Exception:
+            self._fail()
+        else:
+            if not is_sent:
+                self.hand_over()
+
+    def _send(self) -> bool:
+        path, route = self._path, self.route
+        context, state = path.context, path.state
+        if self.disconnected or self._connection.flow.write_paused:
+            return False
+        if path.shutdown.is_leaving or path.shutdown.is_draining:
+            return False
+        if route.models_version != state.models_version or context.lost_pods.remembers:
+            return False
+        loop_s = self._connection.loop.time()
+        now_s, deadline_s, until_s = path.registry_now_s(), None, loop_s + path.request_timeout_s
+        if route.deadline_s is not None:
+            waited_s = max(0.0, loop_s - self.received_s)
+            if waited_s > MAX_WAIT_SHARE * route.deadline_s:
+                return False
+            deadline_s = now_s - waited_s + route.deadline_s
+            until_s = loop_s - waited_s + route.deadline_s
+        model, key = route.target.model, route.key
+        forecast = context.placer.admission.decide_warm(
+            model, key, route.size_class, deadline_s, now_s
+        )
+        if forecast is None:
+            return False
+        pod = forecast.pod
+        if not context.reservations.may_be_optimistic(pod, key):
+            return False
+        connection = context.connections.take_idle(pod.address)
+        if connection is None:
+            return False
+        self.forecast, self.pod_connection = forecast, connection
+        self.entry = self.predict = pod
+        context.reservations.hold_optimistic(self)
+        self.is_begun = True
+        self.work = record_at(forecast, key, deadline_s, now_s)
+        context.arrival_counter.count(model)
+        context.retries.budget.earn()
+        self.request_id = request_id = f"{random.getrandbits(128):032x}"
+        path.explanations.record_warm(request_id, model, route.spec, forecast, state, now_s)
+        if route.deadline_s is not None:
+            self._due = path.deadlines.add(self, until_s, loop_s)
+        self.losses = context.lost_pods.losses
+        beginning = route.head_beginning(pod.address, context.connections.secret)
+        rest = head_rest(self, request_id, (until_s - loop_s) * 1000)
+        connection.start()
+        connection.owner = self
+        self.sent_s = time.perf_counter()
+        connection.write(b"%b%b%b" % (beginning, rest, self._body))
+        return True
+
+    # The response
+
+    def on_response(self) -> None:
+        """Of the pod's connection: something has come, or it has ended."""
+        connection = self.pod_connection
+        if not (connection.is_complete and connection.is_usual and self.keep_alive):
+            self.hand_over()
+            return
+        try:
+            self._respond(connection)
+        except Exception:
+            self._fail()
+
+    def _respond(self, connection: PodConnection) -> None:
+        pod_ms = (time.perf_counter() - self.sent_s) * 1000
+        timings = StageTimings((self.sent_s - self.started_s) * 1000, pod_ms, *connection.times_ms)
+        context, route, response = self._path.context, self.route, connection.response
+        policy, reason, telemetry = route.policy, _REASON, context.telemetry
+        name, request_id = self.entry.name, self.request_id
+        head = telemetry.warm_head(
+            response, name, policy, reason, request_id, timings, connection.length
+        )
+        chunks = connection.take_body()
+        self._release()  # before the client can send its next request
+        self._connection.transport.write(head + chunks[0] if chunks else head)
+        self.response_complete = True
+        forecast = self.forecast
+        telemetry.served(
+            RecentRequest(
+                request_id, time.time(), route.target.label, policy, reason, "warm",
+                response.status, name, timings,
+                forecast.seconds if forecast.is_measured else None,
+            )
+        )  # fmt: skip
+        context.connections.release(self.entry.address, connection)
+        self._connection.on_response_complete()
+
+    @property
+    def decision(self) -> SendTo:  # type: ignore[override]
+        return run_warm(self.forecast)
+
+    @property
+    def key(self) -> str:  # type: ignore[override]
+        return self.route.key
+
+    def add_pending(self, count: int) -> None:
+        self.entry.add_pending(count, count)
+
+    def _release(self) -> None:
+        if self.work is not None:
+            self.work.end()
+        if self._due is not None:
+            self._due.discard(self)
+        self.is_begun = False
+        context = self._path.context
+        context.reservations.release_optimistic(self)
+        context.placer.notify_change()
+
+    # What differs
+
+    def on_deadline(self) -> None:
+        self.hand_over().run.on_deadline()
+
+    def connection_lost(self) -> None:
+        """Its client has disconnected."""
+        if self.is_begun and not self.response_complete:
+            client = self.hand_over()
+            client.disconnected = True
+            client.connection_lost()
+
+    def outlives(self) -> None:
+        self.hand_over()
+
+    def hand_over(self) -> ClientRequest:
+        """Let `Request` go on: with a task if it needs one, and to retry, if it may."""
+        if self._due is not None:
+            self._due.discard(self)
+        client = self._client()
+        if self.is_begun:
+            client.begun, self.pod_connection.owner = self, None
+        else:
+            client.disconnected = self.disconnected
+        client.start()
+        return client
+
+    def _client(self) -> ClientRequest:
+        waited_s = self._connection.loop.time() - self.received_s
+        client = ClientRequest(
+            self.route.target, self._head.headers, self._connection, waited_s, self._head,
+            self._body,
+        )  # fmt: skip
+        client.keep_alive = self.keep_alive
+        self._connection.replace_served(client)
+        return client
+
+    def _fail(self) -> None:
+        """Of an error that is the gateway's own."""
+        if self.is_begun:
+            self.pod_connection.close()
+            self._release()
+        client = self._client()
+        client.response_started = self.response_complete
+        client.fail()
+
+    def placement(self, arrival: IncomingRequest) -> Placement:
+        """What it holds, for the request that goes on."""
+        placement = Placement(arrival)
+        placement.spec, placement.policy = self.route.spec, self.route.policy
+        placement.decision, placement.reservation = self.decision, self
+        placement.work, placement.is_pending, placement.direct_tries = self.work, False, 1
+        return placement

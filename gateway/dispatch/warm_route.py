@@ -1,0 +1,94 @@
+"""What follows from a request's head alone, for requests to models that are warm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from gateway.dispatch.pod_request import MAX_HEADS, head_beginning
+from gateway.errors import GatewayError
+from gateway.http.headers import read_headers
+from gateway.http.held_bodies import UNCOUNTED_BYTES
+from gateway.http.model_host import Verb
+from gateway.routing.route_request import is_plain
+from registry.domain.measures import size_class
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from common.pod_secret import PodSecret
+    from gateway.http.framing import KnownHead
+    from gateway.http.targets import ModelTarget
+    from registry.domain.cluster import ClusterState
+    from registry.domain.model import ModelSpec
+
+_VERBS: Final = (Verb.PREDICT, Verb.INFER, None)
+
+
+@dataclass(eq=False, slots=True)
+class WarmRoute:
+    """Of one head, until models change."""
+
+    models_version: int
+    is_warm: bool
+    """Whether `WarmRequest` may serve requests with the head."""
+    target: ModelTarget
+    spec: ModelSpec
+    key: str
+    policy: str
+    content_length: int
+    size_class: int | None
+    deadline_s: float | None
+    _forwarded: bytes
+    _heads: dict[str, bytes] = field(default_factory=dict)
+    """By address of a pod: the beginning of the head that it is sent."""
+
+    def head_beginning(self, address: str, secret: PodSecret) -> bytes:
+        """See `pod_request`; kept, as it changes with the model and the pods' secret alone."""
+        beginning = self._heads.get(address)
+        if beginning is None or secret.is_required:  # it is read again from time to time
+            beginning = head_beginning(
+                self.target, self._forwarded, self.spec, address, secret.header_line,
+                self.content_length,
+            )  # fmt: skip
+            if len(self._heads) >= MAX_HEADS:
+                self._heads.clear()
+            self._heads[address] = beginning
+        return beginning
+
+
+class WarmRoutes:
+    def __init__(
+        self, state: ClusterState, resolve_target: Callable[[bytes, bytes], ModelTarget | None],
+        deadline_of: Callable[[float | None, ModelSpec], float | None], *, max_body_bytes: int,
+    ) -> None:  # fmt: skip
+        """`deadline_of`: a request's time, by what its header says and its model."""
+        self._state = state
+        self._resolve_target = resolve_target
+        self._deadline_of = deadline_of
+        self._max_body_bytes = min(UNCOUNTED_BYTES, max_body_bytes)
+
+    def route_of(self, head: KnownHead) -> WarmRoute | None:
+        """None: there is no such model, or requests with the head are refused."""
+        state, target = self._state, self._resolve_target(head.path, head.host)
+        record = None if target is None else state.models.get(target.model)
+        if target is None or record is None or head.content_length > self._max_body_bytes:
+            return None
+        try:
+            read = head.read = head.read or read_headers(head.headers)
+        except GatewayError:
+            return None
+        spec = record.serving
+        is_usual = not (
+            read.policy or read.selection_policy or read.step_header or read.secret or read.place_at
+        )
+        is_model = (
+            target.is_named and target.verb in _VERBS and target.component is None
+            and not target.canaries and target.model not in state.applications
+        )  # fmt: skip
+        return WarmRoute(
+            state.models_version, is_usual and is_model and is_plain(spec) and not spec.logger,
+            target, spec, spec.key, str(spec.policy.routing), head.content_length,
+            size_class(head.content_length), self._deadline_of(read.deadline_s, spec),
+            read.forwarded,
+        )  # fmt: skip

@@ -1,0 +1,374 @@
+"""Requests served by callbacks alone, and what differs: as those that have a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gateway.app import GatewayApp
+from gateway.dispatch import reservations
+from gateway.dispatch.warm_request import WarmRequest
+from gateway.telemetry import explanations
+from tests.gateway.asynchronous import run_async
+from tests.gateway.end_to_end.test_visited_files import REQUEST, RESPONSE, SPEC, warm_gateway
+from tests.gateway.http.test_server import connected
+from tests.gateway.placer_harness import eventually
+from tests.servers import RedisServer
+
+HOLD = b"hold"
+"""In place of bytes: until the pod is released."""
+CLOSE = b"close"
+"""In place of bytes: the pod closes the connection."""
+OK = b"HTTP/1.1 200 OK\r\nx-pilotlight-pod: pod-a\r\n"
+TIMED = (
+    OK + b"server-timing: load;dur=0.000, preprocess;dur=1.000, infer;dur=2.500,"
+    b" postprocess;dur=0.500\r\ncontent-length: 2\r\n\r\n[]"
+)
+WAITED = OK + b"x-pilotlight-start: host\r\ncontent-length: 2\r\n\r\n[]"
+FAILED = (
+    b"HTTP/1.1 400 Bad Request\r\nx-pilotlight-pod: pod-a\r\nx-pilotlight-error: bad-input\r\n"
+    b"content-length: 2\r\n\r\n{}"
+)
+REFUSED = (
+    b"HTTP/1.1 503 Service Unavailable\r\nx-pilotlight-pod: pod-a\r\n"
+    b"x-pilotlight-not-executed: slots\r\ncontent-length: 2\r\n\r\n{}"
+)
+CHUNKED = OK + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+LONG = OK + b"content-length: 300000\r\n\r\n" + b"x" * 300_000
+DEADLINE = b"x-pilotlight-deadline-ms: 200\r\n"
+
+CASES: dict[str, list[list[bytes]]] = {
+    "usual": [[RESPONSE], [RESPONSE]],
+    "times": [[TIMED], [TIMED.replace(b"2.500", b"3.500")]],
+    "in pieces": [[RESPONSE[:30], RESPONSE[30:-1], RESPONSE[-1:]]],
+    "body apart": [[RESPONSE[:-2], HOLD, RESPONSE[-2:]]],
+    "long": [[LONG]],
+    "chunked": [[CHUNKED]],
+    "until the end": [[OK + b"\r\n[1, 2]", CLOSE]],
+    "not kept open": [[RESPONSE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), CLOSE]],
+    "interim": [[b"HTTP/1.1 103 Early Hints\r\nlink: a\r\n\r\n" + RESPONSE]],
+    "waited": [[WAITED]],
+    "error": [[FAILED]],
+    "no slot, then one": [[REFUSED], [RESPONSE]],
+    "stale connection": [[CLOSE], [RESPONSE]],
+    "closed twice": [[CLOSE], [CLOSE]],
+    "broken off": [[RESPONSE[:-1], CLOSE]],
+    "not HTTP": [[b"SMTP\r\n\r\n"]],
+    "not JSON of queue-proxy": [[b"HTTP/1.1 502 Bad Gateway\r\ncontent-length: 3\r\n\r\nbad"]],
+    "more than asked for": [[RESPONSE + RESPONSE]],
+    "late": [[HOLD, RESPONSE]],
+}
+
+
+@dataclass
+class ScriptedPod:
+    """Sends what it is told, by request; after that usual responses."""
+
+    script: list[list[bytes]] = field(default_factory=list)
+    heads: list[bytes] = field(default_factory=list)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    closed: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                await reader.readexactly(int(head.split(b"content-length: ")[1].split()[0]))
+                self.heads.append(head)
+                for part in self.script.pop(0) if self.script else [RESPONSE]:
+                    if part == HOLD:
+                        self.held.set()
+                        await self.released.wait()
+                    elif part == CLOSE:
+                        return
+                    else:
+                        writer.write(part)
+                        await writer.drain()
+                        await asyncio.sleep(0.001)  # so that parts come apart
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.closed += 1
+            writer.close()
+
+
+@dataclass
+class Served:
+    """A client at a gateway that has served some usual requests."""
+
+    app: GatewayApp
+    pod: ScriptedPod
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    begun: list[WarmRequest]
+
+    @property
+    def state(self) -> Any:
+        return self.app.pools.owner_of(SPEC.name).watch.state
+
+    async def ask(self, request: bytes = REQUEST) -> tuple[bytes, dict[bytes, bytes], bytes]:
+        self.writer.write(request)
+        return await self.read()
+
+    async def read(self) -> tuple[bytes, dict[bytes, bytes], bytes]:
+        """Status line, headers and what came of the body; empty if the connection was closed."""
+        try:
+            head = await self.reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            return error.partial, {}, b""
+        first, *lines = head[:-4].split(b"\r\n")
+        headers = {name: value for name, _, value in (line.partition(b": ") for line in lines)}
+        length = int(headers.get(b"content-length", -1))
+        try:
+            if length >= 0:
+                body = await self.reader.readexactly(length)
+            else:
+                body = await self.reader.readuntil(b"0\r\n\r\n")
+        except asyncio.IncompleteReadError as error:
+            body = error.partial + b" (broken off)"
+        return first, headers, body
+
+    async def at_rest(self) -> None:
+        """Nothing is held any more."""
+        context = self.app.pools.owner_of(SPEC.name).context
+        pod = self.state.pods["pod-a"]
+        await eventually(
+            lambda: (
+                context.reservations.held_total == pod.slots_busy == pod.inferring == 0
+                and not pod.work.inferences
+                and not pod.work.holders
+            )
+        )
+
+
+@asynccontextmanager
+async def served(
+    redis: RedisServer, pool: str, *, by_callbacks: bool = True, count: int = 3,
+    request: bytes = REQUEST,
+) -> AsyncIterator[Served]:  # fmt: skip
+    pod, begun = ScriptedPod(), list[WarmRequest]()
+    async with AsyncExitStack() as stack:
+        app = await stack.enter_async_context(warm_gateway(redis, pool, pod.serve))
+        take = app.take_warm
+        assert take is not None
+
+        def take_noted(*arguments: Any) -> WarmRequest | None:
+            found = take(*arguments)
+            if found is not None:
+                begun.append(found)
+            return found
+
+        reader, writer, _ = await stack.enter_async_context(
+            connected(
+                app.infer, find=app.resolve_target, take_warm=take_noted if by_callbacks else None
+            )
+        )
+        client = Served(app, pod, reader, writer, begun)
+        for _ in range(count):
+            assert (await client.ask(request))[2] == b"[]"
+        assert bool(begun) is by_callbacks
+        begun.clear()
+        pod.heads.clear()
+        yield client
+
+
+def outcome(response: tuple[bytes, dict[bytes, bytes], bytes]) -> tuple[object, ...]:
+    """What does not differ between two requests."""
+    first, headers, body = response
+    own = {b"x-request-id", b"server-timing", b"x-pilotlight-gateway"}
+    text = re.sub(rb"[\d.]+ s\b", b"S", body)
+    return first, {name: value for name, value in headers.items() if name not in own}, text
+
+
+def head_without_ids(head: bytes) -> list[bytes]:
+    known = (b"x-request-id", b"x-pilotlight-attempt", b"x-pilotlight-deadline-ms",
+             b"x-pilotlight-reservation", b"host")  # fmt: skip
+    return sorted(line for line in head.split(b"\r\n") if not line.startswith(known))
+
+
+async def answers(
+    redis: RedisServer, pool: str, script: list[list[bytes]], *, by_callbacks: bool
+) -> tuple[object, ...]:
+    async with served(redis, pool, by_callbacks=by_callbacks) as client:
+        client.pod.script = [list(parts) for parts in script]
+        client.writer.write(REQUEST)
+        if any(HOLD in parts for parts in script):
+            await client.pod.held.wait()
+            await asyncio.sleep(0.01)
+            client.pod.released.set()
+        first = outcome(await client.read())
+        later: tuple[object, ...] = ()
+        if not client.reader.at_eof():
+            later = outcome(await client.ask())
+        await client.at_rest()
+        if by_callbacks:
+            assert client.begun
+        heads = [head_without_ids(head) for head in client.pod.heads]
+        metrics = client.app.pools.owner_of(SPEC.name).context.telemetry.recent
+        ended = [(each.status, each.reason, each.start) for each in metrics.newest_first()]
+        return first, later, heads, sorted(ended)
+
+
+@pytest.mark.parametrize("case", CASES)
+@run_async
+async def test_what_differs_is_answered_as_ever(case: str, redis: RedisServer, pool: str) -> None:
+    own = await answers(redis, pool, CASES[case], by_callbacks=True)
+    assert own == await answers(redis, f"{pool}-2", CASES[case], by_callbacks=False)
+
+
+@run_async
+async def test_a_request_that_may_have_been_begun_is_sent_again_as_the_same_attempt(
+    redis: RedisServer, pool: str
+) -> None:
+    async with served(redis, pool) as client:
+        client.pod.script = [[CLOSE], [RESPONSE]]
+        assert (await client.ask())[2] == b"[]"
+        first, second = client.pod.heads
+        attempt, request_id = (
+            re.compile(rb"x-pilotlight-attempt: (\S+)"),
+            re.compile(rb"x-request-id: (\S+)"),
+        )
+        assert attempt.findall(first) == attempt.findall(second) != []
+        assert request_id.findall(first) == request_id.findall(second)
+        assert b"x-pilotlight-resent: 1" in second
+        assert b"x-pilotlight-resent" not in first
+
+
+@run_async
+async def test_a_long_request_is_registered_and_goes_on(
+    redis: RedisServer, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 0.02)
+    async with served(redis, pool) as client:
+        client.pod.script = [[HOLD, RESPONSE]]
+        client.writer.write(REQUEST)
+        await client.pod.held.wait()
+        await eventually(lambda: client.state.pods["pod-a"].slots_used == 1)  # by Redis' count
+        client.pod.released.set()
+        first, headers, body = await client.read()
+        assert (first, body) == (b"HTTP/1.1 200 OK", b"[]")
+        assert headers[b"x-pilotlight-policy"] == b"auto"
+        await client.at_rest()
+
+
+@run_async
+async def test_a_client_that_leaves_frees_its_slot_and_ends_its_pods_work(
+    redis: RedisServer, pool: str
+) -> None:
+    async with served(redis, pool) as client:
+        client.pod.script = [[HOLD, RESPONSE]]
+        client.writer.write(REQUEST)
+        await client.pod.held.wait()
+        client.writer.transport.abort()
+        await client.at_rest()
+        client.pod.released.set()
+        await eventually(lambda: client.pod.closed == 1)
+
+
+@run_async
+async def test_a_deadline_ends_it(redis: RedisServer, pool: str) -> None:
+    request = REQUEST.replace(b"content-length", DEADLINE + b"content-length")
+    async with served(redis, pool, request=request) as client:
+        client.pod.script = [[HOLD, RESPONSE]]
+        client.writer.write(request)
+        await client.pod.held.wait()
+        assert len(client.begun) == 1
+        first, headers, _ = await client.read()
+        assert first == b"HTTP/1.1 504 Gateway Timeout"
+        assert headers[b"x-pilotlight-reason"] == b"deadline"
+        await client.at_rest()
+        client.pod.released.set()
+
+
+@run_async
+async def test_pipelined_requests_are_answered_in_order(redis: RedisServer, pool: str) -> None:
+    async with served(redis, pool) as client:
+        client.pod.script = [[HOLD, RESPONSE.replace(b"[]", b"[1")], [RESPONSE], [FAILED]]
+        client.writer.write(REQUEST)
+        await client.pod.held.wait()
+        client.writer.write(REQUEST + REQUEST)
+        client.pod.released.set()
+        assert [(await client.read())[2] for _ in range(3)] == [b"[1", b"[]", b"{}"]
+        client.writer.write(REQUEST + b"no HTTP\r\n\r\n")
+        assert (await client.read())[2] == b"[]"
+        assert (await client.read())[0].startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.parametrize("is_sent", [False, True])
+@run_async
+async def test_a_draining_gateway_answers_what_it_has_begun(
+    is_sent: bool, redis: RedisServer, pool: str
+) -> None:
+    async with served(redis, pool) as client:
+        client.pod.script = [[HOLD, RESPONSE]]
+        if not is_sent:
+            client.app.shutdown.is_draining = True
+        client.writer.write(REQUEST)
+        if is_sent:
+            await client.pod.held.wait()
+            client.app.shutdown.is_leaving = client.app.shutdown.is_draining = True
+            client.begun[-1].keep_alive = False  # as uvicorn does
+            client.pod.released.set()
+        first, headers, _ = await client.read()
+        assert first.split()[1] == (b"200" if is_sent else b"503")
+        assert headers.get(b"connection") == (b"close" if is_sent else None)
+        await client.at_rest()
+
+
+@run_async
+async def test_an_error_of_the_gateway_itself_is_answered(
+    redis: RedisServer, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("unexpected")
+
+    async with served(redis, pool) as client:
+        telemetry = client.app.pools.owner_of(SPEC.name).context.telemetry
+        monkeypatch.setattr(telemetry, "warm_head", fail)
+        first, _, body = await client.ask()
+        assert first == b"HTTP/1.1 500 Internal Server Error"
+        assert b"failed unexpectedly" in body
+        await client.at_rest()
+        monkeypatch.undo()
+        assert (await client.ask())[2] == b"[]"
+
+
+@run_async
+async def test_its_decision_is_explained_also_where_many_come(
+    redis: RedisServer, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = []
+    for weighed in (50, 0):
+        monkeypatch.setattr(explanations, "MAX_WEIGHED", weighed)
+        async with served(redis, f"{pool}-{weighed}") as client:
+            _, headers, _ = await client.ask()
+            explained = client.app.pools.owner_of(SPEC.name).explanations
+            found = explained.get(headers[b"x-request-id"].decode())
+            assert found is not None
+            documents.append(found)
+    weighed_document, plain = documents
+    for name in ("model", "policy", "waited_for"):
+        assert plain[name] == weighed_document[name]
+    assert plain["decision"]["predict"] == "pod-a"
+    assert plain["candidates"] == weighed_document["candidates"]
+    assert [each["way"] for each in plain["options"]] == ["colocate"]
+
+
+@pytest.mark.parametrize("line", [b"x-pilotlight-policy: auto", b"x-request-id: 1"])
+@run_async
+async def test_a_request_that_asks_for_more_is_decided_in_full(
+    line: bytes, redis: RedisServer, pool: str
+) -> None:
+    request = REQUEST.replace(b"host: x", b"host: x\r\n" + line)
+    async with served(redis, pool) as client:
+        for _ in range(3):
+            assert (await client.ask(request))[2] == b"[]"
+        assert not client.begun
+        assert (await client.ask())[2] == b"[]"
+        assert client.begun
