@@ -295,7 +295,7 @@ class Registry:
         code in between but that of the batch's other callbacks, so a caller that counts pending
         slots never counts this slot twice.
         """
-        self.transactions.submit_with_callback(("reserve", reservation_id, terms), on_result)
+        self.transactions.submit_reservation("reserve", reservation_id, terms, on_result)
 
     def release(
         self,
@@ -308,20 +308,20 @@ class Registry:
         The operation is sent with the next one or a millisecond later, which halves the round trips
         of a client that runs one request at a time.
         """
-        self.transactions.submit_with_callback(
-            ("release", reservation_id, terms), on_result, is_deferred=True
+        self.transactions.submit_reservation(
+            "release", reservation_id, terms, on_result, is_deferred=True
         )
 
     def renew(self, reservation_id: str, terms: ReservationRequest) -> None:
         """Extend the reservation of a long request."""
-        self.transactions.submit_with_callback(("renew", reservation_id, terms), lambda _: None)
+        self.transactions.submit_reservation("renew", reservation_id, terms, lambda _: None)
 
     def restore(self, reservation_id: str, terms: ReservationRequest) -> None:
         """Record a reservation again after its pod has re-registered during the request.
 
         Only the reservation's owner may call this, and only before it releases the reservation.
         """
-        self.transactions.submit_with_callback(("hold", reservation_id, terms), lambda _: None)
+        self.transactions.submit_reservation("hold", reservation_id, terms, lambda _: None)
 
     async def _submit_checked(self, *operation: Any) -> Any:
         """Run an operation of a pod. Raises ClaimLost, LeaseLost."""

@@ -56,7 +56,7 @@ class ServerScript:
     def run(
         self,
         connection: RedisConnection,
-        operations: Sequence[str | bytes | int],
+        arguments: Sequence[str | bytes | int],
         origin: str,
         on_reply: Callable[[Any], None],
         *reads: Sequence[str],
@@ -66,7 +66,7 @@ class ServerScript:
         With `reads`, commands that see what the batch wrote and nothing later, `on_reply` gets the
         replies of all in a list.
         """
-        command = ("EVALSHA", self._sha, "1", self._prefix, origin, *operations)
+        command = ("EVALSHA", self._sha, "1", self._prefix, origin, *arguments)
 
         def send(on_reply: Callable[[Any], None]) -> None:
             if reads:

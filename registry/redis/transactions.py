@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import orjson
 
+from registry.domain.reservation import ReservationRequest
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.redis.batch import Operation, decode_answer, encode_batch
+from registry.redis.batch import Call, CallQueue, OnResult, decode_answer, encode_batch
 from registry.redis.redis_connection import (
     ReconnectingConnection,
     RedisConnection,
@@ -32,7 +33,6 @@ SNAPSHOT_TIMEOUT_S: Final = 5.0
 _GRACE_S: Final = 0.01
 """To read a reply that has arrived where this process, not Redis, was late: paused, perhaps."""
 DEFERRAL_S: Final = 0.001
-MAX_BATCH: Final = 256
 _NO_CHANGES: Final = len(b"[]")
 
 
@@ -44,10 +44,6 @@ class AppliedChanges:
     now_ms: int
     changes: bytes
     """JSON list, as published."""
-
-
-_Queued = tuple[Operation, Callable[[Any], None]]
-"""What gets the result may get a RegistryUnavailable in its place."""
 
 
 class Transactions:
@@ -67,8 +63,8 @@ class Transactions:
         self._script = ServerScript(self.prefix)
         self._connection = ReconnectingConnection(url, self.prefix, self._script.load)
         self._connector: asyncio.Task[None] | None = None
-        self._queue: list[_Queued] = []
-        self._in_flight: Sequence[_Queued] = ()
+        self._queue = CallQueue()
+        self._in_flight: Sequence[Call] = ()
         self._is_scheduled = False
         self._deferral: asyncio.TimerHandle | None = None
         self.on_applied: Callable[[AppliedChanges], None] | None = None
@@ -82,23 +78,28 @@ class Transactions:
         self.submit_with_callback(orjson.dumps(operation), resolver(future))
         return future
 
-    def submit_with_callback(
-        self, operation: Operation, on_result: Callable[[Any], None], *, is_deferred: bool = False
-    ) -> None:
-        """Queue one operation; `on_result` gets its result or a RegistryUnavailable.
+    def submit_with_callback(self, operation: bytes, on_result: OnResult) -> None:
+        """Queue one operation as JSON, so that what JSON cannot express fails at the caller."""
+        self._queue.add(operation, on_result)
+        self._send_soon()
 
-        It is sent at the end of this turn of the loop, or after the batch in flight; if deferred,
-        with the next operation, at most `DEFERRAL_S` later.
-        """
-        self._queue.append((operation, on_result))
-        if self._in_flight or self._is_scheduled:
-            return
-        loop = asyncio.get_running_loop()
+    def submit_reservation(
+        self, name: str, id_: str, terms: ReservationRequest, on_result: OnResult,
+        *, is_deferred: bool = False,
+    ) -> None:  # fmt: skip
+        """Queue an operation of a reservation; if deferred, it waits for `DEFERRAL_S` at most."""
+        self._queue.add_reservation(name, id_, terms, on_result)
         if not is_deferred:
-            self._is_scheduled = True
-            loop.call_soon(self._flush)
-        elif self._deferral is None:
+            self._send_soon()
+        elif not (self._in_flight or self._is_scheduled or self._deferral):
+            loop = asyncio.get_running_loop()
             self._deferral = loop.call_later(DEFERRAL_S, self._flush)
+
+    def _send_soon(self) -> None:
+        """At the end of this turn of the loop, or after the batch in flight."""
+        if not (self._in_flight or self._is_scheduled):
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     async def connect(self) -> None:
         """Reach Redis, which changes nothing there. Raises RegistryUnavailable."""
@@ -152,9 +153,8 @@ class Transactions:
         """
         connection = await self._connection.connect(REPLY_TIMEOUT_S)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        encoded = orjson.dumps(operation)
-        operations = encode_batch([encoded])
-        self._script.run(connection, operations, self.origin, resolver(future), *reads)
+        arguments = ("op", 1, orjson.dumps(operation))
+        self._script.run(connection, arguments, self.origin, resolver(future), *reads)
         try:
             reply = await _received(future, timeout_s)
         except TimeoutError as error:
@@ -163,12 +163,14 @@ class Transactions:
         except RegistryUnavailable:
             self._lose_batch(connection)
             raise
-        (version, news, now_ms, changes, (answer,)), *hashes = reply if reads else [reply]
+        (version, news, now_ms, changes, ((_, answer, refusal),)), *hashes = (
+            reply if reads else [reply]
+        )
         versions = ChannelVersions(version, news)
         self._report_applied(versions, now_ms, changes)
-        result = decode_answer(encoded, answer)
-        if isinstance(result, RegistryRefused):
-            raise result
+        if refusal is not None:
+            raise decode_answer("op", refusal)
+        result = decode_answer("op", answer)
         return versions, now_ms, result, hashes
 
     async def close(self) -> None:
@@ -194,10 +196,7 @@ class Transactions:
         if connection is None:
             self._reconnect()
             return
-        batch, self._queue = self._queue[:MAX_BATCH], self._queue[MAX_BATCH:]
-        batch.sort(key=_is_reserving)  # after what frees slots
-        operations = encode_batch(operation for operation, _ in batch)
-        self._in_flight = batch
+        batch = self._in_flight = self._queue.take()
         loop = asyncio.get_running_loop()
         timer = loop.call_later(REPLY_TIMEOUT_S, self._time_out, batch, connection)
 
@@ -205,9 +204,9 @@ class Transactions:
             timer.cancel()
             self._finish_batch(batch, connection, reply)
 
-        self._script.run(connection, operations, self.origin, on_reply)
+        self._script.run(connection, encode_batch(batch), self.origin, on_reply)
 
-    def _time_out(self, batch: Sequence[_Queued], connection: RedisConnection) -> None:
+    def _time_out(self, batch: Sequence[Call], connection: RedisConnection) -> None:
         """Close the connection after `_GRACE_S`."""
 
         def close() -> None:
@@ -217,9 +216,7 @@ class Transactions:
 
         asyncio.get_running_loop().call_later(_GRACE_S, close)
 
-    def _finish_batch(
-        self, batch: Sequence[_Queued], connection: RedisConnection, reply: Any
-    ) -> None:
+    def _finish_batch(self, batch: Sequence[Call], connection: RedisConnection, reply: Any) -> None:
         self._in_flight = ()
         if isinstance(reply, RegistryUnavailable):
             self._lose_batch(connection)
@@ -227,11 +224,14 @@ class Transactions:
         else:
             version, news, now_ms, changes, answers = reply
             self._report_applied(ChannelVersions(version, news), now_ms, changes)
-            for (operation, on_result), answer in zip(batch, answers, strict=True):
-                result = decode_answer(operation, answer)
-                if isinstance(result, RegistryRefused):
-                    connection.close()  # the server may not be the master any more: find it again
-                _call_back(operation, on_result, result)
+            for call, (granted, answer, refusal) in zip(batch, answers, strict=True):
+                if granted:
+                    _call_back(call, call.on_results[:granted], decode_answer(call.name, answer))
+                if granted < len(call.on_results):
+                    result = decode_answer(call.name, refusal)
+                    if isinstance(result, RegistryRefused):
+                        connection.close()  # the server may not be the master now: find it again
+                    _call_back(call, call.on_results[granted:], result)
         if self._queue and not self._is_scheduled:
             self._flush()
 
@@ -271,12 +271,13 @@ class Transactions:
         self._flush()
 
     def _fail_queue(self, error: RegistryUnavailable) -> None:
-        failed, self._queue = self._queue, []
-        self._fail(failed, error)
+        queue, self._queue = self._queue, CallQueue()
+        while queue:
+            self._fail(queue.take(), error)
 
-    def _fail(self, batch: Sequence[_Queued], error: RegistryUnavailable) -> None:
-        for operation, on_result in batch:
-            _call_back(operation, on_result, error)
+    def _fail(self, batch: Sequence[Call], error: RegistryUnavailable) -> None:
+        for call in batch:
+            _call_back(call, call.on_results, error)
 
 
 async def _received(reply: asyncio.Future[Any], timeout_s: float) -> Any:
@@ -292,13 +293,10 @@ async def _received(reply: asyncio.Future[Any], timeout_s: float) -> Any:
         reply.cancel()
 
 
-def _is_reserving(item: _Queued) -> bool:
-    return item[0][0] == "reserve"
-
-
-def _call_back(operation: Operation, on_result: Callable[[Any], None], result: Any) -> None:
-    """Report one result; an error in one callback must not prevent the other callbacks."""
-    try:
-        on_result(result)
-    except Exception:
-        logger.exception("callback of an operation failed", extra={"operation": operation[:20]})
+def _call_back(call: Call, on_results: Sequence[OnResult], result: Any) -> None:
+    """Report a result; an error in one callback must not prevent the other callbacks."""
+    for on_result in on_results:
+        try:
+            on_result(result)
+        except Exception:
+            logger.exception("callback of an operation failed", extra={"operation": call.name})

@@ -1,8 +1,7 @@
--- The run of a batch. ARGV[1] is its origin; then come operations: `op` and one as JSON or, since
--- they are many, of reservations: `at` and terms, then each with these terms as its name, the number
--- of reservations, and their ids. Changes are published once per batch, under one new version: all of
--- them to gateways; to pods without the counts and steps, which change with every request, and
--- without expected arrivals.
+-- The run of a batch. ARGV[1] is its origin; then come calls: `op`, 1 and an operation as JSON or,
+-- since they are many, of reservations: a name, their number and their ids, after `at` and terms.
+-- Changes are published once per batch, under one new version: all of them to gateways; to pods
+-- without the counts and steps, which change with every request, and without expected arrivals.
 
 local terms
 local answers, index = {}, 2
@@ -13,17 +12,20 @@ local function take(count)
   return {unpack(ARGV, index - count, index - 1)}
 end
 
-local function run(call)
+local function run(text)
+  local call = cjson.decode(text)
   if not op[call[1]] then define_others() end
   known = {}
   return 1, cjson.encode((op[call[1]](unpack(call, 2))))
 end
 
-local function answer(count, ok, granted, answered, refusal)
+-- How many of a call's operations were granted, their answer, and that of the others.
+local function add_answer(ok, granted, answer, refusal)
   if not ok then  -- it must neither stop the others nor hide what they have written
-    granted, refusal = 0, {err = type(granted) == 'table' and granted.err or tostring(granted)}
+    refusal = {err = type(granted) == 'table' and granted.err or tostring(granted)}
+    granted, answer = 0, nil
   end
-  for place = 1, count do answers[#answers + 1] = place > granted and refusal or answered end
+  answers[#answers + 1] = {granted, answer or false, refusal or false}
 end
 
 while ARGV[index] do
@@ -31,11 +33,13 @@ while ARGV[index] do
   if name == 'at' then
     terms = take(9)
     for _, place in ipairs({1, 6, 7, 8, 9}) do terms[place] = tonumber(terms[place]) end
-  elseif name == 'op' then
-    answer(1, pcall(run, cjson.decode(take(1)[1])))
   else
-    local ids = take(tonumber(take(1)[1]))
-    answer(#ids, pcall(op[name], ids, unpack(terms)))
+    local texts = take(tonumber(take(1)[1]))
+    if name == 'op' then
+      add_answer(pcall(run, texts[1]))
+    else
+      add_answer(pcall(op[name], texts, unpack(terms)))
+    end
   end
 end
 
