@@ -8,6 +8,8 @@ program, and nobody else has the socket.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import os
 import pickle
 import time
@@ -19,6 +21,8 @@ from typing import Any, Final
 
 from common.child_process import Command, KeptProcess, python_environment, python_module
 from common.frames import Message, frame, parent_socket, received
+
+logger = logging.getLogger(__name__)
 
 _ONE_THREAD: Final = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
@@ -33,9 +37,10 @@ class FunctionProcess(KeptProcess):
     """Kept running once it is wanted; all calls that it has not answered fail where it ends."""
 
     def __init__(
-        self, module: str, *, on_start: Callable[[], object] = lambda: None,
-        on_end: Callable[[], object] = lambda: None,
+        self, module: str, *, silent_s: float = 0.0,
+        on_start: Callable[[], object] = lambda: None, on_end: Callable[[], object] = lambda: None,
     ) -> None:  # fmt: skip
+        """It is killed where calls time out and none has been answered for `silent_s`."""
         super().__init__(
             Command(
                 module, python_module(module), python_environment({**os.environ, **_ONE_THREAD})
@@ -45,8 +50,9 @@ class FunctionProcess(KeptProcess):
         )  # fmt: skip
         self.pending: dict[int, asyncio.Future[Any]] = {}
         """The calls that wait for their results."""
-        self.answered_s = 0.0
-        """When it answered last, on the monotonic clock."""
+        self._silent_s = silent_s
+        self._late_since_s = math.inf
+        """When a call timed out first, since one was answered."""
         self._after_end = on_end
         self._number = 0
 
@@ -62,7 +68,7 @@ class FunctionProcess(KeptProcess):
         self._number += 1
         number, timer, until_s = self._number, None, None
         if timeout_s is not None:
-            timer = loop.call_later(timeout_s, _fail, future, TimeoutError())
+            timer = loop.call_later(timeout_s, self._time_out, future)
             until_s = time.monotonic() + timeout_s  # the clock that processes share
 
         def end(_: asyncio.Future[Any]) -> None:
@@ -75,13 +81,22 @@ class FunctionProcess(KeptProcess):
         self.send({"number": number, "name": name, "until_s": until_s}, pickle.dumps(arguments))
         return future
 
+    def _time_out(self, future: asyncio.Future[Any]) -> None:
+        now_s = time.monotonic()
+        self._late_since_s = min(self._late_since_s, now_s)
+        if now_s - self._late_since_s >= self._silent_s and self.child is not None:
+            logger.warning("process does not answer", extra={"process_name": self.command.name})
+            self.child.abort()
+        _fail(future, TimeoutError())
+
     def _on_result(self, head: dict[str, Any], body: bytes) -> None:
-        self.answered_s = time.monotonic()
+        self._late_since_s = math.inf
         future = self.pending.get(head["number"])
         if future is not None and not future.done():
             future.set_result(pickle.loads(body))
 
     def _fail_calls(self) -> None:
+        self._late_since_s = math.inf
         for future in list(self.pending.values()):
             _fail(future, ProcessEnded())
         self._after_end()

@@ -39,11 +39,8 @@ class WindowPlanner:
             return
 
         def end(planned: asyncio.Future[SelectionPlan | None]) -> None:
-            error = planned.exception()
-            if isinstance(error, TimeoutError) and self.process.child is not None:
-                logger.warning("planning process does not answer")
-                self.process.child.abort()
-            then(planned.result() if error is None else plan_or_none(policy, window))
+            is_lost = planned.exception() is not None
+            then(plan_or_none(policy, window) if is_lost else planned.result())
 
         self.process.call("plan", policy, window, timeout_s=TIMEOUT_S).add_done_callback(end)
 

@@ -10,7 +10,6 @@ number of partial plans still grows exponentially with the groups, so it is boun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,27 +24,13 @@ from gateway.selection.planning_problem import (
 )
 
 _ROUNDING: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Partials:
-    """Partial plans with the same number of groups done."""
-
-    utility: Floats
-    done: Ints
-    """A bit per group."""
-    free_s: Floats
-    """[plans, workers]."""
-    loaded: Ints
-    """[plans, workers]."""
-    origin: Ints
-    """[plans, 3]: the plan it extends, the group, its choice."""
-
-    def take(self, kept: Ints) -> _Partials:
-        return _Partials(
-            self.utility[kept], self.done[kept], self.free_s[kept], self.loaded[kept],
-            self.origin[kept],
-        )  # fmt: skip
+_UTILITY: Final = 0
+_DONE: Final = 1
+"""A bit per group."""
+_ORIGIN: Final = slice(2, 5)
+"""The plan it extends, the group, its choice."""
+_STATE: Final = 5
+"""When each worker is free, and then what each has loaded."""
 
 
 def best_order(
@@ -61,33 +46,33 @@ def best_order(
     greedy = mean_utility(problem, place_greedily(problem, groups))
     least = max(at_least, greedy) * len(problem.requests) - _ROUNDING
     budget = problem.options.max_partial_plans if max_plans is None else max_plans
-    partials = _Partials(
-        np.zeros(1), np.zeros(1, np.int64), problem.free_s[None], problem.loaded[None],
-        np.zeros((1, 3), np.int64),
-    )  # fmt: skip
-    levels: list[_Partials] = []
+    partials = np.array([[*[0.0] * _STATE, *problem.free_s, *problem.loaded]])
+    levels: list[Floats] = []
     for left in range(len(groups), 0, -1):
-        budget -= len(partials.done) * left * search.choices
+        budget -= len(partials) * left * search.choices
         if budget < 0:
             return None
-        partials = search.extended(partials, least)
-        if not len(partials.done):
+        partials = search.without_dominated(search.extended(partials, least))
+        if not len(partials):
             return None
-        partials = _without_dominated(partials)
         levels.append(partials)
-    plan = int(np.lexsort((partials.free_s.sum(axis=1), -partials.utility))[0])
+    ends_s = partials[:, search.free].sum(axis=1)
+    plan = int(np.lexsort((ends_s, -partials[:, _UTILITY]))[0])
     blocks: list[list[int]] = []
     for level in reversed(levels):
-        plan, at, choice = level.origin[plan].tolist()
+        plan, at, choice = level[plan, _ORIGIN].astype(int).tolist()
         blocks.append((groups[at] * search.choices + choice).tolist())
     return [step for block in reversed(blocks) for step in block]
 
 
 class _Search:
-    """Groups and their choices; requests that a group has fewer than others are worthless."""
+    """Extends partial plans, a row each, by groups and their choices."""
 
     def __init__(self, problem: PlanningProblem, groups: Sequence[Ints]) -> None:
         self._problem = problem
+        workers = len(problem.workers)
+        self.free = slice(_STATE, _STATE + workers)
+        self._loaded = slice(_STATE + workers, _STATE + 2 * workers)
         firsts = np.array([group[0] for group in groups])
         self._variant, self._worker = problem.variant[firsts], problem.worker[firsts]
         self.choices = self._variant.shape[1]
@@ -96,7 +81,7 @@ class _Search:
         self._swap_s = problem.swap_s[firsts]
         size = max(len(group) for group in groups)
         self._total_s = problem.latency_s[firsts] * [[len(group)] for group in groups]
-        shape = (*self._variant.shape, size)
+        shape = (*self._variant.shape, size)  # requests that smaller groups lack are worthless
         self._accuracy, age_s = np.zeros(shape), np.zeros((len(groups), 1, size))
         self._deadline_s = np.ones((len(groups), 1, size))
         for at, group in enumerate(groups):
@@ -120,59 +105,53 @@ class _Search:
         gained = (self._accuracy * (1.0 - late)).sum(axis=-1)
         return np.where(self._variant < 0, -np.inf, gained)  # no choice
 
-    def extended(self, partials: _Partials, least: float) -> _Partials:
+    def extended(self, partials: Floats, least: float) -> Floats:
         """Every plan with every choice for each group not done, if it can be worth `least`."""
-        is_left = partials.done[:, None] & (1 << np.arange(len(self._variant))) == 0
-        first_s = partials.free_s[:, :-1].min(axis=1, initial=np.inf)[:, None, None]
+        free_s, done = partials[:, self.free], partials[:, _DONE].astype(np.int64)
+        is_left = done[:, None] & (1 << np.arange(len(self._variant))) == 0
+        first_s = free_s[:, :-1].min(axis=1, initial=np.inf)[:, None, None]
         soonest = self._gained(np.where(self._takes_time, first_s, 0.0)).max(axis=-1)
         rest = np.where(is_left, soonest, 0.0)
-        others = (partials.utility + rest.sum(axis=1))[:, None] - rest
-        is_loaded = partials.loaded[:, self._worker] == self._variant
-        starts = partials.free_s[:, self._worker] + np.where(is_loaded, 0.0, self._swap_s)
+        others = (partials[:, _UTILITY] + rest.sum(axis=1))[:, None] - rest
+        is_loaded = partials[:, self._loaded][:, self._worker] == self._variant
+        starts = free_s[:, self._worker] + np.where(is_loaded, 0.0, self._swap_s)
         gained = self._gained(starts)
         is_hopeful = is_left[:, :, None] & (others[:, :, None] + gained >= least)
         plan, group, choice = np.nonzero(is_hopeful)
-        free_s, loaded = partials.free_s[plan], partials.loaded[plan]
+        found = partials[plan]
+        found[:, _UTILITY] += gained[plan, group, choice]
+        found[:, _DONE] += 1 << group
+        found[:, _ORIGIN] = np.stack([plan, group, choice], axis=1)
         timed = np.flatnonzero(self._takes_time[group, choice])
-        worker = self._worker[group, choice][timed]
-        ends = starts[plan, group, choice] + self._total_s[group, choice]
-        free_s[timed, worker] = ends[timed]
-        loaded[timed, worker] = self._variant[group, choice][timed]
-        return _Partials(
-            partials.utility[plan] + gained[plan, group, choice],
-            partials.done[plan] | 1 << group, free_s, loaded,
-            np.stack([plan, group, choice], axis=1),
-        )  # fmt: skip
+        worker, ends_s = self._worker[group, choice], starts + self._total_s
+        found[timed, self.free.start + worker[timed]] = ends_s[plan, group, choice][timed]
+        found[timed, self._loaded.start + worker[timed]] = self._variant[group, choice][timed]
+        return found
 
+    def without_dominated(self, partials: Floats) -> Floats:
+        """Drop plans for which another of their kind is nowhere later and as good.
 
-def _without_dominated(partials: _Partials) -> _Partials:
-    """Drop plans for which another of their kind is nowhere later and as good."""
-    workers = partials.free_s.shape[1] - 1  # without the one that answers short circuits
-    for by in range(-1, workers if workers > 1 else 0):
-        # By when all workers are free together, then by when each of them is.
-        time_s = partials.free_s[:, :workers].sum(axis=1) if by < 0 else partials.free_s[:, by]
-        kind = partials.done
-        for worker in range(workers):  # a number for each kind: the product would overflow
-            kind = kind * (partials.loaded.max() + 2) + partials.loaded[:, worker] + 1
-            if workers > 1:
-                kind = np.unique(kind, return_inverse=True)[1]
-        order = np.lexsort((-partials.utility, time_s, kind))
-        partials, kind = partials.take(order), kind[order]
-        best = _best_before(partials.utility, kind)
-        is_dominated = (
-            (kind[best] == kind)
-            & (best < np.arange(len(kind)))
-            & (partials.utility[best] >= partials.utility)
-            & (partials.free_s[best] <= partials.free_s).all(axis=1)
-        )
-        partials = partials.take(np.flatnonzero(~is_dominated))
-    return partials
-
-
-def _best_before(utility: Floats, kind: Ints) -> Ints:
-    """The index of the highest utility before each of the same kind; kinds are sorted."""
-    is_new = np.ones(len(kind), bool)
-    np.not_equal(kind[1:], kind[:-1], out=is_new[1:])
-    raised = utility + np.cumsum(is_new) * (np.ptp(utility) + 1.0)
-    rises = np.where(np.maximum.accumulate(raised) == raised, np.arange(len(kind)), 0)
-    return np.concatenate([[0], np.maximum.accumulate(rises)[:-1]]).astype(np.int64)
+        Compared with the best of those before: by when all workers are free together, then each.
+        """
+        workers = self.free.stop - self.free.start - 1  # without that of short circuits
+        for by in range(-1, workers if workers > 1 else 0):
+            free_s = partials[:, self.free]
+            time_s = free_s[:, :workers].sum(axis=1) if by < 0 else free_s[:, by]
+            kinds = np.concatenate([partials[:, [_DONE]], partials[:, self._loaded]], axis=1)
+            order = np.lexsort((-partials[:, _UTILITY], time_s, *kinds.T))
+            partials, kinds = partials[order], kinds[order]
+            utility, rows = partials[:, _UTILITY], np.arange(len(partials))
+            is_new = np.ones(len(partials), bool)
+            is_new[1:] = (kinds[1:] != kinds[:-1]).any(axis=1)
+            kind = np.cumsum(is_new)
+            raised = utility + kind * (np.abs(utility).max(initial=0.0) * 2.0 + 1.0)
+            rises = np.where(np.maximum.accumulate(raised) == raised, rows, 0)
+            best = np.concatenate([[0], np.maximum.accumulate(rises)])[:-1]
+            is_dominated = (
+                (kind[best] == kind)
+                & (best < rows)
+                & (utility[best] >= utility)
+                & (partials[best][:, self.free] <= partials[:, self.free]).all(axis=1)
+            )
+            partials = partials[~is_dominated]
+        return partials

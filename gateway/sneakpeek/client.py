@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -102,10 +101,11 @@ class SneakPeekClient:
         self._wanted: dict[str, Load] = {}
         self._models_version = -1
         self._loaded: dict[str, Loaded] = {}
-        self._late_since_s: float | None = None
-        """Since when no look was answered, while some were late."""
         self.process = FunctionProcess(
-            "gateway.sneakpeek", on_start=self._load_all, on_end=self._loaded.clear
+            "gateway.sneakpeek",
+            silent_s=SILENT_S,
+            on_start=self._load_all,
+            on_end=self._loaded.clear,
         )
 
     def problem(self, application: str) -> str:
@@ -180,8 +180,10 @@ class SneakPeekClient:
     async def _look(
         self, application: str, body: Sequence[bytes], json_length: str | None, deadline_s: float
     ) -> LookResult:
-        loaded = self._loaded.get(application)
-        if loaded is None or loaded.problem or self._is_behind():
+        loaded, child = self._loaded.get(application), self.process.child
+        if loaded is None or loaded.problem or child is None:
+            return LookResult(LookOutcome.UNAVAILABLE)
+        if child.unread_bytes > MAX_UNREAD_BYTES or len(self.process.pending) >= MAX_IN_FLIGHT:
             return LookResult(LookOutcome.UNAVAILABLE)
         timeout_s = min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
         try:
@@ -189,26 +191,11 @@ class SneakPeekClient:
                 "look", application, b"".join(body), json_length, timeout_s=timeout_s
             )
         except TimeoutError:
-            self._late_since_s = self._late_since_s or time.monotonic()
             return LookResult(LookOutcome.LATE)
         except ProcessEnded:
             return LookResult(LookOutcome.UNAVAILABLE)
         outcome = LookOutcome.SEEN if seen.rows or seen.problem else LookOutcome.UNREADABLE
         return LookResult(outcome, seen, loaded.accuracy)
-
-    def _is_behind(self) -> bool:
-        """Whether the process does not keep up; one that is silent for long is replaced."""
-        child, since_s = self.process.child, self._late_since_s
-        if child is None:
-            return True
-        if since_s is not None and self.process.answered_s > since_s:
-            since_s = self._late_since_s = None
-        if since_s is not None and time.monotonic() - since_s > SILENT_S:
-            logger.warning("looking process does not answer")
-            self._late_since_s = None
-            child.abort()
-            return True
-        return child.unread_bytes > MAX_UNREAD_BYTES or len(self.process.pending) >= MAX_IN_FLIGHT
 
     async def run(self) -> None:
         """Keep the process alive while an application wants it, until cancelled."""

@@ -6,9 +6,8 @@ with the error of the protocol; only what no variant of the application can answ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,7 @@ from common.inference_protocol.bodies import V2Request, decode_document, split_b
 from common.inference_protocol.errors import PodError
 from common.inference_protocol.tensors import named_arrays
 from common.shown_value import shown
-from registry.domain.application import INPUT_DATATYPES, InputTensor
+from registry.domain.application import InputTensor
 
 MAX_ROWS: Final = 64
 """Of a request that is looked at; larger ones take no part in what a look could gain."""
@@ -32,46 +31,27 @@ class MismatchedBody(Exception):
     """The body has other tensors than the application, or numbers that are not finite."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class RequestRows:
+class RequestRows(NamedTuple):
     rows: NDArray[np.float32]
     """[rows, features], the inputs side by side in the order of `names`."""
-    is_v2: bool
-    request_id: str | None
-    is_answerable: bool
+    is_v2: bool = False
+    request_id: str | None = None
+    is_answerable: bool = True
 
 
 def read_rows(
-    body: bytes,
-    json_length: str | None,
-    names: Sequence[str],
-    declared: Sequence[InputTensor],
+    body: bytes, json_length: str | None, names: Sequence[str], declared: Sequence[InputTensor],
     output: str,
-) -> RequestRows:
+) -> RequestRows:  # fmt: skip
     """Raises UnreadableBody, MismatchedBody."""
     try:
         document, tail = split_body(body, json_length)
-        if isinstance(document.get("inputs"), list):
-            return _v2_rows(document, tail, names, declared, output)
+        if not isinstance(document.get("inputs"), list):
+            tensors = _v1_tensors(document.get("instances"), names)
+            return RequestRows(_side_by_side(tensors, names, declared))
+        request = decode_document(document, tail) if document["inputs"] else V2Request(())
     except PodError as error:
         raise UnreadableBody(str(error)) from error
-    if not isinstance(document.get("instances"), list):
-        raise UnreadableBody("the body has neither inputs nor instances")
-    tensors = _v1_tensors(document["instances"], names)
-    return RequestRows(_side_by_side(tensors, names, declared), False, None, True)
-
-
-def _v2_rows(
-    document: dict[str, Any],
-    tail: memoryview,
-    names: Sequence[str],
-    declared: Sequence[InputTensor],
-    output: str,
-) -> RequestRows:
-    request = decode_document(document, tail) if document["inputs"] else V2Request(())
-    for tensor in request.inputs:
-        if tensor.datatype not in INPUT_DATATYPES:
-            raise UnreadableBody(f"an input has datatype {tensor.datatype}")
     rows = _side_by_side(named_arrays(request.inputs), names, declared)
     is_answerable = not request.is_binary and all(
         each.name == output and not each.is_binary for each in request.outputs
@@ -79,8 +59,10 @@ def _v2_rows(
     return RequestRows(rows, True, request.id, is_answerable)
 
 
-def _v1_tensors(instances: list[Any], names: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _v1_tensors(instances: Any, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Instances are rows of the only input, or objects with one row of each input."""
+    if not isinstance(instances, list):
+        raise UnreadableBody("the body has neither inputs nor instances")
     try:
         if instances and all(isinstance(each, dict) for each in instances):
             shared = set(instances[0]).intersection(*instances[1:])
@@ -96,36 +78,31 @@ def _v1_tensors(instances: list[Any], names: Sequence[str]) -> dict[str, NDArray
 
 
 def _side_by_side(
-    tensors: dict[str, NDArray[Any]], names: Sequence[str], declared: Sequence[InputTensor]
+    tensors: Mapping[str, NDArray[Any]], names: Sequence[str], declared: Sequence[InputTensor]
 ) -> NDArray[np.float32]:
+    if strings := [name for name, values in tensors.items() if values.dtype.hasobject]:
+        raise UnreadableBody(f"the input {strings[0]!r} has no numbers")
     missing = [name for name in names if name not in tensors]
     if missing:
         raise MismatchedBody(
             f"the application's input {missing[0]!r} is missing; the request has "
             f"{', '.join(map(repr, sorted(tensors))) or 'none'}"
         )
-    by_name = {each.name: each for each in declared}
+    shapes = {each.name: list(each.shape) for each in declared}
     parts = []
     for name in names:
         values = tensors[name]
-        _check_shape(name, values, by_name.get(name))
-        finite = np.isfinite(values.astype(np.float64, copy=False))
-        if not finite.all():
-            wrong = np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1))
+        if values.ndim < 1 or not values.size:
+            raise UnreadableBody(f"input {name!r} has no rows")
+        if name in shapes and list(values.shape[1:]) != shapes[name][1:]:
+            raise MismatchedBody(
+                f"input {name!r} must have the shape {shapes[name]}, was {list(values.shape)}"
+            )
+        parts.append(values.reshape(len(values), -1))
+        wrong = np.flatnonzero(~np.isfinite(parts[-1].astype(np.float64, copy=False)).all(axis=1))
+        if len(wrong):
             listed = ", ".join(str(row) for row in wrong[:_MAX_NAMED])
             raise MismatchedBody(f"input {name!r} must be finite, was not in row {listed}")
-        parts.append(values.reshape(len(values), -1).astype(np.float32))
-    if len({len(part) for part in parts}) > 1:
-        raise UnreadableBody("the inputs have different numbers of rows")
-    if not 1 <= len(parts[0]) <= MAX_ROWS:
-        raise UnreadableBody(f"{len(parts[0])} rows")
-    return np.concatenate(parts, axis=1)
-
-
-def _check_shape(name: str, values: NDArray[Any], declared: InputTensor | None) -> None:
-    if values.ndim < 1 or not values.size:
-        raise UnreadableBody(f"input {name!r} has no rows")
-    if declared is not None and values.shape[1:] != declared.shape[1:]:
-        raise MismatchedBody(
-            f"input {name!r} must have the shape {list(declared.shape)}, was {list(values.shape)}"
-        )
+    if {len(part) for part in parts} - set(range(1, MAX_ROWS + 1)) or len(set(map(len, parts))) > 1:
+        raise UnreadableBody("the inputs have different numbers of rows, or too many")
+    return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
