@@ -37,17 +37,17 @@ class ArrivalRates:
         self._averages: dict[str, _Average] = {}
         self._observed_s = 0.0
         """Time that the averages cover: they are too low by what is missing of the window."""
-        self._last_s: float | None = None
+        self._last_s = inf
 
     def record(self, key: str, now_s: float) -> None:
         """Count an arrival. A clock that was set back stops the averages' decay once."""
         self._observe(now_s)
         average = self._averages.get(key)
         if average is None:
-            self._averages[key] = _Average(1.0 / WINDOW_S, now_s)
-            return
-        average.per_s = average.per_s * _decay(now_s - average.at_s) + 1.0 / WINDOW_S
-        average.at_s = now_s
+            average = self._averages[key] = _Average(0.0, now_s)
+        passed_s, average.at_s = now_s - average.at_s, now_s
+        decay = exp(-passed_s / WINDOW_S) if passed_s > 0.0 else 1.0  # `_decay`, without a call
+        average.per_s = average.per_s * decay + 1.0 / WINDOW_S
 
     def rate_per_s(self, key: str, now_s: float) -> float:
         average = self._averages.get(key)
@@ -81,9 +81,9 @@ class ArrivalRates:
         return self._averages.keys()
 
     def _observe(self, now_s: float) -> None:
-        if self._last_s is not None and 0 < now_s - self._last_s < inf:
-            self._observed_s += now_s - self._last_s
-        self._last_s = now_s
+        passed_s, self._last_s = now_s - self._last_s, now_s
+        if 0.0 < passed_s < inf:
+            self._observed_s += passed_s
 
     def _covered(self) -> float:
         """Share of the window's weight that lies within the time observed."""
