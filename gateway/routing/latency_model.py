@@ -13,7 +13,7 @@ the forecast as unmeasured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
 from typing import Final
 
@@ -46,25 +46,15 @@ class RemainingLoad:
 _LOADED: Final = RemainingLoad(0.0, is_measured=True)
 
 
+@dataclass(slots=True, kw_only=True)
 class PodForecast(LatencyEstimate):
     """Run at one pod with a free slot, after the work of its device."""
 
-    __slots__ = ("pod", "ready_s", "start_s", "times")
-
-    def __init__(
-        self, pod: PodState, times: StageTimes, ready_s: float, start_s: float, guessed_s: float,
-        delays_s: float, is_measured: bool,
-    ) -> None:  # fmt: skip
-        """`guessed_s`: of the time until the start."""
-        self.pod = pod
-        self.times = times
-        self.ready_s = ready_s
-        """From now, as `start_s`: when the inference is expected to begin."""
-        self.start_s = start_s
-        self.seconds = start_s + (times.infer_s + times.postprocess_s)
-        self.is_measured = is_measured
-        self.guessed_s = guessed_s + times.spread_s
-        self.delays_s = delays_s
+    pod: PodState = field(compare=False)
+    times: StageTimes
+    ready_s: float
+    """From now, as `start_s`: when the inference is expected to begin."""
+    start_s: float
 
 
 def remaining_load(
@@ -121,7 +111,10 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
         if backlog.free_s > ready_s:
             start_s = backlog.free_s
             guessed_s += min(backlog.guessed_s, start_s - ready_s)
-    return PodForecast(pod, times, ready_s, start_s, guessed_s, delays_s, is_measured)
+    return PodForecast(
+        start_s + (times.infer_s + times.postprocess_s), is_measured, guessed_s + times.spread_s,
+        delays_s, pod=pod, times=times, ready_s=ready_s, start_s=start_s,
+    )  # fmt: skip
 
 
 def wait_for(

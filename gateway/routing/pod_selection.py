@@ -202,23 +202,27 @@ def soonest_of(
     best = pods[0]
     measured = best.estimates[key]
     times = measured.stages_of(size_class)
-    ready_s = times.preprocess_s
-    if is_idle(best):
-        return PodForecast(best, times, ready_s, ready_s, 0.0, 0.0, times.is_measured)
-    of_all = measured.stages
-    backlog = device_backlog(best, key, deadline_s, cluster, now_s, of_all, ready_s)
-    free_s, delays_s = backlog.free_s, backlog.overtaken * times.share_s
-    if len(pods) > 1:
-        best_s = max(ready_s, free_s) + delays_s
-        for pod in pods[1:]:
-            if best_s <= ready_s + _SAME_TIME_S:
-                break
-            found = device_backlog(pod, key, deadline_s, cluster, now_s, of_all, ready_s)
-            delay_s = found.overtaken * times.share_s
-            ends_s = max(ready_s, found.free_s) + delay_s
-            if ends_s < best_s - _SAME_TIME_S:
-                best, backlog, free_s, delays_s, best_s = pod, found, found.free_s, delay_s, ends_s
-    if free_s <= ready_s:
-        return PodForecast(best, times, ready_s, ready_s, 0.0, delays_s, times.is_measured)
-    guessed_s = min(backlog.guessed_s, free_s - ready_s)
-    return PodForecast(best, times, ready_s, free_s, guessed_s, delays_s, times.is_measured)
+    ready_s = start_s = times.preprocess_s
+    guessed_s = delays_s = 0.0
+    if not is_idle(best):
+        of_all = measured.stages
+        backlog = device_backlog(best, key, deadline_s, cluster, now_s, of_all, ready_s)
+        delays_s = backlog.overtaken * times.share_s
+        if len(pods) > 1:
+            best_s = max(ready_s, backlog.free_s) + delays_s
+            for pod in pods[1:]:
+                if best_s <= ready_s + _SAME_TIME_S:
+                    break
+                found = device_backlog(pod, key, deadline_s, cluster, now_s, of_all, ready_s)
+                delay_s = found.overtaken * times.share_s
+                ends_s = max(ready_s, found.free_s) + delay_s
+                if ends_s < best_s - _SAME_TIME_S:
+                    best, backlog, delays_s, best_s = pod, found, delay_s, ends_s
+        if backlog.free_s > ready_s:
+            start_s = backlog.free_s
+            guessed_s = min(backlog.guessed_s, start_s - ready_s)
+    return PodForecast(
+        start_s + (times.infer_s + times.postprocess_s), times.is_measured,
+        guessed_s + times.spread_s, delays_s, pod=best, times=times, ready_s=ready_s,
+        start_s=start_s,
+    )  # fmt: skip

@@ -48,9 +48,8 @@ class DeviceWork:
     infer_s: float
     """Time of its whole batch."""
     is_measured: bool
-    counted_in: "ModelWork | None" = field(init=False, default=None)
-    """None: its device time has passed, as of the queue's last look at the clock, or the queue has
-    no sums."""
+    is_ahead: bool = field(init=False, default=False)
+    """Its device time has not passed, as of the queue's sums."""
 
 
 class ModelWork:
@@ -120,11 +119,11 @@ class DeviceQueue(Generic[W]):
             return
         if not self.inferences:
             self._clear_sums(inf)
-        elif request.counted_in is None:
-            self._passed_s -= request.share_s
-        else:
+        elif request.is_ahead:
             self._line.remove(request)  # one of the first, as in `by_due`
             self._exclude(request)
+        else:
+            self._passed_s -= request.share_s
 
     def _clear_sums(self, seen_s: float) -> None:
         self._seen_s, self._line, self._models = seen_s, [], {}
@@ -134,17 +133,24 @@ class DeviceQueue(Generic[W]):
         ready_s, key = request.ready_s if request.is_measured else inf, request.key
         if ready_s > self._ready_s:
             self._ready_s = ready_s
-        insort(self._line, request, key=_start)
+        line = self._line
+        if line and line[-1].start_s > request.start_s:
+            insort(line, request, key=_start)
+        else:
+            line.append(request)
         work = self._models.get(key)
         if work is None:
             work = self._models[key] = ModelWork()
-        insort(work.by_due, request, key=_due)
+        by_due = work.by_due
+        if by_due and by_due[-1].due_s > request.due_s:
+            insort(by_due, request, key=_due)
+        else:
+            by_due.append(request)
         work.seconds += request.share_s
-        request.counted_in = work
+        request.is_ahead = True
 
     def _exclude(self, request: DeviceWork) -> None:
-        work, request.counted_in = request.counted_in, None
-        assert work is not None
+        request.is_ahead, work = False, self._models[request.key]
         work.seconds -= request.share_s
         work.by_due.remove(request)
         if not work.by_due:
