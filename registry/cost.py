@@ -41,7 +41,9 @@ class ArrivalRates:
 
     def record(self, key: str, now_s: float) -> None:
         """Count an arrival. A clock that was set back stops the averages' decay once."""
-        self._observe(now_s)
+        if now_s > self._last_s:
+            self._observed_s += now_s - self._last_s
+        self._last_s = now_s
         average = self._averages.get(key)
         if average is None:
             average = self._averages[key] = _Average(0.0, now_s)
@@ -57,7 +59,9 @@ class ArrivalRates:
 
     def rates_per_s(self, now_s: float) -> dict[str, float]:
         """All rates now; models that have nearly none are forgotten."""
-        self._observe(now_s)
+        if now_s > self._last_s:
+            self._observed_s += now_s - self._last_s
+        self._last_s = now_s
         covered = self._covered()
         found: dict[str, float] = {}
         forgotten = []
@@ -79,11 +83,6 @@ class ArrivalRates:
     def models(self) -> KeysView[str]:
         """The models that have had requests lately."""
         return self._averages.keys()
-
-    def _observe(self, now_s: float) -> None:
-        passed_s, self._last_s = now_s - self._last_s, now_s
-        if 0.0 < passed_s < inf:
-            self._observed_s += passed_s
 
     def _covered(self) -> float:
         """Share of the window's weight that lies within the time observed."""

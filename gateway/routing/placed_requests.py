@@ -55,6 +55,8 @@ def record_placed(
         now_s + ready_s, now_s + start_s, times.share_s, times.infer_s, times.is_measured,
         around.postprocess_s, entry.work, predict.work,
     )  # fmt: skip
+    if entry is not predict:
+        entry.work.proxied[placed] = None
     predict.work.add(
         placed, replace(times, preprocess_s=ready_s - load_s, postprocess_s=around.postprocess_s)
     )

@@ -207,7 +207,8 @@ def soonest_of(
     if not is_idle(best):
         of_all = measured.stages
         backlog = device_backlog(best, key, deadline_s, cluster, now_s, of_all, ready_s)
-        delays_s = backlog.overtaken * times.share_s
+        if backlog.overtaken:
+            delays_s = backlog.overtaken * times.share_s
         if len(pods) > 1:
             best_s = max(ready_s, backlog.free_s) + delays_s
             for pod in pods[1:]:

@@ -83,8 +83,6 @@ class PodWork(DeviceQueue[PlacedRequest]):
                 self._look_at(request.placed_s)
             self._include(request)
         self.inferences[request] = None
-        if request.entry is not self:
-            request.entry.proxied[request] = None
         self._recent.append(times)
 
     @property
