@@ -34,10 +34,8 @@ _NO_COUNTS: Final = (0, 0, 0)
 class Sample(NamedTuple):
     at_s: float
     """Unix time."""
-    by_model: Mapping[str, Increment]
-    """Models with requests only."""
-    by_namespace: Mapping[str | None, Increment]
-    """Their sums; those of all models under None."""
+    counts: Mapping[str, Increment]
+    """By model; the sums by `NAMESPACE/`, that of all models by the empty text."""
 
 
 class Level(NamedTuple):
@@ -78,18 +76,19 @@ class Traffic:
 
     def sample(self, now_s: float) -> None:
         totals = self._metrics.outcomes.totals()
-        by_model = {}
+        counts_by: dict[str, Increment] = {}
         for model, counts in totals.items():
             before = self._totals.get(model, _NO_COUNTS)
             if counts[0] < before[0]:
                 before = _NO_COUNTS  # its series was dropped, and began again
             if counts != before:
-                requests, cold, failed = (
-                    now - then for now, then in zip(counts, before, strict=True)
-                )
-                by_model[model] = Increment(requests, cold, failed)
+                more = [now - then for now, then in zip(counts, before, strict=True)]
+                namespace, slash, _ = model.partition("/")
+                for key in ("", f"{namespace}/", model) if slash else ("", model):
+                    known = counts_by.get(key, _NOTHING)
+                    counts_by[key] = Increment(*map(sum, zip(known, more, strict=True)))
         self._totals = totals
-        self._samples.append(Sample(now_s, by_model, _by_namespace(by_model)))
+        self._samples.append(Sample(now_s, counts_by))
         self._sample_levels(now_s)
 
     def _sample_levels(self, now_s: float) -> None:
@@ -111,8 +110,9 @@ class Traffic:
             model: only of this one.
             after_s: only of later samples.
         """
+        key = model or (f"{namespace}/" if namespace else "")
         later = list(takewhile(lambda each: each.at_s > after_s, reversed(self._samples)))
-        return [(each.at_s, *_increment(each, namespace, model)) for each in reversed(later)]
+        return [(each.at_s, *each.counts.get(key, _NOTHING)) for each in reversed(later)]
 
     def levels(self, model: str, *, after_s: float = 0.0) -> list[Level]:
         """The level at each later sample, from the model's first one on; oldest first."""
@@ -131,24 +131,7 @@ class Traffic:
         latest = list(self._samples)[-RATE_SAMPLES:]
         counts: dict[str, int] = {}
         for sample in latest:
-            for model, increment in sample.by_model.items():
-                counts[model] = counts.get(model, 0) + increment.requests
+            for key, increment in sample.counts.items():
+                if key and not key.endswith("/"):
+                    counts[key] = counts.get(key, 0) + increment.requests
         return {model: count / max(len(latest), 1) for model, count in counts.items()}
-
-
-def _increment(sample: Sample, namespace: str | None, model: str | None) -> Increment:
-    if model is not None:
-        return sample.by_model.get(model, _NOTHING)
-    return sample.by_namespace.get(namespace, _NOTHING)
-
-
-def _by_namespace(by_model: Mapping[str, Increment]) -> dict[str | None, Increment]:
-    sums: dict[str | None, Increment] = {}
-    for model, each in by_model.items():
-        namespace, slash, _ = model.partition("/")
-        for key in (None, namespace) if slash else (None,):  # other labels are no model's
-            one = sums.get(key, _NOTHING)
-            sums[key] = Increment(
-                one.requests + each.requests, one.cold + each.cold, one.failed + each.failed
-            )
-    return sums
