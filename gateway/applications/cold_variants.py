@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.selection.utility import utility
+from gateway.selection.utility import penalty_of_one
 from gateway.selection.window import SelectionPlan, Window
 from registry.domain.model import ModelName
 
@@ -42,9 +42,9 @@ class ColdVariants:
                         ends_s = window.soonest_s(profile.name, each.arrival_s, is_warm=True)
                         assert ends_s is not None  # a worker can load it
                         accuracy = profile.accuracy_for(each.evidence, application.prior_weights)
-                        accuracy *= application.accuracy_scale
-                        gain = utility(accuracy, application.penalty, each.deadline_s, ends_s)
-                        lost_s += max(0.0, float(gain) - planned[each.id]) * each.deadline_s
+                        late = penalty_of_one(application.penalty, each.deadline_s, ends_s)
+                        gain = accuracy * application.accuracy_scale * (1.0 - late)
+                        lost_s += max(0.0, gain - planned[each.id]) * each.deadline_s
                 key = (application.name, profile.name)
                 before_s, latest_s = self._losses.get(key, (0.0, 0.0))
                 if window.now_s - latest_s <= _FORGET_S:

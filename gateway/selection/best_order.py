@@ -138,7 +138,7 @@ class _Search:
             free_s = partials[:, self.free]
             time_s = free_s[:, :workers].sum(axis=1) if by < 0 else free_s[:, by]
             kinds = np.concatenate([partials[:, [_DONE]], partials[:, self._loaded]], axis=1)
-            order = np.lexsort((-partials[:, _UTILITY], time_s, *kinds.T))
+            order = np.lexsort((-partials[:, _UTILITY], time_s, *kinds.T[::-1]))
             partials, kinds = partials[order], kinds[order]
             utility, rows = partials[:, _UTILITY], np.arange(len(partials))
             is_new = np.ones(len(partials), bool)

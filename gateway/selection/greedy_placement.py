@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gateway.selection.planning_problem import Choice, Ints, PlanningProblem
-from gateway.selection.utility import group_priority, penalty_of_one
+from gateway.selection.utility import penalty_of_one
 
 
 def by_deadline(problem: PlanningProblem) -> list[Ints]:
@@ -36,8 +36,8 @@ def by_application(problem: PlanningProblem, *, is_split: bool) -> list[Ints]:
 
 
 def _sorted(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Ints]:
-    """By falling mean priority; ties keep the order."""
-    return sorted(groups, key=lambda group: -group_priority(problem.priority[group]))
+    """By falling mean priority (eq. 14); ties keep the order."""
+    return sorted(groups, key=lambda group: -np.add.reduce(problem.priority[group]) / len(group))
 
 
 def share_among_workers(problem: PlanningProblem, groups: Sequence[Ints]) -> list[Ints]:

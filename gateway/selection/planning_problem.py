@@ -84,7 +84,6 @@ class PlanningProblem:
     """[requests]."""
     likely: Ints
     """[requests]: the class that is likelier than all others together; -1: none, or unknown."""
-    missing_evidence: int
     choices: tuple[tuple[Choice, ...], ...]
     """Of each request, for policies that place one after another."""
 
@@ -113,30 +112,28 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     index = {app.name: at for at, app in enumerate(applications)}
     application = np.array([index[each.application] for each in requests], np.int64)
     choices = [_choices(app, workers, column, options) for app in applications]
-    most = max((len(each) for each in choices), default=0)
-    table = np.array([[*each, *[_NO_CHOICE] * (most - len(each))] for each in choices])
-    table = table.reshape(len(choices), most, len(_NO_CHOICE))[application]
+    most = max(map(len, choices))
+    padded = [[*each, *[_NO_CHOICE] * (most - len(each))] for each in choices]
+    table = np.array(padded)[application]
     variant, worker = (table[:, :, at].astype(np.int64) for at in (0, 1))
     latency, swap, around = (np.ascontiguousarray(table[:, :, at]) for at in (2, 3, 4))
     age = np.array([window.now_s - each.arrival_s for each in requests])
     deadlines = np.array([each.deadline_s for each in requests])
     accuracy, priorities = np.full(variant.shape, _FORBIDDEN), np.zeros(len(requests))
-    likely, missing = np.full(len(requests), -1), 0
+    likely = np.full(len(requests), -1)
     for at, app in enumerate(applications):
         members = np.flatnonzero(application == at)
         asked = [requests[each] for each in members.tolist()]
-        estimates, classes = _estimates(app, asked, options)
+        estimates, likely[members] = _estimates(app, asked, options)
         priorities[members] = priority(estimates, deadlines[members] - age[members])
-        likely[members] = classes
         by_variant = np.full((len(members), len(column) + 1), _FORBIDDEN)
         by_variant[:, [column[each.name] for each in app.variants]] = estimates
         if app.short_circuit_accuracy is not None:
             answerable = [each.may_short_circuit for each in asked]
             short = app.short_circuit_accuracy * app.accuracy_scale
             by_variant[:, -1] = np.where(answerable, short, _FORBIDDEN)
-        count = len(choices[at])
-        accuracy[members, :count] = by_variant[:, variant[members[0], :count]]
-        missing += sum(each.evidence is None for each in asked)
+        to = variant[members[0], : len(choices[at])]
+        accuracy[members, : len(to)] = by_variant[:, to]
     kinds = sorted({app.penalty for app in applications})
     kind = np.array([kinds.index(applications[at].penalty) for at in application], np.int64)
     return PlanningProblem(
@@ -145,7 +142,7 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         deadlines[:, None].repeat(most, axis=1), kind[:, None].repeat(most, axis=1), tuple(kinds),
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
-        age, priorities, likely, missing if options.is_data_aware else 0,
+        age, priorities, likely,
         _as_numbers(variant, worker, latency, swap, around, accuracy),
     )  # fmt: skip
 
@@ -202,10 +199,8 @@ def penalty_by_kind(
     kinds: tuple[Penalty, ...], kind: Ints, deadline_s: Floats, completion_s: Floats
 ) -> Floats:
     """The penalties of requests with different penalties; `kind` is an index into `kinds`."""
-    if len(kinds) == 1:
-        return penalty(kinds[0], deadline_s, completion_s)
-    found = np.zeros(())
-    for at, each in enumerate(kinds):
+    found = penalty(kinds[0], deadline_s, completion_s)
+    for at, each in enumerate(kinds[1:], 1):
         found = np.where(kind == at, penalty(each, deadline_s, completion_s), found)
     return found
 
@@ -274,5 +269,4 @@ def plan_of(problem: PlanningProblem, plan: ArrayLike) -> SelectionPlan:
                 *(each[0].tolist() for each in columns), strict=True
             )
         ),
-        problem.missing_evidence,
     )  # fmt: skip

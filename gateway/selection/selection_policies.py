@@ -73,7 +73,7 @@ def _grouped(problem: PlanningProblem) -> list[int]:
         return _lo_edf(problem)
     groups = by_application(problem, is_split=problem.options.splits_groups)
     plan = _group_plan(problem, groups)
-    if not problem.options.splits_groups or _are_few(problem, groups):
+    if not problem.options.splits_groups or len(groups) <= problem.options.max_exact_groups:
         return plan
     reached = mean_utility(problem, plan)
     whole = _group_plan(problem, by_application(problem, is_split=False), at_least=reached)
@@ -85,13 +85,9 @@ def _group_plan(
 ) -> list[int]:
     """`at_least`: the mean utility below which a plan is of no use, and need not be best."""
     best = None
-    if problem.has_one_worker and _are_few(problem, groups):
+    if problem.has_one_worker and len(groups) <= problem.options.max_exact_groups:
         best = best_order(problem, groups, at_least=at_least)
     return best or place_greedily(problem, share_among_workers(problem, groups))
-
-
-def _are_few(problem: PlanningProblem, groups: Sequence[Ints]) -> bool:
-    return len(groups) <= problem.options.max_exact_groups
 
 
 def _exact(problem: PlanningProblem) -> list[int]:

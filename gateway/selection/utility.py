@@ -10,15 +10,12 @@ penalties; min(1, ...) is meant. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from registry.domain.application import Penalty, Prior
-
-Numbers: TypeAlias = "NDArray[np.float64] | float"
-
 
 _N = TypeVar("_N", float, "NDArray[np.float64]")
 
@@ -74,13 +71,14 @@ def class_probabilities(alpha: ArrayLike, evidence: ArrayLike) -> NDArray[np.flo
     return probabilities
 
 
-def penalty(kind: Penalty, deadline_s: Numbers, completion_s: Numbers) -> NDArray[np.float64]:
+def penalty(kind: Penalty, deadline_s: ArrayLike, completion_s: ArrayLike) -> NDArray[np.float64]:
     """The share of the accuracy that lateness costs, from 0 (in time) to 1.
 
     With x = (completion - deadline) / deadline: step 1, linear min(1, x), sigmoid
     1 / (1 + (x / (1 - x))^-3) and 1 from x = 1 on, none 0.
     """
-    late = np.maximum(np.asarray(completion_s, np.float64) - deadline_s, 0.0) / deadline_s
+    deadline, completion = np.asarray(deadline_s, np.float64), np.asarray(completion_s, np.float64)
+    late = np.maximum(completion - deadline, 0.0) / deadline
     return np.asarray(_penalty_of(kind, np.minimum(late, 1.0)), np.float64)
 
 
@@ -106,13 +104,6 @@ def _penalty_of(kind: Penalty, x: _N) -> _N:
             return found
 
 
-def utility(
-    accuracy: Numbers, kind: Penalty, deadline_s: Numbers, completion_s: Numbers
-) -> NDArray[np.float64]:
-    """Expected accuracy, less what lateness costs (eq. 2)."""
-    return np.asarray(accuracy * (1.0 - penalty(kind, deadline_s, completion_s)))
-
-
 def priority(accuracies: ArrayLike, left_s: ArrayLike) -> NDArray[np.float64]:
     """A request's: (1 + population variance of the variants' accuracies) * e^(-left) (eq. 12).
 
@@ -124,9 +115,3 @@ def priority(accuracies: ArrayLike, left_s: ArrayLike) -> NDArray[np.float64]:
     mean = np.add.reduce(values, axis=-1, keepdims=True) / values.shape[-1]
     variance = np.add.reduce((values - mean) ** 2, axis=-1) / values.shape[-1]
     return np.asarray((1.0 + variance) * np.exp(-np.asarray(left_s, np.float64)))
-
-
-def group_priority(priorities: ArrayLike) -> float:
-    """The mean of the priorities of a group's requests (eq. 14)."""
-    values = np.asarray(priorities, np.float64)
-    return float(np.add.reduce(values) / len(values))  # np.mean takes three times as long

@@ -153,8 +153,6 @@ class Assignment:
 @dataclass(frozen=True, slots=True)
 class SelectionPlan:
     assignments: tuple[Assignment, ...]
-    missing_evidence: int = 0
-    """Requests planned by profiled accuracy although the policy is data-aware."""
 
     @property
     def mean_utility(self) -> float:

@@ -8,13 +8,11 @@ import pytest
 from gateway.selection.utility import (
     accuracy_by_class_mix,
     class_probabilities,
-    group_priority,
     penalty,
     prior_weights,
     priority,
     profiled_accuracy,
     recalls,
-    utility,
 )
 from registry.domain.application import Penalty, Prior
 
@@ -54,10 +52,6 @@ def test_penalties_never_fall_with_time() -> None:
         assert values.max() <= 1
 
 
-def test_utility_is_the_accuracy_less_the_penalty() -> None:
-    assert float(utility(0.8, Penalty.LINEAR, 0.2, 0.25)) == pytest.approx(0.6, abs=1e-9)
-
-
 def test_accuracies_of_a_confusion_matrix() -> None:
     assert profiled_accuracy(CONFUSION) == pytest.approx(0.7, abs=1e-9)
     assert recalls(CONFUSION) == pytest.approx([0.75, 0.5], abs=1e-9)
@@ -94,4 +88,3 @@ def test_priorities() -> None:
     expected = (1 + 0.08 / 3) * math.exp(-0.1)
     assert float(priority([0.6, 0.8, 1.0], 0.1)) == pytest.approx(expected, abs=1e-9)
     assert float(priority([0.9], -0.5)) == pytest.approx(math.exp(0.5), abs=1e-9)
-    assert group_priority([0.5, 1.0, 1.2]) == pytest.approx(0.9, abs=1e-9)
