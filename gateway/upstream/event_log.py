@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,11 +60,10 @@ class EventLog:
     ) -> None:
         """`is_allowed`: whether a namespace may name a URL."""
         self._client = HttpClient(max_body_bytes=MAX_EVENT_BYTES)
-        self._count = count
+        self.count = count
         self._is_allowed = is_allowed
-        self._events: deque[Event] = deque()
+        self._events: asyncio.Queue[Event] = asyncio.Queue(MAX_EVENTS)
         self._queued_bytes = 0
-        self._wakeup = asyncio.Event()
         self._is_failing = False
 
     def logged(
@@ -73,23 +71,19 @@ class EventLog:
     ) -> LoggedRequest | None:
         """The log of one request that a pod has answered; None: it may not be sent there."""
         if not self._is_allowed(spec.name.namespace, settings.url):
-            self._count(EventOutcome.FORBIDDEN)
+            self.count(EventOutcome.FORBIDDEN)
             return None
         attributes = _attributes(spec.name, settings.headers, request_id, pod, headers)
         return LoggedRequest(self, settings, attributes)
 
     def add(self, event: Event) -> None:
         if event.size > MAX_EVENT_BYTES:
-            self._count(EventOutcome.TOO_LARGE)
-        elif len(self._events) >= MAX_EVENTS or self._queued_bytes + event.size > MAX_QUEUED_BYTES:
-            self._count(EventOutcome.QUEUE_FULL)
+            self.count(EventOutcome.TOO_LARGE)
+        elif self._events.full() or self._queued_bytes + event.size > MAX_QUEUED_BYTES:
+            self.count(EventOutcome.QUEUE_FULL)
         else:
-            self._events.append(event)
+            self._events.put_nowait(event)
             self._queued_bytes += event.size
-            self._wakeup.set()
-
-    def drop(self, outcome: EventOutcome) -> None:
-        self._count(outcome)
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -102,19 +96,16 @@ class EventLog:
 
     async def _send_all(self) -> None:
         while True:
-            while not self._events:
-                self._wakeup.clear()
-                await self._wakeup.wait()
-            event = self._events.popleft()
+            event = await self._events.get()
             try:
                 await self._send(event)
             except (HttpError, ValueError) as error:
-                self._count(EventOutcome.FAILED)
+                self.count(EventOutcome.FAILED)
                 if not self._is_failing:  # one line per outage
                     logger.warning("events were not taken", extra={"error": error})
                 self._is_failing = True
             else:
-                self._count(EventOutcome.SENT)
+                self.count(EventOutcome.SENT)
                 self._is_failing = False
             finally:
                 self._queued_bytes -= event.size
@@ -145,7 +136,7 @@ class LoggedRequest:
         if self._settings.mode is LogMode.RESPONSE:
             return
         if sum(map(len, chunks)) < size:  # the rest is in a file
-            self._log.drop(EventOutcome.TOO_LARGE)
+            self._log.count(EventOutcome.TOO_LARGE)
             return
         self._add(REQUEST, list(chunks), size, content_type)
 
