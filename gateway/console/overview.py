@@ -18,6 +18,7 @@ from gateway.console.traffic import Traffic
 from gateway.selection.select_version import can_be_served
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.canaries import Canaries
+from registry.domain.cluster import ClusterState
 from registry.domain.demand import Band
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod_state import PodState
@@ -77,17 +78,10 @@ class Overview:
         chosen = [state.models.get(name) for name in islice(shown, window.offset, end)]
         records = [record for record in chosen if record is not None]
         pods = self._visible_pods(viewer)
-        now_s = self._watch.registry_now_s()
-        rates_expected, bands = state.expected_rates.at(now_s), state.expected_rates.bands_at(now_s)
         return {
             "totals": self._totals(viewer, models=len(names), pods=len(pods)),
             "pods": {pod.name: _pod(pod, viewer) for pod in pods[:MAX_PODS]},
-            "rows": {
-                str(record.spec.name): self._row(
-                    record, rates, _expected(record.serving.key, rates_expected, bands)
-                )
-                for record in records
-            },
+            "rows": {str(record.spec.name): self._row(record, rates) for record in records},
             "order": [str(record.spec.name) for record in records],
         }
 
@@ -132,9 +126,7 @@ class Overview:
             return sorted((pod for pod in pods if pod.name in own), key=_place)
         return sorted(pods, key=_place)
 
-    def _row(
-        self, record: ModelRecord, rates: Mapping[str, float], expected_rps: float
-    ) -> dict[str, Any]:
+    def _row(self, record: ModelRecord, rates: Mapping[str, float]) -> dict[str, Any]:
         state, spec, name = self._watch.state, record.serving, str(record.spec.name)
         now_s = self._watch.registry_now_s()
         holders, preloads = nearby(state.holders(spec.key)), self._preloads.get(name, {})
@@ -156,7 +148,7 @@ class Overview:
             "traffic": traffic_text(self._canaries, record.spec),
             "failure": "" if record.failure is None else str(record.failure.reason),
             "rps": round(rates.get(name, 0.0), 1),
-            "expected_rps": round(expected_rps, 2),
+            "expected_rps": round(_expected(state, spec.key, now_s).mean_per_s, 2),
             "queued": state.queue_depths.get(spec.key, 0),
         }
 
@@ -181,10 +173,11 @@ class Overview:
         return totals
 
 
-def _expected(key: str, rates: Mapping[str, float], bands: Mapping[str, Band]) -> float:
-    """The forecast's mean; of an autoscaler that publishes none, the rate of the next request."""
-    band = bands.get(key)
-    return rates.get(key, 0.0) if band is None else band.mean_per_s
+def _expected(state: ClusterState, key: str, now_s: float) -> Band:
+    """The forecast; of an autoscaler that publishes none, the rate of the next request."""
+    rates = state.expected_rates
+    found = rates.bands_at(now_s).get(key)
+    return found or Band(rates.at(now_s).get(key, 0.0), median_per_s=0.0, high_per_s=0.0)
 
 
 def _place(pod: PodState) -> tuple[str, str, str]:
@@ -217,10 +210,7 @@ def present_level(watch: ClusterWatch, label: str) -> tuple[int, float, float, f
         return 0, 0.0, 0.0, 0.0
     key = record.serving.key
     copies = sum(each.is_warm for each in state.holders(key).values())
-    band = state.expected_rates.bands_at(now_s).get(key)
-    if band is None:
-        return copies, state.expected_rates.at(now_s).get(key, 0.0), 0.0, 0.0
-    return copies, *band
+    return copies, *_expected(state, key, now_s)
 
 
 def nearby(holders: Mapping[str, Residency]) -> dict[str, Residency]:
