@@ -82,17 +82,14 @@ class _Search:
         size = max(len(group) for group in groups)
         self._total_s = problem.latency_s[firsts] * [[len(group)] for group in groups]
         shape = (*self._variant.shape, size)  # requests that smaller groups lack are worthless
-        self._accuracy, age_s = np.zeros(shape), np.zeros((len(groups), 1, size))
+        self._accuracy, beside_s = np.zeros(shape), np.zeros(shape)
         self._deadline_s = np.ones((len(groups), 1, size))
         for at, group in enumerate(groups):
             self._accuracy[at, :, : len(group)] = problem.accuracy[group].T
-            age_s[at, 0, : len(group)] = problem.age_s[group]
+            beside_s[at, :, : len(group)] = problem.beside_s[group].T
             self._deadline_s[at, 0, : len(group)] = problem.deadline_s[group, 0]
-        self._ends_s = (
-            problem.latency_s[firsts][:, :, None] * np.arange(1, size + 1)
-            + problem.around_s[firsts][:, :, None]
-            + age_s
-        )
+        turns_s = problem.latency_s[firsts][:, :, None] * np.arange(1, size + 1)
+        self._ends_s = turns_s + beside_s
         """[groups, choices, requests]: what is added to the group's start for completions."""
         self._penalty_kind = problem.penalty_kind[firsts][:, :1, None]
 

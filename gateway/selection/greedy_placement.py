@@ -87,8 +87,7 @@ def _value(
         value = choice.accuracy
         if start_s is not None:
             deadline_s = problem.requests[request].deadline_s
-            ends_s = start_s + choice.latency_s * place + choice.around_s
-            completion_s = ends_s + float(problem.age_s[request])
+            completion_s = start_s + choice.latency_s * place + choice.beside_s
             if completion_s > deadline_s:
                 kind = problem.penalties[problem.penalty_kind[request, 0]]
                 value *= 1.0 - penalty_of_one(kind, deadline_s, completion_s)

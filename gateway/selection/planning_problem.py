@@ -47,7 +47,8 @@ class Choice(NamedTuple):
     worker: int
     latency_s: float
     swap_s: float
-    around_s: float
+    beside_s: float
+    """What is added to the end of its turn, for the completion from arrival."""
     accuracy: float
 
 
@@ -66,7 +67,7 @@ class PlanningProblem:
     worker: Ints
     latency_s: Floats
     swap_s: Floats
-    around_s: Floats
+    beside_s: Floats
     accuracy: Floats
     deadline_s: Floats
     """[requests, choices], from arrival."""
@@ -116,8 +117,9 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     padded = [[*each, *[_NO_CHOICE] * (most - len(each))] for each in choices]
     table = np.array(padded)[application]
     variant, worker = (table[:, :, at].astype(np.int64) for at in (0, 1))
-    latency, swap, around = (np.ascontiguousarray(table[:, :, at]) for at in (2, 3, 4))
     age = np.array([window.now_s - each.arrival_s for each in requests])
+    latency, swap = (np.ascontiguousarray(table[:, :, at]) for at in (2, 3))
+    beside = table[:, :, 4] + age[:, None]
     deadlines = np.array([each.deadline_s for each in requests])
     accuracy, priorities = np.full(variant.shape, _FORBIDDEN), np.zeros(len(requests))
     likely = np.full(len(requests), -1)
@@ -138,12 +140,12 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     kind = np.array([kinds.index(applications[at].penalty) for at in application], np.int64)
     return PlanningProblem(
         options, requests, application, (*names, SHORT_CIRCUIT),
-        (*(each.name for each in workers), ""), variant, worker, latency, swap, around, accuracy,
+        (*(each.name for each in workers), ""), variant, worker, latency, swap, beside, accuracy,
         deadlines[:, None].repeat(most, axis=1), kind[:, None].repeat(most, axis=1), tuple(kinds),
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age, priorities, likely,
-        _as_numbers(variant, worker, latency, swap, around, accuracy),
+        _as_numbers(variant, worker, latency, swap, beside, accuracy),
     )  # fmt: skip
 
 
@@ -227,13 +229,14 @@ def completions(problem: PlanningProblem, plans: Ints) -> Floats:
     swaps = problem.swap_s.take(plans)
     swaps[is_same] = 0.0
     takes = problem.latency_s.take(plans) + swaps
-    ends = np.cumsum(takes, axis=1)
+    ends = np.add.accumulate(takes, axis=1)
     # What other workers do before this one in the row does not delay it.
     begins = ends - takes
     begins[~is_first] = 0.0
     ends -= np.maximum.accumulate(begins, axis=1)
-    beside_s = problem.around_s + problem.age_s[:, None]
-    return np.asarray(ends + beside_s.take(plans) + problem.free_s.take(workers))
+    ends += problem.beside_s.take(plans)
+    ends += problem.free_s.take(workers)
+    return np.asarray(ends)
 
 
 def utilities(problem: PlanningProblem, plans: Ints, completion_s: Floats) -> Floats:
