@@ -52,15 +52,13 @@ class DeviceWork:
     """Its device time has not passed, as of the queue's sums."""
 
 
+@dataclass(slots=True)
 class ModelWork:
     """The inferences of one model at one device whose device time has not passed."""
 
-    __slots__ = ("by_due", "seconds")
-
-    def __init__(self) -> None:
-        self.by_due: list[DeviceWork] = []
-        self.seconds = 0.0
-        """Their device time, as if none had begun."""
+    by_due: list[DeviceWork] = field(default_factory=list)
+    seconds: float = 0.0
+    """Their device time, as if none had begun."""
 
     def later(self, due_s: float, now_s: float) -> list[DeviceWork]:
         """Those that have not begun and are due later."""
@@ -220,12 +218,8 @@ class DeviceQueue(Generic[W]):
             free_s -= passed_s if passed_s < share_s else share_s
             if request.key == key:
                 waiting_s -= share_s
-        late_s = now_s - first.start_s - first.share_s
-        if late_s > 0.0:
-            late_s = min(late_s, first.share_s)
-            free_s += late_s
-        else:
-            late_s = 0.0
+        late_s = min(max(0.0, now_s - first.start_s - first.share_s), first.share_s)
+        free_s += late_s
         if self.cancelled is not None:
             free_s += self.cancelled_left_s(now_s)
         if least_s > free_s:

@@ -141,10 +141,8 @@ class ModelEstimates:
         return found
 
     def _compute_stages_of(self, of_class: int | None) -> StageTimes:
-        if of_class is None:
-            return self._compute_stages()
-        stages = self.stages
-        if not stages.is_measured:
+        stages = self._compute_stages() if of_class is None else self.stages
+        if of_class is None or not stages.is_measured:
             return stages
         own = self._samples.get(infer_measure(of_class))
         if own is not None:

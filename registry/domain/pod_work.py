@@ -32,14 +32,9 @@ class PlacedRequest(DeviceWork):
     entry: "PodWork"
     predict: "PodWork"
 
-    @property
-    def slot_end_s(self) -> float:
-        """When its slot is expected to be free."""
-        return self.start_s + self.infer_s + self.after_s
-
     def slot_left_s(self, now_s: float) -> float:
         """Time until its slot is free; a late request takes as long again as it is late."""
-        end_s = self.slot_end_s
+        end_s = self.start_s + self.infer_s + self.after_s
         return min(abs(end_s - now_s), end_s - self.placed_s)
 
     def end(self, *, is_cancelled: bool = False) -> None:
@@ -51,7 +46,7 @@ class PlacedRequest(DeviceWork):
             self.predict.cancelled = self
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MeanTimes:
     """What one request at a pod takes on average."""
 
@@ -93,16 +88,16 @@ class PodWork(DeviceQueue[PlacedRequest]):
 
     def mean_of_others(self, now_s: float) -> MeanTimes | None:
         """The times of requests that other processes have placed here; None: to be computed."""
+        mean = self._mean
         for times in self._recent:
-            mean = self._mean or MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
-            self._mean = MeanTimes(
-                mean.share_s + _MEAN_WEIGHT * (times.share_s - mean.share_s),
-                mean.hold_s + _MEAN_WEIGHT * (times.hold_s - mean.hold_s),
-                mean.after_s + _MEAN_WEIGHT * (times.postprocess_s - mean.after_s),
-            )
+            if mean is None:
+                mean = self._mean = MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
+            mean.share_s += _MEAN_WEIGHT * (times.share_s - mean.share_s)
+            mean.hold_s += _MEAN_WEIGHT * (times.hold_s - mean.hold_s)
+            mean.after_s += _MEAN_WEIGHT * (times.postprocess_s - mean.after_s)
         self._recent.clear()
-        if self._mean is not None:
-            return self._mean
+        if mean is not None:
+            return mean
         return self.assumed if abs(now_s - self.assumed_at_s) < _ASSUMED_FOR_S else None
 
     def assume_others(self, mean: MeanTimes, now_s: float) -> None:
