@@ -273,7 +273,7 @@ def proxy_to(
     start_s = max(ready_s, backlog.free_s)
     known_s = max(ready_s, backlog.free_s - backlog.guessed_s)
     return LatencyEstimate(
-        start_s + times.infer_s + around.postprocess_s,
+        start_s + (times.infer_s + around.postprocess_s),
         times.is_measured and around.is_measured and transfer.is_measured and load.is_measured,
         start_s - known_s + times.spread_s + load.guessed_s,
         backlog.overtaken * times.share_s,
