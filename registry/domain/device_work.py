@@ -245,32 +245,29 @@ class DeviceQueue(Generic[W]):
         ended = len(self.inferences) - inferring
         guessed_s = total_s = waiting_s = first_s = 0.0
         free_s = 0.0 if self.cancelled is None else self.cancelled_left_s(now_s)
-        overtaken = 0
-        own_s = times.infer_s
-        tenant = tenant_of(key)
+        overtaken, own_s = 0, times.infer_s
         others_s: dict[str, float] = {}
         latest_s = ready_in_s + _SAME_TIME_S
         for request in self.inferences:
             if ended > 0:
                 ended -= 1
                 continue
-            ready_s = request.ready_s
-            ready_left_s = ready_s - (now_s if now_s > request.placed_s else request.placed_s)
+            placed_s = request.placed_s
+            ready_left_s = request.ready_s - (now_s if now_s > placed_s else placed_s)
             if ready_left_s > latest_s:
                 continue
             share_s = left_s = request.share_s
             if request.start_s > now_s:
-                its = tenant_of(request.key)
                 if request.due_s > due_s:
-                    if its == tenant:
+                    if (tenant := tenant_of(request.key)) == tenant_of(key):
                         overtaken += 1
                     else:
-                        others_s[its] = others_s.get(its, 0.0) + share_s
+                        others_s[tenant] = others_s.get(tenant, 0.0) + share_s
                     continue
-                if its == tenant:
-                    own_s += share_s
                 if request.key == key:
                     waiting_s += share_s
+                elif tenant_of(request.key) == tenant_of(key):
+                    own_s += share_s
             else:
                 left_s = request.start_s + share_s - now_s
                 if left_s < 0.0:
@@ -288,7 +285,7 @@ class DeviceQueue(Generic[W]):
         if joins_s > 0.0:
             free_s -= min(waiting_s, joins_s, free_s)
         if others_s:
-            free_s += _turns_s(others_s, own_s)
+            free_s += _turns_s(others_s, own_s + waiting_s)
         return Backlog(free_s, guessed_s if guessed_s < free_s else free_s, overtaken)
 
 
