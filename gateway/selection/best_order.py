@@ -24,6 +24,10 @@ from gateway.selection.planning_problem import (
 )
 
 _ROUNDING: Final = 1e-9
+_BOUND_TIMES: Final = 32
+"""Times that bounds are computed for; later ones take that before."""
+_COMPARED: Final = 16
+"""Plans before one that are compared with it, where there are several workers."""
 _UTILITY: Final = 0
 _DONE: Final = 1
 """A bit per group."""
@@ -42,16 +46,13 @@ def best_order(
     None: the search would evaluate more than `max_plans` (else `max_partial_plans` of the
     options), or no plan has a mean utility of `at_least`.
     """
-    search = _Search(problem, groups)
+    budget = problem.options.max_partial_plans if max_plans is None else max_plans
+    search = _Search(problem, groups, budget)
     greedy = mean_utility(problem, place_greedily(problem, groups))
     least = max(at_least, greedy) * len(problem.requests) - _ROUNDING
-    budget = problem.options.max_partial_plans if max_plans is None else max_plans
     partials = np.array([[*[0.0] * _STATE, *problem.free_s, *problem.loaded]])
     levels: list[Floats] = []
-    for left in range(len(groups), 0, -1):
-        budget -= len(partials) * left * search.choices
-        if budget < 0:
-            return None
+    for _ in groups:
         partials = search.without_dominated(search.extended(partials, least))
         if not len(partials):
             return None
@@ -68,8 +69,9 @@ def best_order(
 class _Search:
     """Extends partial plans, a row each, by groups and their choices."""
 
-    def __init__(self, problem: PlanningProblem, groups: Sequence[Ints]) -> None:
+    def __init__(self, problem: PlanningProblem, groups: Sequence[Ints], budget: int) -> None:
         self._problem = problem
+        self._budget = budget
         workers = len(problem.workers)
         self.free = slice(_STATE, _STATE + workers)
         self._loaded = slice(_STATE + workers, _STATE + 2 * workers)
@@ -91,64 +93,81 @@ class _Search:
         turns_s = problem.latency_s[firsts][:, :, None] * np.arange(1, size + 1)
         self._ends_s = turns_s + beside_s
         """[groups, choices, requests]: what is added to the group's start for completions."""
+        longest_s = np.where(self._takes_time, self._total_s + self._swap_s, 0.0).max(axis=1)
+        self._step_s = max(float(longest_s.sum()) / _BOUND_TIMES, _ROUNDING)
         self._penalty_kind = problem.penalty_kind[firsts][:, :1, None]
 
-    def _gained(self, start_s: Floats) -> Floats:
-        """[plans, groups, choices]: the utility of each group, begun at `start_s`."""
+    def _gained(self, start_s: Floats, group: Ints) -> Floats:
+        """[plans, choices]: the utility of a group for each of them, begun at `start_s`."""
         late = penalty_by_kind(
-            self._problem.penalties, self._penalty_kind, self._deadline_s,
-            start_s[..., None] + self._ends_s,
+            self._problem.penalties, self._penalty_kind[group], self._deadline_s[group],
+            start_s[..., None] + self._ends_s[group],
         )  # fmt: skip
-        gained = (self._accuracy * (1.0 - late)).sum(axis=-1)
-        return np.where(self._variant < 0, -np.inf, gained)  # no choice
+        gained = (self._accuracy[group] * (1.0 - late)).sum(axis=-1)
+        return np.where(self._variant[group] < 0, -np.inf, gained)  # no choice
+
+    def _soonest(self, free_s: Floats) -> Floats:
+        """[plans, groups]: the most that each group can get once a worker is free."""
+        first_s = free_s[:, : max(1, free_s.shape[1] - 1)].min(axis=1)
+        times, which = np.unique(first_s // self._step_s, return_inverse=True)
+        groups = np.arange(len(self._variant))
+        starts = np.where(self._takes_time, (times * self._step_s)[:, None, None], 0.0)
+        return np.asarray(self._gained(starts, groups).max(axis=-1)[which])
 
     def extended(self, partials: Floats, least: float) -> Floats:
-        """Every plan with every choice for each group not done, if it can be worth `least`."""
+        """Every plan with every choice for each group not done, if it can be worth `least`.
+
+        None where the budget is spent.
+        """
         free_s, done = partials[:, self.free], partials[:, _DONE].astype(np.int64)
         is_left = done[:, None] & (1 << np.arange(len(self._variant))) == 0
-        first_s = free_s[:, :-1].min(axis=1, initial=np.inf)[:, None, None]
-        soonest = self._gained(np.where(self._takes_time, first_s, 0.0)).max(axis=-1)
-        rest = np.where(is_left, soonest, 0.0)
-        others = (partials[:, _UTILITY] + rest.sum(axis=1))[:, None] - rest
-        is_loaded = partials[:, self._loaded][:, self._worker] == self._variant
-        starts = free_s[:, self._worker] + np.where(is_loaded, 0.0, self._swap_s)
-        gained = self._gained(starts)
-        is_hopeful = is_left[:, :, None] & (others[:, :, None] + gained >= least)
-        plan, group, choice = np.nonzero(is_hopeful)
+        rest = np.where(is_left, self._soonest(free_s), 0.0)
+        most = partials[:, _UTILITY] + rest.sum(axis=1)
+        plan, group = np.nonzero(is_left & (most >= least)[:, None])
+        self._budget -= len(plan) * self.choices
+        if self._budget < 0:
+            return partials[:0]
+        variant, worker = self._variant[group], self._worker[group]
+        is_loaded = partials[plan[:, None], self._loaded.start + worker] == variant
+        starts = free_s[plan[:, None], worker] + np.where(is_loaded, 0.0, self._swap_s[group])
+        gained = self._gained(starts, group)
+        others = most[plan] - rest[plan, group]
+        pair, choice = np.nonzero(others[:, None] + gained >= least)
+        plan, group, worker = plan[pair], group[pair], worker[pair, choice]
         found = partials[plan]
-        found[:, _UTILITY] += gained[plan, group, choice]
+        found[:, _UTILITY] += gained[pair, choice]
         found[:, _DONE] += 1 << group
         found[:, _ORIGIN] = np.stack([plan, group, choice], axis=1)
         timed = np.flatnonzero(self._takes_time[group, choice])
-        worker, ends_s = self._worker[group, choice], starts + self._total_s
-        found[timed, self.free.start + worker[timed]] = ends_s[plan, group, choice][timed]
+        ends_s = starts[pair, choice] + self._total_s[group, choice]
+        found[timed, self.free.start + worker[timed]] = ends_s[timed]
         found[timed, self._loaded.start + worker[timed]] = self._variant[group, choice][timed]
         return found
 
     def without_dominated(self, partials: Floats) -> Floats:
         """Drop plans for which another of their kind is nowhere later and as good.
 
-        Compared with the best of those before: by when all workers are free together, then each.
+        Compared with the best of those whose workers are free earlier together, and with the last.
         """
         workers = self.free.stop - self.free.start - 1  # without that of short circuits
-        for by in range(-1, workers if workers > 1 else 0):
-            free_s = partials[:, self.free]
-            time_s = free_s[:, :workers].sum(axis=1) if by < 0 else free_s[:, by]
-            kinds = np.concatenate([partials[:, [_DONE]], partials[:, self._loaded]], axis=1)
-            order = np.lexsort((-partials[:, _UTILITY], time_s, *kinds.T[::-1]))
-            partials, kinds = partials[order], kinds[order]
-            utility, rows = partials[:, _UTILITY], np.arange(len(partials))
-            is_new = np.ones(len(partials), bool)
-            is_new[1:] = (kinds[1:] != kinds[:-1]).any(axis=1)
-            kind = np.cumsum(is_new)
-            raised = utility + kind * (np.abs(utility).max(initial=0.0) * 2.0 + 1.0)
-            rises = np.where(np.maximum.accumulate(raised) == raised, rows, 0)
-            best = np.concatenate([[0], np.maximum.accumulate(rises)])[:-1]
-            is_dominated = (
-                (kind[best] == kind)
-                & (best < rows)
-                & (utility[best] >= utility)
-                & (partials[best][:, self.free] <= partials[:, self.free]).all(axis=1)
+        time_s = partials[:, self.free][:, :workers].sum(axis=1)
+        kinds = np.concatenate([partials[:, [_DONE]], partials[:, self._loaded]], axis=1)
+        order = np.lexsort((-partials[:, _UTILITY], time_s, *kinds.T[::-1]))
+        partials, kinds = partials[order], kinds[order]
+        utility, rows = partials[:, _UTILITY], np.arange(len(partials))
+        is_new = np.ones(len(partials), bool)
+        is_new[1:] = (kinds[1:] != kinds[:-1]).any(axis=1)
+        kind = np.cumsum(is_new)
+        raised = utility + kind * (np.abs(utility).max(initial=0.0) * 2.0 + 1.0)
+        rises = np.where(np.maximum.accumulate(raised) == raised, rows, 0)
+        best = np.concatenate([[0], np.maximum.accumulate(rises)])[:-1]
+        is_dominated = np.zeros(len(partials), bool)
+        last = (np.maximum(rows - at, 0) for at in range(1, _COMPARED if workers > 1 else 1))
+        for other in (best, *last):
+            is_dominated |= (
+                (kind[other] == kind)
+                & (other < rows)
+                & (utility[other] >= utility)
+                & (partials[other][:, self.free] <= partials[:, self.free]).all(axis=1)
             )
-            partials = partials[~is_dominated]
-        return partials
+        return partials[~is_dominated]
