@@ -52,9 +52,8 @@ class PodForecast(LatencyEstimate):
 
     pod: PodState = field(compare=False)
     times: StageTimes
-    ready_s: float
-    """From now, as `start_s`: when the inference is expected to begin."""
     start_s: float
+    """From now: when the inference is expected to begin."""
 
 
 def remaining_load(
@@ -113,7 +112,7 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
             guessed_s += min(backlog.guessed_s, start_s - ready_s)
     return PodForecast(
         start_s + (times.infer_s + times.postprocess_s), is_measured, guessed_s + times.spread_s,
-        delays_s, pod=pod, times=times, ready_s=ready_s, start_s=start_s,
+        delays_s, pod=pod, times=times, start_s=start_s,
     )  # fmt: skip
 
 

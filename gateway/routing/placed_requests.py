@@ -67,7 +67,8 @@ def record_at(
     forecast: PodForecast, key: str, deadline_s: float | None, now_s: float
 ) -> PlacedRequest:
     """As `record_placed`, of a request that runs at a pod that has its model."""
-    work, times, ready_s = forecast.pod.work, forecast.times, now_s + forecast.ready_s
+    work, times = forecast.pod.work, forecast.times
+    ready_s = now_s + times.preprocess_s
     placed = PlacedRequest(
         key, now_s, ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s, ready_s,
         now_s + forecast.start_s, times.share_s, times.infer_s, times.is_measured,

@@ -224,6 +224,5 @@ def soonest_of(
             guessed_s = min(backlog.guessed_s, start_s - ready_s)
     return PodForecast(
         start_s + (times.infer_s + times.postprocess_s), times.is_measured,
-        guessed_s + times.spread_s, delays_s, pod=best, times=times, ready_s=ready_s,
-        start_s=start_s,
+        guessed_s + times.spread_s, delays_s, pod=best, times=times, start_s=start_s,
     )  # fmt: skip

@@ -212,9 +212,10 @@ class DeviceQueue(Generic[W]):
                 waiting_s = seconds
         least_s = free_s + self._passed_s - first.infer_s
         for request in self._line:
-            passed_s, share_s = now_s - request.start_s, request.share_s
+            passed_s = now_s - request.start_s
             if passed_s < 0.0:
                 break
+            share_s = request.share_s
             free_s -= passed_s if passed_s < share_s else share_s
             if request.key == key:
                 waiting_s -= share_s

@@ -57,9 +57,9 @@ class ServingPods:
     @property
     def have_free_slots(self) -> bool:
         """Whether none of them is full."""
-        if self.warming and not all(pod.has_free_slot for pod in self.warming):
-            return False
-        return self.free.are_all()
+        return self.free.are_all() and (
+            not self.warming or all(pod.has_free_slot for pod in self.warming)
+        )
 
 
 _NOTHING: Final[Mapping[str, Residency]] = {}
