@@ -58,6 +58,15 @@ class Waiter(Protocol):
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
+    status = 0
+    head_s = 0.0
+    """When the response's head had come, by `time.monotonic`."""
+    _is_cut = False
+    _untaken_bytes = 0
+    _place: _Place | None = None
+    _error: HttpError | None = None
+    _waiter: Waiter | None = None
+
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
@@ -67,20 +76,14 @@ class Connection(asyncio.Protocol):
         self._writable: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._parser = httptools.HttpResponseParser(self)
+        self._chunks: list[bytes] = []
         self._reset()
 
     def _reset(self) -> None:
-        self.status = 0
+        """What an exchange that has ended leaves behind on a connection that is used again."""
         self.headers: RawHeaders = []
-        self.has_head = self.is_complete = self._keeps_alive = self._is_cut = False
+        self.has_head = self.is_complete = self._keeps_alive = False
         self.received_bytes = 0
-        self.head_s = 0.0
-        """When the response's head had come, by `time.monotonic`."""
-        self._chunks: list[bytes] = []
-        self._untaken_bytes = 0
-        self._place: _Place | None = None
-        self._error: HttpError | None = None
-        self._waiter: Waiter | None = None
 
     # The exchange
 

@@ -62,11 +62,11 @@ class Inference:
         if pools.only is not None and access is None and not telemetry.is_detailed:
             routes = WarmRoutes(
                 pools.only.watch.state, pools.resolve_target, exchanges.deadline_s,
-                max_body_bytes=limits.max_bytes,
+                max_body_bytes=min(limits.max_bytes, limits.buffer_bytes),
             )  # fmt: skip
             self.warm_path = WarmPath(
                 pools.only.context, pools.only.explanations, pools.only.watch, routes,
-                self._deadlines, shutdown, request_timeout_s=settings.request_timeout,
+                self._deadlines, shutdown, held, request_timeout_s=settings.request_timeout,
             )  # fmt: skip
 
     async def infer(self, client: InferenceClient) -> None:

@@ -16,6 +16,7 @@ from gateway.dispatch.placement import Placement, Reservation
 from gateway.dispatch.pod_request import head_rest
 from gateway.dispatch.retries import MAX_WAIT_SHARE
 from gateway.http.client_request import NO_EVENT, ClientRequest
+from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import Reason, SendTo
 from gateway.routing.placed_requests import record_at
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.dispatch.warm_route import WarmRoute, WarmRoutes
     from gateway.http.client_request import InferenceConnection
     from gateway.http.framing import KnownHead
+    from gateway.http.held_bodies import HeldBodies
     from gateway.request_run import Deadlines, Expiring
     from gateway.routing.latency_model import PodForecast
     from gateway.routing.route_request import IncomingRequest
@@ -43,7 +45,8 @@ class WarmPath:
 
     def __init__(
         self, context: RequestContext, explanations: Explanations, watch: ClusterWatch,
-        routes: WarmRoutes, deadlines: Deadlines, shutdown: Shutdown, *, request_timeout_s: float,
+        routes: WarmRoutes, deadlines: Deadlines, shutdown: Shutdown, held: HeldBodies, *,
+        request_timeout_s: float,
     ) -> None:  # fmt: skip
         self.context = context
         self.explanations = explanations
@@ -51,6 +54,7 @@ class WarmPath:
         self.registry_now_s = watch.registry_now_s
         self.deadlines = deadlines
         self.shutdown = shutdown
+        self.held = held
         self.request_timeout_s = request_timeout_s
         self._route_of = routes.route_of
 
@@ -79,6 +83,8 @@ class WarmRequest(Reservation):
     forecast: PodForecast
     started_s = sent_s = 0.0
     """By `time.perf_counter`."""
+    _counted_bytes = 0
+    """Of its body, among those that are held."""
     losses = 0
     """`LostPods.losses` when it was sent."""
     _due: set[Expiring] | None = None
@@ -116,6 +122,10 @@ class WarmRequest(Reservation):
             return False
         if route.models_version != state.models_version or context.lost_pods.remembers:
             return False
+        if route.content_length > UNCOUNTED_BYTES:
+            if not path.held.may_take_memory(route.content_length):
+                return False
+            self._counted_bytes = route.content_length
         loop_s = self._connection.loop.time()
         now_s, deadline_s, until_s = path.registry_now_s(), None, loop_s + path.request_timeout_s
         if route.deadline_s is not None:
@@ -153,7 +163,7 @@ class WarmRequest(Reservation):
         connection.start()
         connection.owner = self
         self.sent_s = time.perf_counter()
-        connection.write(b"%b%b%b" % (beginning, rest, self._body))
+        connection.write(beginning + rest, (self._body,))
         return True
 
     # The response
@@ -207,12 +217,18 @@ class WarmRequest(Reservation):
     def _release(self) -> None:
         if self.work is not None:
             self.work.end()
-        if self._due is not None:
-            self._due.discard(self)
+        self._end_counts()
         self.is_begun = False
         context = self._path.context
         context.reservations.release_optimistic(self)
         context.placer.notify_change()
+
+    def _end_counts(self) -> None:
+        if self._due is not None:
+            self._due.discard(self)
+        if self._counted_bytes:
+            self._path.held.release(self._counted_bytes, 0)
+            self._counted_bytes = 0
 
     # What differs
 
@@ -231,8 +247,7 @@ class WarmRequest(Reservation):
 
     def hand_over(self) -> ClientRequest:
         """Let `Request` go on: with a task if it needs one, and to retry, if it may."""
-        if self._due is not None:
-            self._due.discard(self)
+        self._end_counts()
         client = self._client()
         if self.is_begun:
             client.begun, self.pod_connection.owner = self, None

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from gateway.dispatch.pod_request import MAX_HEADS, head_beginning
 from gateway.errors import GatewayError
 from gateway.http.headers import read_headers
-from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.http.model_host import Verb
 from gateway.routing.route_request import is_plain
 from registry.domain.measures import size_class
@@ -62,11 +61,14 @@ class WarmRoutes:
         self, state: ClusterState, resolve_target: Callable[[bytes, bytes], ModelTarget | None],
         deadline_of: Callable[[float | None, ModelSpec], float | None], *, max_body_bytes: int,
     ) -> None:  # fmt: skip
-        """`deadline_of`: a request's time, by what its header says and its model."""
+        """`deadline_of`: a request's time, by what its header says and its model.
+
+        `max_body_bytes`: of bodies that stay in memory.
+        """
         self._state = state
         self._resolve_target = resolve_target
         self._deadline_of = deadline_of
-        self._max_body_bytes = min(UNCOUNTED_BYTES, max_body_bytes)
+        self._max_body_bytes = max_body_bytes
 
     def route_of(self, head: KnownHead) -> WarmRoute | None:
         """None: there is no such model, or requests with the head are refused."""

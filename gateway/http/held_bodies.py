@@ -29,6 +29,13 @@ class HeldBodies:
         self._check_memory(byte_count)
         self.memory_bytes += byte_count
 
+    def may_take_memory(self, byte_count: int) -> bool:
+        """Take it, if there is so much."""
+        is_free = self.memory_bytes + byte_count <= self._memory_limit
+        if is_free:
+            self.memory_bytes += byte_count
+        return is_free
+
     def take_disk(self, byte_count: int) -> None:
         self._check_disk(byte_count)
         self.disk_bytes += byte_count

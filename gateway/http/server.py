@@ -15,6 +15,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from common.http_connection import MAX_JOINED
 from common.shown_value import shown
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest, DelegatedRequest, InferenceConnection
@@ -243,14 +244,15 @@ class GatewayProtocol(InferenceConnection):
         head = self.heads.get(data[:end])
         if head is None or len(data) - end != head.content_length:
             return False
+        body: Any = data[end:] if len(data) < MAX_JOINED else memoryview(data)[end:]
         request = None
         if self._take_warm is not None:
-            request = self._take_warm(self, head, data[end:], self._unread_s)
+            request = self._take_warm(self, head, body, self._unread_s)
         if request is None:
             target = self._resolve_target(head.path, head.host)
             if target is None:
                 return False
-            request = ClientRequest(target, head.headers, self, self._unread_s, head, data[end:])
+            request = ClientRequest(target, head.headers, self, self._unread_s, head, body)
         self._idle_since_s = None
         self._is_first, self._served = self._served is None, request
         self.cycle = request  # type: ignore[assignment]

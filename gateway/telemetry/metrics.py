@@ -39,8 +39,8 @@ _STAGE_BUCKETS: Final = (
 
 
 Series = TypeVar("Series", bound=HistogramSeries)
-_FOLDED: Final = 256
-"""Requests counted at once, if nobody reads before; about 0.3 ms."""
+_FOLDED: Final = 1024
+"""Requests counted at once, if nobody reads before; about 0.7 ms."""
 _OUTCOME: Final = itemgetter(2, 3, 4, 5, 6)
 """Of a `RecentRequest`: the fields of a `RequestOutcome`."""
 

@@ -63,6 +63,16 @@ class PodConnection(Connection):
 
     response: PodResponse
     """What its head says, once it is there."""
+    length = timing = b""
+    """Values of `content-length` and `server-timing`."""
+    times_ms = _NO_TIMES
+    """What `timing` says."""
+    _left_bytes = 0
+    """Of the body behind a known head."""
+    _unknown: Shape | None = None
+    """Of a head that is to be parsed."""
+    _forward: Callable[[], bool] | None = None
+    owner: Owner | None = None
 
     def __init__(self, known: KnownResponses) -> None:
         self._known = known
@@ -71,19 +81,6 @@ class PodConnection(Connection):
         self._response: PodResponse | None = None
         """Of `_shape`."""
         super().__init__()
-
-    def _reset(self) -> None:
-        Connection._reset(self)
-        self.length = self.timing = b""
-        """Values of `content-length` and `server-timing`."""
-        self.times_ms = _NO_TIMES
-        """What `timing` says."""
-        self._left_bytes = 0
-        """Of the body behind a known head."""
-        self._unknown: Shape | None = None
-        """Of a head that is to be parsed."""
-        self._forward: Callable[[], bool] | None = None
-        self.owner: Owner | None = None
 
     @property
     def is_usual(self) -> bool:

@@ -27,8 +27,8 @@ from tests.gateway.placer_harness import eventually
 from tests.registry.redis.clients import act
 from tests.servers import REPOSITORY, RedisServer
 
-MOST_IN_GATEWAY: Final = 30
-MOST_IN_ALL: Final = 43
+MOST_IN_GATEWAY: Final = 23
+MOST_IN_ALL: Final = 34
 MOST_IN_RUNTIME: Final = 20
 MOST_IN_POD: Final = 26
 WARM_UP: Final = 3
