@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.authentication.access import credential, is_callback, without_credentials
@@ -59,10 +60,11 @@ class Inference:
         self._deadlines = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
         self.warm_path = None
         """None: every request needs more than a decision."""
-        if pools.only is not None and access is None and not telemetry.is_detailed:
+        if pools.only is not None and telemetry.tracer is None:
             routes = WarmRoutes(
                 pools.only.watch.state, pools.resolve_target, exchanges.deadline_s,
                 max_body_bytes=min(limits.max_bytes, limits.buffer_bytes),
+                authorised=None if access is None else partial(self._authorised_now, access),
             )  # fmt: skip
             self.warm_path = WarmPath(
                 pools.only.context, pools.only.explanations, pools.only.watch, routes,
@@ -76,25 +78,10 @@ class Inference:
         body: IncomingBody | None = None
         exchange: Request | ComponentExchange | None = None
         try:
-            headers = client.headers
-            if self._access is not None:
-                await client.run.in_task()
-                if self._is_callback(client):
-                    client.target = self._as_direct(client.target)
-                elif not self._is_from_platform(headers):
-                    await self._authorise(self._access, client)
-                headers = without_credentials(headers)
-            head = client.head
-            if head is None or self._access is not None:
-                read = read_headers(headers).with_id()
-            else:
-                known = head.read = head.read or read_headers(headers)
-                read = known.with_id()
-                if client.begun is not None:
-                    read.request_id = client.begun.request_id
+            read = self._read_begun(client) or await self._read(client)
             request_id = read.request_id
             if self._tracer is not None:
-                self._tracer.start(headers, read)
+                self._tracer.start(client.headers, read)
             if read.step_header and not self._secret.accepts(read.secret):
                 name = read.step_header.decode()
                 raise BadRequest(f"header {name} is for schedulers of workflows")
@@ -120,8 +107,27 @@ class Inference:
             if self._tracer is not None:
                 self._tracer.end(request_id)
 
-    def _as_direct(self, target: ModelTarget) -> ModelTarget:
-        return self._pools.targets.as_direct(target)
+    def _read_begun(self, client: InferenceClient) -> RequestHeaders | None:
+        if client.begun is None:
+            return None
+        read: RequestHeaders = client.begun.route.read.with_id()
+        read.request_id = client.begun.request_id
+        return read
+
+    async def _read(self, client: InferenceClient) -> RequestHeaders:
+        """What its headers say. Raises GatewayError, also where they do not authorise it."""
+        headers, head = client.headers, client.head
+        if self._access is None:
+            if head is None:
+                return read_headers(headers).with_id()
+            head.read = head.read or read_headers(headers)
+            return head.read.with_id()
+        await client.run.in_task()
+        if self._is_callback(client):
+            client.target = self._pools.targets.as_direct(client.target)
+        elif not self._is_from_platform(headers):
+            client.target = await self._authorised(self._access, client.target, headers)
+        return read_headers(without_credentials(headers)).with_id()
 
     def _is_callback(self, client: InferenceClient) -> bool:
         """A transformer or explainer of the model sent it, which calls the model itself."""
@@ -135,23 +141,39 @@ class Inference:
             return False
         return any(name == SECRET and secret.accepts(value) for name, value in headers)
 
-    async def _authorise(self, access: Access, client: InferenceClient) -> None:
-        """Raises Unauthorized, Forbidden, NotReady.
+    def _authorised_now(
+        self, access: Access, target: ModelTarget, headers: Headers
+    ) -> ModelTarget | None:
+        """As `_authorised`; None if it would wait."""
+        if not access.knows(headers):
+            return None
+        work = self._authorised(access, target, headers)
+        try:
+            work.send(None)
+        except StopIteration as end:
+            authorised: ModelTarget = end.value
+            return authorised
+        work.close()
+        return None
 
-        A Host that names another tenant's model is ignored: an error would disclose that the model
-        exists.
+    async def _authorised(
+        self, access: Access, target: ModelTarget, headers: Headers
+    ) -> ModelTarget:
+        """The target that the headers authorise a request to.
+
+        Raises Unauthorized, Forbidden, NotReady. A Host that names another tenant's model is
+        ignored: an error would disclose that the model exists.
         """
-        target = client.target
         if target.without_host is not None and not await access.is_allowed(
-            target.model.namespace, client.headers
+            target.model.namespace, headers
         ):
-            client.target = target = target.without_host
+            target = target.without_host
         if target.is_plain:
-            namespace = await access.implied_namespace(client.headers)
+            namespace = await access.implied_namespace(headers)
             if namespace != target.model.namespace:
-                moved = target_in_namespace(target, namespace)
-                client.target = target = self._pools.targets.with_declared(moved)
-        await access.check(target.model.namespace, client.headers)
+                target = self._pools.targets.with_declared(target_in_namespace(target, namespace))
+        await access.check(target.model.namespace, headers)
+        return target
 
     async def _run_limited(
         self, exchange: Request | ComponentExchange, client: InferenceClient, read: RequestHeaders,

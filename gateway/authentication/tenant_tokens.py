@@ -107,6 +107,11 @@ class TenantTokens:
                 self._add_to_cache(digest, verified)
         return verified.tenants
 
+    def knows(self, token: bytes) -> bool:
+        """Whether it has been verified, and is valid still."""
+        verified = self._cache.get(hashlib.sha256(token).digest())
+        return verified is not None and verified.expires_s > self._clock()
+
     def _add_to_cache(self, digest: bytes, verified: VerifiedToken) -> None:
         self._cache[digest] = verified
         if len(self._cache) > MAX_CACHED:

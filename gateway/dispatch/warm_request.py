@@ -63,11 +63,16 @@ class WarmPath:
     ) -> WarmRequest | None:
         """The request, to be started; None: its head needs more than this."""
         route: WarmRoute | None = head.route
-        if route is None or route.models_version != self.state.models_version:
-            route = head.route = self._route_of(head)
+        loop_s = connection.loop.time()
+        if (
+            route is None
+            or route.models_version != self.state.models_version
+            or route.allowed_until_s <= loop_s
+        ):
+            route = head.route = self._route_of(head, loop_s)
         if route is None or not route.is_warm:
             return None
-        return WarmRequest(self, route, connection, head, body, unread_s)
+        return WarmRequest(self, route, connection, head, body, loop_s - unread_s)
 
 
 class WarmRequest(Reservation):
@@ -91,15 +96,14 @@ class WarmRequest(Reservation):
 
     def __init__(
         self, path: WarmPath, route: WarmRoute, connection: InferenceConnection, head: KnownHead,
-        body: bytes, unread_s: float,
+        body: bytes, received_s: float,
     ) -> None:  # fmt: skip
-        """`unread_s`: how long the head was there before it was read."""
         self._path = path
         self.route = route
         self._connection = connection
         self._head = head
         self._body = body
-        self.received_s = connection.loop.time() - unread_s
+        self.received_s = received_s
         self.load_token, self.takes_slot = 0, True
 
     def start(self) -> None:

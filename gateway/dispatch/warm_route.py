@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Final
 
+from gateway.authentication.access import without_credentials
 from gateway.dispatch.pod_request import MAX_HEADS, head_beginning
 from gateway.errors import GatewayError
-from gateway.http.headers import read_headers
+from gateway.http.headers import Headers, RequestHeaders, read_headers
 from gateway.http.model_host import Verb
+from gateway.http.targets import ModelTarget
 from gateway.routing.route_request import is_plain
 from registry.domain.measures import size_class
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from common.pod_secret import PodSecret
     from gateway.http.framing import KnownHead
-    from gateway.http.targets import ModelTarget
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
 
+Authorised = Callable[[ModelTarget, Headers], ModelTarget | None]
+
+ALLOWED_S: Final = 1.0
+"""A credential that ends, or is taken back, opens nothing more after this time."""
 _VERBS: Final = (Verb.PREDICT, Verb.INFER, None)
 
 
@@ -38,7 +43,9 @@ class WarmRoute:
     content_length: int
     size_class: int | None
     deadline_s: float | None
-    _forwarded: bytes
+    read: RequestHeaders
+    allowed_until_s: float
+    """Loop time until which the head's credential, if any is needed, need not be looked at."""
     _heads: dict[str, bytes] = field(default_factory=dict)
     """By address of a pod: the beginning of the head that it is sent."""
 
@@ -47,7 +54,7 @@ class WarmRoute:
         beginning = self._heads.get(address)
         if beginning is None or secret.is_required:  # it is read again from time to time
             beginning = head_beginning(
-                self.target, self._forwarded, self.spec, address, secret.header_line,
+                self.target, self.read.forwarded, self.spec, address, secret.header_line,
                 self.content_length,
             )  # fmt: skip
             if len(self._heads) >= MAX_HEADS:
@@ -60,25 +67,34 @@ class WarmRoutes:
     def __init__(
         self, state: ClusterState, resolve_target: Callable[[bytes, bytes], ModelTarget | None],
         deadline_of: Callable[[float | None, ModelSpec], float | None], *, max_body_bytes: int,
+        authorised: Authorised | None = None,
     ) -> None:  # fmt: skip
         """`deadline_of`: a request's time, by what its header says and its model.
 
-        `max_body_bytes`: of bodies that stay in memory.
+        `max_body_bytes`: of bodies that stay in memory. `authorised`: the target that the headers
+        authorise a request to, or a GatewayError; it returns None if that is not known at once.
         """
         self._state = state
         self._resolve_target = resolve_target
         self._deadline_of = deadline_of
         self._max_body_bytes = max_body_bytes
+        self._authorised = authorised
 
-    def route_of(self, head: KnownHead) -> WarmRoute | None:
-        """None: there is no such model, or requests with the head are refused."""
+    def route_of(self, head: KnownHead, loop_s: float) -> WarmRoute | None:
+        """None: there is no such model, or requests with the head are or may be refused."""
         state, target = self._state, self._resolve_target(head.path, head.host)
-        record = None if target is None else state.models.get(target.model)
-        if target is None or record is None or head.content_length > self._max_body_bytes:
+        if target is None or head.content_length > self._max_body_bytes:
             return None
+        headers, allowed_until_s = head.headers, inf
         try:
-            read = head.read = head.read or read_headers(head.headers)
+            if self._authorised is not None:
+                target = self._authorised(target, headers)
+                headers, allowed_until_s = without_credentials(headers), loop_s + ALLOWED_S
+            read = read_headers(headers)
         except GatewayError:
+            return None
+        record = None if target is None else state.models.get(target.model)
+        if target is None or record is None:
             return None
         spec = record.serving
         is_usual = not (
@@ -91,6 +107,6 @@ class WarmRoutes:
         return WarmRoute(
             state.models_version, is_usual and is_model and is_plain(spec) and not spec.logger,
             target, spec, spec.key, str(spec.policy.routing), head.content_length,
-            size_class(head.content_length), self._deadline_of(read.deadline_s, spec),
-            read.forwarded,
+            size_class(head.content_length), self._deadline_of(read.deadline_s, spec), read,
+            allowed_until_s,
         )  # fmt: skip

@@ -46,8 +46,6 @@ class RequestTelemetry:
     ) -> None:  # fmt: skip
         """`gateway`: name of this gateway, for responses. `tracer`: None if nothing is traced."""
         self.tracer = tracer
-        self.is_detailed = logs_requests or tracer is not None
-        """Whether single requests are logged or traced."""
         self.gateway = gateway.encode()
         self.recent = RecentRequests()
         self._logs_requests = logs_requests

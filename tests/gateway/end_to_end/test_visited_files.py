@@ -49,7 +49,7 @@ async def serve_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 @asynccontextmanager
 async def warm_gateway(
-    redis: RedisServer, pool: str, serve: Serve = serve_pod
+    redis: RedisServer, pool: str, serve: Serve = serve_pod, **more: Any
 ) -> AsyncIterator[GatewayApp]:
     """A gateway in this process, whose pod has measured the model."""
     async with AsyncExitStack() as stack:
@@ -64,7 +64,7 @@ async def warm_gateway(
         await registry.set_tier("pod-a", epoch, SPEC.key, Tier.DEVICE, 1)
         samples = tuple(Samples(SPEC.key, name, (time_s,)) for name, time_s in TIMES_S.items())
         await registry.heartbeat("pod-a", epoch, PodReport(samples=samples), lease_ttl_s=600)
-        settings = GatewaySettings(redis_url=redis.url, pool=pool)
+        settings = GatewaySettings(redis_url=redis.url, pool=pool, **more)
         app = await stack.enter_async_context(running_app(settings))
         state = app.pools.owner_of(SPEC.name).watch.state
         await eventually(lambda: state.holders(SPEC.key))

@@ -7,11 +7,13 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.app import GatewayApp
+from gateway.authentication import tenant_files
 from gateway.dispatch import reservations
 from gateway.dispatch.warm_request import WarmRequest
 from gateway.telemetry import explanations
@@ -150,11 +152,11 @@ class Served:
 @asynccontextmanager
 async def served(
     redis: RedisServer, pool: str, *, by_callbacks: bool = True, count: int = 3,
-    request: bytes = REQUEST,
+    request: bytes = REQUEST, **settings: Any,
 ) -> AsyncIterator[Served]:  # fmt: skip
     pod, begun = ScriptedPod(), list[WarmRequest]()
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(warm_gateway(redis, pool, pod.serve))
+        app = await stack.enter_async_context(warm_gateway(redis, pool, pod.serve, **settings))
         take = app.take_warm
         assert take is not None
 
@@ -372,3 +374,31 @@ async def test_a_request_that_asks_for_more_is_decided_in_full(
         assert not client.begun
         assert (await client.ask())[2] == b"[]"
         assert client.begun
+
+
+def with_key(key: bytes) -> bytes:
+    return REQUEST.replace(b"host: x", b"host: x\r\nx-api-key: " + key)
+
+
+@run_async
+async def test_a_credential_that_is_known_is_looked_at_once_a_second(
+    redis: RedisServer, pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tenant_files, "RELOAD_INTERVAL_S", 0.05)
+    (tmp_path / "default").write_text("the-first-key-of-it\nthe-second-key-of-it\n")
+    (tmp_path / "other").write_text("the-key-of-another\n")
+    first, second = with_key(b"the-first-key-of-it"), with_key(b"the-second-key-of-it")
+    async with served(redis, pool, request=first, api_keys=str(tmp_path)) as client:
+        assert (await client.ask(first))[2] == b"[]"
+        assert client.begun
+        assert all(b"key" not in head for head in client.pod.heads)
+        for refused in (REQUEST, with_key(b"the-key-of-another"), with_key(b"the-key-of-nobody")):
+            for _ in range(3):
+                assert (await client.ask(refused))[0].split()[1] in (b"401", b"403", b"404")
+        (tmp_path / "default").write_text("the-second-key-of-it\n")
+
+        statuses = {b"200"}
+        while b"401" not in statuses:  # for a second, and until the file is read
+            statuses.add((await client.ask(first))[0].split()[1])
+        assert statuses == {b"200", b"401"}
+        assert (await client.ask(second))[2] == b"[]"
