@@ -13,38 +13,39 @@ import numpy as np
 
 from gateway.function_process import serve
 from gateway.selection.utility import profiled_accuracy
-from gateway.sneakpeek.client import Load, Loaded, Seen
+from gateway.sneakpeek.client import Loaded, Seen
 from gateway.sneakpeek.request_rows import MismatchedBody, UnreadableBody, read_rows
 from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_sneakpeek
+from registry.domain.application import ApplicationSpec
 
 
 @dataclass(slots=True)
 class Looking:
     """The trained looks in use, by application."""
 
-    _models: dict[str, tuple[Load, SneakPeekModel]] = field(default_factory=dict)
+    _models: dict[str, tuple[ApplicationSpec, SneakPeekModel]] = field(default_factory=dict)
 
     def forget(self, application: str) -> None:
         """The application's data is not to be looked at any more."""
         self._models.pop(application, None)
 
-    def load(self, wanted: Load) -> Loaded:
+    def load(self, application: str, spec: ApplicationSpec) -> Loaded:
         """Read an application's files."""
-        self.forget(wanted.application)
+        self.forget(application)
         try:
-            model = _read(wanted)
+            model = _read(spec)
         except InvalidSneakPeek as error:
             return Loaded(problem=str(error))
-        self._models[wanted.application] = (wanted, model)
+        self._models[application] = (spec, model)
         return Loaded(profiled_accuracy(model.confusion))
 
     def look(self, application: str, body: bytes, json_length: str | None) -> Seen:
         found = self._models.get(application)
         if found is None:
             return Seen()
-        wanted, model = found
+        spec, model = found
         try:
-            read = read_rows(body, json_length, model.inputs, wanted.inputs, wanted.output)
+            read = read_rows(body, json_length, model.inputs, spec.inputs, spec.output)
             width = model.examples.centre.shape[0]
             if read.rows.shape[1] != width:
                 raise MismatchedBody(
@@ -60,16 +61,18 @@ class Looking:
         )
 
 
-def _read(wanted: Load) -> SneakPeekModel:
+def _read(spec: ApplicationSpec) -> SneakPeekModel:
     """Raises InvalidSneakPeek."""
+    wanted = spec.sneak_peek
+    assert wanted is not None
     with tempfile.TemporaryDirectory() as folder:
         model = read_sneakpeek(fetch(wanted.uri, Path(folder)))
-    k, named = model.examples.k, {each.name for each in wanted.inputs}
+    k, named = model.examples.k, {each.name for each in spec.inputs}
     problem = ""
-    if model.classes != wanted.classes:
+    if model.classes != spec.classes:
         problem = (
             f"was trained for the classes {', '.join(model.classes)}; the application has "
-            f"{', '.join(wanted.classes)}"
+            f"{', '.join(spec.classes)}"
         )
     elif wanted.k not in (None, k):
         problem = (

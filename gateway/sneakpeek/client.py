@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from gateway.function_process import FunctionProcess, ProcessEnded
-from registry.domain.application import ApplicationSpec, InputTensor
+from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 
 logger = logging.getLogger(__name__)
@@ -42,18 +42,6 @@ class LookOutcome(StrEnum):
     """The body is not in memory."""
     UNAVAILABLE = "unavailable"
     """The process does not run, has not read the application's files, or is busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The trained files of an application, and what they are wanted for."""
-
-    application: str
-    uri: str
-    k: int | None = None
-    classes: tuple[str, ...] = ()
-    inputs: tuple[InputTensor, ...] = ()
-    output: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +86,13 @@ class SneakPeekClient:
         self._state = state
         self._count = count
         self._is_granted = is_granted
-        self._wanted: dict[str, Load] = {}
+        self._wanted: dict[str, ApplicationSpec] = {}
         self._models_version = -1
         self._loaded: dict[str, Loaded] = {}
         self.process = FunctionProcess(
-            "gateway.sneakpeek",
-            silent_s=SILENT_S,
-            on_start=self._load_all,
+            "gateway.sneakpeek", silent_s=SILENT_S, on_start=self._load_all,
             on_end=self._loaded.clear,
-        )
+        )  # fmt: skip
 
     def problem(self, application: str) -> str:
         """Why the application's data is not looked at now; empty: it is."""
@@ -122,46 +108,46 @@ class SneakPeekClient:
         self._models_version = self._state.models_version
         before = self._wanted
         self._wanted = {
-            str(name): Load(
-                str(name), spec.sneak_peek.uri, spec.sneak_peek.k, spec.classes, spec.inputs,
-                spec.output,
-            )
+            str(name): spec
             for name, spec in self._state.applications.items()
             if spec.sneak_peek is not None
-        }  # fmt: skip
+        }
         for name in before.keys() - self._wanted.keys():
             self._loaded.pop(name, None)
             self._call("forget", name)
-        for name, load in self._wanted.items():
-            if before.get(name) != load:
+        for name, spec in self._wanted.items():
+            if name not in before or _looked_with(before[name]) != _looked_with(spec):
                 self._loaded.pop(name, None)
-                self._load(load)
+                self._load(name, spec)
         self.process.want(is_wanted=bool(self._wanted))
 
     def _load_all(self) -> None:
-        for load in self._wanted.values():
-            self._load(load)
+        for name, spec in self._wanted.items():
+            self._load(name, spec)
 
-    def _load(self, load: Load) -> None:
-        namespace = load.application.partition("/")[0]
-        if self._is_granted(namespace, load.uri):
-            self._call("load", load).add_done_callback(partial(self._on_loaded, load))
+    def _load(self, name: str, spec: ApplicationSpec) -> None:
+        namespace, uri = spec.name.namespace, spec.sneak_peek.uri if spec.sneak_peek else ""
+        if self._is_granted(namespace, uri):
+            called = self._call("load", name, spec)
+            called.add_done_callback(partial(self._on_loaded, name, spec))
         else:
-            problem = f"namespace {namespace} may not have {load.uri} read (--sneakpeek-prefixes)"
-            self._loaded[load.application] = Loaded(problem=problem)
+            problem = f"namespace {namespace} may not have {uri} read (--sneakpeek-prefixes)"
+            self._loaded[name] = Loaded(problem=problem)
 
-    def _call(self, name: str, argument: object) -> asyncio.Future[Loaded]:
-        called = self.process.call(name, argument)
+    def _call(self, function: str, *arguments: object) -> asyncio.Future[Loaded]:
+        called = self.process.call(function, *arguments)
         called.add_done_callback(asyncio.Future.exception)  # what has ended is loaded again
         return called
 
-    def _on_loaded(self, load: Load, done: asyncio.Future[Loaded]) -> None:
-        if done.exception() is not None or self._wanted.get(load.application) != load:
+    def _on_loaded(self, name: str, spec: ApplicationSpec, done: asyncio.Future[Loaded]) -> None:
+        wanted = self._wanted.get(name)
+        if done.exception() is not None or wanted is None:
             return
-        loaded, before = done.result(), self._loaded.get(load.application)
-        self._loaded[load.application] = loaded
-        if loaded.problem and before != loaded:
-            logger.warning("data is not looked at", extra={"problem": loaded.problem})
+        if _looked_with(wanted) == _looked_with(spec):
+            loaded, before = done.result(), self._loaded.get(name)
+            self._loaded[name] = loaded
+            if loaded.problem and before != loaded:
+                logger.warning("data is not looked at", extra={"problem": loaded.problem})
 
     async def look(
         self, application: ApplicationSpec, body: Sequence[bytes] | None, *,
@@ -207,6 +193,12 @@ class SneakPeekClient:
         """Read files that could not be used again from time to time: they may be trained later."""
         while True:
             await asyncio.sleep(_RETRY_S)
-            for name, load in self._wanted.items():
+            for name, spec in self._wanted.items():
                 if (loaded := self._loaded.get(name)) is not None and loaded.problem:
-                    self._load(load)
+                    self._load(name, spec)
+
+
+def _looked_with(spec: ApplicationSpec) -> object:
+    """What a look at the application's data depends on."""
+    peek = spec.sneak_peek
+    return peek and (peek.uri, peek.k, spec.classes, spec.inputs, spec.output)
