@@ -9,6 +9,7 @@ so that the result does not depend on the machine. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -155,6 +156,7 @@ class _Search:
         return np.concatenate([joining, moved])
 
 
+@lru_cache(maxsize=128)
 def _moves(count: int) -> tuple[Ints, Ints]:
     """Which of `count` items is moved, and to the place of which."""
     items = np.arange(count)

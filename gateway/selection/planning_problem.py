@@ -210,8 +210,9 @@ def penalty_by_kind(
 def by_worker(problem: PlanningProblem, plans: Ints) -> Ints:
     """Plans [plans, requests] with the steps of each worker together, in their order."""
     workers = problem.worker.take(plans)
-    mixed = np.flatnonzero((workers[:, 1:] < workers[:, :-1]).any(axis=1))
-    if len(mixed):
+    is_mixed = workers[:, 1:] < workers[:, :-1]
+    if is_mixed.any():
+        mixed = np.flatnonzero(is_mixed.any(axis=1))
         order = np.argsort(workers[mixed], axis=1, kind="stable")
         plans = plans.copy()
         plans[mixed] = np.take_along_axis(plans[mixed], order, axis=1)
