@@ -62,7 +62,7 @@ class GatewayServer(HttpServer):
 
     def __init__(self, app: GatewayApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         super().__init__(
-            app,  # type: ignore[arg-type]  # ASGI's types vary
+            app,
             host=settings.host, port=settings.port, keep_alive_s=KEEP_ALIVE_S,
             drain_s=math.ceil(settings.drain_timeout),
             http=create_protocol(app.resolve_target, app.infer, app.take_warm),
@@ -173,7 +173,7 @@ async def running_app(
         pools, settings, exchanges, secret=secret, telemetry=telemetry, access=access,
         limits=limits, held=held, shutdown=shutdown,
     )  # fmt: skip
-    app = GatewayApp(api, pools, inference, access, connections.tls, shutdown)  # type: ignore[arg-type]  # ASGI's types vary
+    app = GatewayApp(api, pools, inference, access, connections.tls, shutdown)
     async with asyncio.TaskGroup() as group:
         runs = [
             connections.close_idle_periodically,

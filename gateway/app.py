@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from gateway.errors import GatewayError, MethodNotAllowed
@@ -14,7 +14,7 @@ from gateway.http.openai import is_openai
 from gateway.http.routes import graph_path, is_inference, parse_path, refuse_other_name, target_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from common.tls import PartTls
     from gateway.authentication.access import Access
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from gateway.pool import GatewayPools
     from gateway.shutdown import Shutdown
 
-    Scope = dict[str, Any]
-    Receive = Callable[[], Awaitable[dict[str, Any]]]
-    Send = Callable[[dict[str, Any]], Awaitable[None]]
-    ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 CONSOLE: Final = "/console"
 EXPLANATIONS: Final = "/pilotlight/v1/explain/"
@@ -122,7 +118,7 @@ class GatewayApp:
 
 
 def _closing_connection(send: Send) -> Send:
-    async def send_closing(message: dict[str, Any]) -> None:
+    async def send_closing(message: Message) -> None:
         is_start = message["type"] == "http.response.start"
         await send(closing_connection(message) if is_start else message)
 

@@ -6,24 +6,20 @@ A running gateway keeps to them: files that an upgrade replaces belong to other 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
-from jinja2 import DictLoader, Environment, StrictUndefined, select_autoescape
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from starlette.exceptions import HTTPException
 
 from gateway.console.text import FILTERS
 
 PREFIX: Final = "/console"
-_ASSETS: Final = {
-    "console.css": "text/css", "console.js": "text/javascript", "chart.js": "text/javascript",
-    "uplot.min.css": "text/css", "uplot.min.js": "text/javascript",
-}  # fmt: skip
+_MEDIA_TYPES: Final = {".css": "text/css", ".js": "text/javascript"}
 HEADERS: Final = {
     "cache-control": "no-store",
     "content-security-policy": (
@@ -43,20 +39,16 @@ class Asset(NamedTuple):
 class Pages:
     """Renders templates."""
 
-    def __init__(self, gateway: str, folder: Traversable | None = None) -> None:
-        """`folder`: has `templates` and `assets`; None: this package."""
-        folder = folder or files("gateway.console")
-        sources = {
-            each.name: each.read_text("utf-8")
-            for each in folder.joinpath("templates").iterdir()
-            if each.name.endswith(".html")
-        }
+    def __init__(self, gateway: str, folder: Path = Path(__file__).parent) -> None:
+        """`folder`: has `templates` and `assets`."""
         self._assets = {
-            name: Asset(folder.joinpath("assets", name).read_bytes(), media_type)
-            for name, media_type in _ASSETS.items()
+            each.name: Asset(each.read_bytes(), _MEDIA_TYPES[each.suffix])
+            for each in folder.joinpath("assets").iterdir()
+            if each.suffix in _MEDIA_TYPES
         }
         environment = Environment(
-            loader=DictLoader(sources),
+            loader=FileSystemLoader(folder / "templates"),
+            auto_reload=False,
             autoescape=select_autoescape(default=True, default_for_string=True),
             undefined=StrictUndefined,
             trim_blocks=True,
@@ -64,7 +56,9 @@ class Pages:
         )
         environment.filters |= FILTERS
         environment.globals |= {"gateway": gateway, "model_url": model_url}
-        self._templates = {name: environment.get_template(name) for name in sources}
+        self._templates = {
+            name: environment.get_template(name) for name in environment.list_templates()
+        }
 
     def asset(self, name: str) -> Asset | None:
         return self._assets.get(name)

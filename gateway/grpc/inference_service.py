@@ -32,6 +32,8 @@ from gateway.grpc.grpc_request import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from starlette.types import Message
+
     from gateway.app import GatewayApp
     from gateway.http.headers import Headers
 
@@ -162,12 +164,12 @@ class InferenceService:
             "path": unquote(path), "raw_path": path.encode(), "query_string": b"",
             "headers": headers,
         }  # fmt: skip
-        sent: list[dict[str, Any]] = []
+        sent: list[Message] = []
 
         async def receive() -> dict[str, Any]:
             return {"type": "http.request"}
 
-        async def send(message: dict[str, Any]) -> None:
+        async def send(message: Message) -> None:
             sent.append(message)
 
         await self._app(scope, receive, send)

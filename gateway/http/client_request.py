@@ -26,6 +26,7 @@ from gateway.request_run import RequestRun
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from starlette.types import Message
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
     from gateway.errors import GatewayError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from gateway.http.headers import Headers
     from gateway.http.targets import ModelTarget
 
-    Message = dict[str, Any]
     Send = Callable[[Any], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
