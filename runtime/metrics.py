@@ -135,14 +135,11 @@ def batch_series(model: str) -> tuple[Counter, Histogram, Histogram]:
 
 
 @cache
-def stage_histograms(stage: Stage, model: str) -> tuple[Histogram, ...]:
-    """Those that record a stage of a request; `model`: as in paths.
-
-    Looked up once, since that takes as long as a sample.
-    """
+def stage_histograms(stage: Stage, model: ModelName) -> tuple[Histogram, ...]:
+    """Those that record a stage of a request, looked up once: that takes as long as a sample."""
     ours: Histogram = STAGE_SECONDS.labels(stage)
     kserves = KSERVE_HISTOGRAMS.get(stage)
-    return (ours,) if kserves is None else (ours, kserves.labels(model))
+    return (ours,) if kserves is None else (ours, kserves.labels(model.path_segment))
 
 
 _OURS: Final = (BATCH_SIZE, BATCHES, QUEUE_SECONDS)

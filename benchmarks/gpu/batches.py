@@ -12,8 +12,8 @@ import torch
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
-from runtime.device.device_model import ModelInputs
 from runtime.device.memory import DeviceMemory
+from runtime.device.suspects import ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons
 from runtime.loading.served_model import ServedModel

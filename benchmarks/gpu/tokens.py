@@ -16,7 +16,7 @@ from transformers.generation import ContinuousBatchingConfig
 
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.skeletons import Skeletons

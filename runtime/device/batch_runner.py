@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -17,7 +18,7 @@ from runtime.device.device_errors import (
     is_out_of_memory,
     release_frames,
 )
-from runtime.device.queue import InferenceResult, Job, resolve
+from runtime.device.queue import InferenceResult, Queued
 from runtime.errors import InferenceFailed
 from runtime.metrics import BATCHES, batch_series
 from runtime.threads import as_exception
@@ -81,7 +82,8 @@ class BatchRunner:
         compute_s = ended_s - begun_s
         if jobs[0].queued.batch_key is not None:
             self._times.observe(model.key, rows, compute_s, ended_s)
-            model.suspects.record_served()
+            if model.suspects.hangs:
+                model.suspects.record_served()
         return [
             InferenceResult(
                 value, begun_s - job.queued.enqueued_at_s, compute_s, rows, int(begun_s * 1e6)
@@ -110,14 +112,44 @@ def _finish(
         BATCHES.labels(model=model, outcome="failed").inc()
         resolve([(job, outcomes) for job in jobs])
         return
-    resolve(list(zip(jobs, outcomes, strict=True)))
-    if jobs[0].queued.batch_key is None:  # not a request: a warm-up, or a profile
+    if jobs[0].queued.batch_key is not None:  # a request, not a warm-up or a profile
+        batches, batch_size, queue_seconds = batch_series(model)
+        batches.inc()
+        batch_size.observe(outcomes[0].rows)
+        for result in outcomes:
+            queue_seconds.observe(result.wait_s)
+    resolve(list(zip(jobs, outcomes, strict=True)))  # last: the event loop needs Python's lock
+
+
+@dataclass(eq=False, slots=True)
+class Job(Queued):
+    """One inference, or other work for the device."""
+
+    content: Any
+    infer: Callable[[Sequence[Any]], list[Any]]
+    """One inference over the contents of several jobs of its batch key."""
+    future: asyncio.Future[InferenceResult[Any]]
+    is_running: bool = False
+
+
+def resolve(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
+    """Resolve the jobs' futures on their event loop, with one wake-up for all of them."""
+
+    def set_outcomes() -> None:
+        for job, outcome in outcomes:
+            if job.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+
+    if not outcomes:
         return
-    batches, batch_size, queue_seconds = batch_series(model)
-    batches.inc()
-    batch_size.observe(outcomes[0].rows)
-    for result in outcomes:
-        queue_seconds.observe(result.wait_s)
+    try:
+        outcomes[0][0].future.get_loop().call_soon_threadsafe(set_outcomes)
+    except RuntimeError:  # the event loop is closed
+        logger.debug("device job ended after its event loop")
 
 
 @dataclass(eq=False, slots=True)

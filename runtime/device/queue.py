@@ -1,25 +1,26 @@
-"""The device's queue, per model, and the choice of the next batch.
+"""The device's queue, per model: the batches formed of its requests, and the choice of the next.
 
-Owned by the device worker, which locks around every call, or by a simulated device.
+Pure, and free of torch, so that the simulator forms the same batches. The most urgent request
+leads; others join it in the order of their deadlines while the batch stays within its limits, among
+them the share of padding. Times in seconds of one clock. The device worker locks around every call.
+
+Source: Zhang et al. 2025, section 6.1 (one batch at a time on a device, formed from its queue).
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from registry.domain.model import ModelPolicy
 from registry.domain.probes import ProbeBudget
 from registry.domain.tenant_usage import TenantUsage
-from runtime.device.device_model import DeviceModel, QueuedRows, form_batch
+from runtime.device.suspects import Suspects
 
 if TYPE_CHECKING:
     from runtime.device.batch_times import BatchTimes
-
-logger = logging.getLogger(__name__)
 
 ASSUMED_DEADLINE_S: Final = 60.0
 """Deadline of jobs without one, from the time they were queued, so that none of them starves."""
@@ -29,6 +30,139 @@ LEAST_BATCH_S: Final = 0.001
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
+
+MAX_SEQUENCES: Final = 16
+"""Default number of requests of a model that generate tokens at once, on a CPU."""
+GPU_SEQUENCES: Final = 64
+"""The same on a GPU, as many as its slots; no GPU has measured it."""
+
+
+def batch_cap(*, annotated: int | None, planned: int | None, measured: int) -> int:
+    """Largest batch: by the model's annotation, else the autoscaler's plan, else measurements."""
+    return annotated or planned or measured
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedRows:
+    """One request in the device's queue."""
+
+    sequence: int
+    """Order of arrival, unique."""
+    due_s: float
+    """Its deadline, or an assumed one."""
+    enqueued_at_s: float
+    deadline_s: float | None = None
+    rows: int = 1
+    """Items of the request, always inferred in one batch."""
+    tokens_per_row: int = 1
+    """Width of its tensors; 1 if nothing is padded."""
+    batch_key: Hashable = None
+    """Requests of one key can share a batch; None: it runs alone."""
+
+    @property
+    def urgency(self) -> tuple[float, int]:
+        """Requests are ordered by it, the smallest first."""
+        return (self.due_s, self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    max_rows: int = 8
+    """Items in one inference; a request with more runs alone."""
+    max_wait_s: float = 0.0
+    """How long an idle device may wait for a batch to fill."""
+    max_padding: float = 0.5
+    """Share of a batch's tokens that may be padding between requests."""
+    max_tokens: int = 16_384
+    """Items times the longest one's tokens; memory for activations is proportional to it."""
+    inference_s: float = 0.0
+    """Expected time of an inference: a batch stops waiting this long before a deadline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests inferred together, the most urgent first, and the time at which they may start."""
+
+    members: tuple[QueuedRows, ...]
+    ready_s: float
+
+
+def form_batch(queued: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> Batch | None:
+    """The next batch of one model, None for an empty queue. The caller removes its members."""
+    if not queued:
+        return None
+    leader, *others = sorted(queued, key=lambda each: each.urgency)
+    if leader.batch_key is None:
+        return Batch((leader,), now_s)
+    members, rows, width = [leader], leader.rows, leader.tokens_per_row
+    tokens = rows * width
+    for each in others:
+        if each.batch_key != leader.batch_key or rows + each.rows > limits.max_rows:
+            continue
+        new_rows, new_width = rows + each.rows, max(width, each.tokens_per_row)
+        new_tokens = tokens + each.rows * each.tokens_per_row
+        padded = new_rows * new_width
+        if padded > limits.max_tokens or padded - new_tokens > limits.max_padding * padded:
+            continue
+        members.append(each)
+        rows, tokens, width = new_rows, new_tokens, new_width
+        if rows >= limits.max_rows:
+            break
+    is_ready = rows >= limits.max_rows or limits.max_wait_s == 0
+    return Batch(tuple(members), now_s if is_ready else _ready_s(members, now_s, limits))
+
+
+def _ready_s(members: Sequence[QueuedRows], now_s: float, limits: BatchLimits) -> float:
+    """When a batch that is not full may start."""
+    filled_s = min(each.enqueued_at_s for each in members) + limits.max_wait_s
+    deadlines_s = [each.deadline_s for each in members if each.deadline_s is not None]
+    return max(now_s, min([filled_s, *(end_s - limits.inference_s for end_s in deadlines_s)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """The input of one inference, and its size for batching."""
+
+    content: Any
+    rows: int = 1
+    tokens_per_row: int = 1
+    batch_key: Hashable = None
+    """Payloads with equal keys can be inferred in one batch; None: only alone."""
+
+
+@dataclass(eq=False, slots=True)
+class DeviceModel:
+    """One model. Mutable: its policy may change, and it may break."""
+
+    key: str = ""
+    """`namespace/name@generation`; empty for work that belongs to no model."""
+    name: str = ""
+    """The model's label in metrics."""
+    infer: Callable[[Sequence[Any]], list[Any]] = list
+    """One inference over the contents of several payloads, with a result for each."""
+    policy: ModelPolicy = field(default_factory=ModelPolicy)
+    max_rows: int | None = None
+    """Limit of the network's batch dimension; None: no limit."""
+    broken_reason: str | None = None
+    """Set once inferences of different requests hung; no further inference of it runs."""
+    suspects: Suspects = field(default_factory=Suspects)
+
+    @property
+    def tenant(self) -> str:
+        return self.key.partition("/")[0]
+
+    def limits(self, times: BatchTimes) -> BatchLimits:
+        wait_s = self.policy.max_batch_wait_s
+        wanted = batch_cap(
+            annotated=self.policy.max_batch_size,
+            planned=times.planned_rows.get(self.key),
+            measured=times.max_rows(self.key),
+        )
+        return BatchLimits(
+            max_rows=wanted if self.max_rows is None else min(wanted, self.max_rows),
+            max_wait_s=wait_s,
+            inference_s=times.longest_batch_s(self.key) if wait_s else 0.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +185,6 @@ class Queued:
     queued: QueuedRows
     is_probe: bool = field(default=False, kw_only=True)
     """It may run although it is expected to end after its deadline."""
-
-
-@dataclass(eq=False, slots=True)
-class Job(Queued):
-    """One inference, or other work for the device."""
-
-    content: Any
-    infer: Callable[[Sequence[Any]], list[Any]]
-    """One inference over the contents of several jobs of its batch key."""
-    future: asyncio.Future[InferenceResult[Any]]
-    is_running: bool = False
 
 
 class DeviceQueue(Generic[Q]):
@@ -184,23 +307,3 @@ class DeviceQueue(Generic[Q]):
         for job in jobs:
             self.remove(job)
         return jobs
-
-
-def resolve(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
-    """Resolve the jobs' futures on their event loop, with one wake-up for all of them."""
-
-    def set_outcomes() -> None:
-        for job, outcome in outcomes:
-            if job.future.done():
-                continue
-            if isinstance(outcome, Exception):
-                job.future.set_exception(outcome)
-            else:
-                job.future.set_result(outcome)
-
-    if not outcomes:
-        return
-    try:
-        outcomes[0][0].future.get_loop().call_soon_threadsafe(set_outcomes)
-    except RuntimeError:  # the event loop is closed
-        logger.debug("device job ended after its event loop")

@@ -20,11 +20,18 @@ from typing import Any, TypeVar
 
 import torch
 
-from runtime.device.batch_runner import BatchRunner, HangWatch, RunningBatch
+from runtime.device.batch_runner import BatchRunner, HangWatch, Job, RunningBatch, resolve
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel, Payload, QueuedRows, digest_of
 from runtime.device.device_tensor import KeptMemory
-from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, InferenceResult, Job, resolve
+from runtime.device.queue import (
+    ASSUMED_DEADLINE_S,
+    DeviceModel,
+    DeviceQueue,
+    InferenceResult,
+    Payload,
+    QueuedRows,
+)
+from runtime.device.suspects import digest_of
 from runtime.errors import (
     DeadlinePassed,
     InferenceHung,
@@ -158,7 +165,7 @@ class DeviceWorker:
             model: the model that is marked broken if `work` hangs.
             due_s: its urgency, where it differs from the deadline.
         """
-        return await self._submit(
+        return await self.infer(
             model or DeviceModel(), Payload(work), _call_each, deadline_s=deadline_s, due_s=due_s
         )
 
@@ -166,6 +173,7 @@ class DeviceWorker:
         self,
         model: DeviceModel,
         payload: Payload,
+        infer: Callable[[Sequence[Any]], list[Any]] | None = None,
         *,
         deadline_s: float | None = None,
         due_s: float | None = None,
@@ -175,7 +183,8 @@ class DeviceWorker:
         If the caller is cancelled while its inference runs, this returns when the inference has
         ended, so that the caller can then release what the inference uses.
 
-        `due_s`: its urgency, where it differs from the deadline.
+        `infer`: in place of the model's own; `due_s`: its urgency, where it differs from the
+        deadline.
 
         Raises:
             DeadlinePassed: the deadline passed before the inference began.
@@ -185,17 +194,6 @@ class DeviceWorker:
             InferenceHung: the inference did not end within the model's time limit.
             ModelBroken: an earlier inference of the model hung.
         """
-        return await self._submit(model, payload, model.infer, deadline_s=deadline_s, due_s=due_s)
-
-    async def _submit(
-        self,
-        model: DeviceModel,
-        payload: Payload,
-        infer: Callable[[Sequence[Any]], list[Any]],
-        *,
-        deadline_s: float | None,
-        due_s: float | None,
-    ) -> InferenceResult[Any]:
         now_s = time.monotonic()
         queued = QueuedRows(
             sequence=next(self._sequence),
@@ -207,7 +205,7 @@ class DeviceWorker:
             batch_key=payload.batch_key,
         )
         future = asyncio.get_running_loop().create_future()
-        job = Job(model, queued, payload.content, infer, future)
+        job = Job(model, queued, payload.content, infer or model.infer, future)
         self._enqueue(job)
         self._waiting += 1
         try:
@@ -227,13 +225,8 @@ class DeviceWorker:
         with self._lock:
             if job.model.broken_reason is not None:
                 raise ModelBroken(job.model.broken_reason)
-            refused_s = job.model.suspects.refused_s(job.content, time.monotonic())
-            if refused_s:
-                raise RequestHung(
-                    "an inference of this request did not end within the model's time limit; it"
-                    f" is refused for {refused_s:.0f} s",
-                    retry_after_s=refused_s,
-                )
+            if job.model.suspects.hangs:
+                self._refuse_suspect(job)
             if self.lost_reason is not None:
                 raise PodDraining(self.lost_reason)
             if self._is_closed:
@@ -242,6 +235,15 @@ class DeviceWorker:
                 raise QueueFull(f"{len(self._queue)} inferences are queued for the device already")
             self._queue.add(job)
             self._work.notify()
+
+    def _refuse_suspect(self, job: Job) -> None:
+        refused_s = job.model.suspects.refused_s(job.content, time.monotonic())
+        if refused_s:
+            raise RequestHung(
+                "an inference of this request did not end within the model's time limit; it"
+                f" is refused for {refused_s:.0f} s",
+                retry_after_s=refused_s,
+            )
 
     # The device's thread
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.domain.model import ModelPolicy, Task
-from runtime.device.device_model import batch_cap
+from runtime.device.queue import batch_cap
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.engines.networks.position_limit import position_limit
 from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from runtime.engines.networks.padding import is_never_padded, tolerance
 from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import DeviceFull, ModelInvalid

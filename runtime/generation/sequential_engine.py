@@ -17,7 +17,7 @@ import torch
 
 from common.inference_protocol.errors import PodError
 from runtime.device.device_errors import is_out_of_memory
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from runtime.engines.networks.position_limit import output_limit
 from runtime.errors import InferenceFailed, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of

@@ -32,7 +32,7 @@ from transformers.generation.continuous_batching.continuous_api import (
 )
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
 from runtime.generation.limits import (

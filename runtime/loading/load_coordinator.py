@@ -43,7 +43,6 @@ class AcquiredModel:
     start: str = "warm"
     """Or the tier that the load started from."""
     load_s: float = 0.0
-    on_release: Callable[[], None] | None = None
 
     @property
     def model(self) -> ServedModel:
@@ -51,8 +50,6 @@ class AcquiredModel:
 
     def release(self) -> None:
         self.store.end_request(self.entry)
-        if self.on_release is not None:
-            self.on_release()
 
     def __enter__(self) -> AcquiredModel:
         return self
@@ -93,7 +90,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
         )
         self._loader = loader
         self._resolver = loader.resolver
-        self._store = loader.store
+        self.store = loader.store
         self._agent = agent
         self._tasks = tasks
         self._preloads = TierPreloads(loader.resolver, tasks, agent.report_tier)
@@ -114,7 +111,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             DeadlinePassed: the load did not end before the deadline.
         """
         if (entry := self._acquire_entry(spec)) is not None:
-            return AcquiredModel(self._store, entry)
+            return AcquiredModel(self.store, entry)
         started_s = time.monotonic()
         remaining_s = None if deadline_s is None else deadline_s - started_s
         try:
@@ -122,14 +119,14 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
                 while (load := self._cancelled_load(spec.key)) is not None:
                     await load.ended.wait()
                     if (entry := self._acquire_entry(spec)) is not None:
-                        return AcquiredModel(self._store, entry)
+                        return AcquiredModel(self.store, entry)
                 return await self._load_and_acquire(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
 
     def _acquire_entry(self, spec: ModelSpec) -> StoreEntry | None:
-        entry = self._store.acquire(spec.key)
-        if entry is None and (reason := self._store.broken_reason(spec.key)) is not None:
+        entry = self.store.acquire(spec.key)
+        if entry is None and (reason := self.store.broken_reason(spec.key)) is not None:
             raise ModelBroken(reason)  # it can be loaded again only once it is off the device
         return entry
 
@@ -148,7 +145,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
         except BaseException:
             self._stop_waiting(load)
             raise
-        return AcquiredModel(self._store, entry, load.source.value, time.monotonic() - started_s)
+        return AcquiredModel(self.store, entry, load.source.value, time.monotonic() - started_s)
 
     def _stop_waiting(self, load: _LiveLoad) -> None:
         """Remove a waiter; if the load is complete, end the use that it acquired for the waiter."""
@@ -157,7 +154,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
                 self._preloads.deprioritise(load.spec.key)
             self.leave(load)
         elif not load.done.cancelled() and load.done.exception() is None:
-            self._store.end_use(load.done.result())
+            self.store.end_use(load.done.result())
 
     async def preload(
         self,
@@ -179,7 +176,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             return
         while (cancelled := self._cancelled_load(spec.key)) is not None:
             await cancelled.ended.wait()
-        if self._store.holds(spec.key):
+        if self.store.holds(spec.key):
             return
         if not is_withdrawable:
             await asyncio.shield(self.join_preload(spec, max_other_copies).done)
@@ -193,7 +190,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
 
     async def check(self, spec: ModelSpec) -> None:
         """Raise LoadFailed where the model's files cannot be read, or do not fit together."""
-        if not self._store.holds(spec.key):
+        if not self.store.holds(spec.key):
             await check_files(self._loader, spec)
 
     async def cancel(self, key: str, reason: str) -> None:
@@ -204,13 +201,13 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             load.ticket.cancel(reason)
             await load.ended.wait()
         await self._preloads.wait_ended(key)
-        if not self._store.holds(key):
+        if not self.store.holds(key):
             await in_thread(self._resolver.threads, self._resolver.cache.discard_partial, key)
 
     async def mark_broken(self, key: str, reason: str) -> None:
         """Remove a hung model from the device and report it; its requests fail with the reason."""
         failure = self._failures.record_broken(key, reason)
-        self._store.retire(key, "broken")
+        self.store.retire(key, "broken")
         await self._agent.report_broken(failure)
 
     # The steps of a load on the event loop
@@ -262,7 +259,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
     def end_base(self, load: _LiveLoad) -> None:
         """End the load's use of an adapter's base; the adapter itself may use it on."""
         if load.base is not None:
-            self._store.end_use(load.base)
+            self.store.end_use(load.base)
             load.base = None
 
     async def nearest_tier(self, load: _LiveLoad) -> Tier:

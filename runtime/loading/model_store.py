@@ -47,7 +47,6 @@ class StoreEntry(CachedModel):
     shared: SharedWeights | None = field(default=None, kw_only=True)
     """Its weights, if adapters may share them."""
     base: StoreEntry | None = field(default=None, kw_only=True)
-    """Of an adapter: in use while this is, and removed only together with it."""
     adapters: list[StoreEntry] = field(default_factory=list, kw_only=True)
 
     @property
@@ -112,17 +111,6 @@ class ModelStore(DeviceCache[StoreEntry]):
         """Memory of a model on the device; 0 if it is not there."""
         entry = self.by_key.get(key)
         return entry.memory_bytes if entry else 0
-
-    def use(self, entry: StoreEntry, users: int = 1) -> None:
-        """Also of its base, whose weights it reads."""
-        super().use(entry, users)
-        if entry.base is not None:
-            self.use(entry.base, users)
-
-    def end_use(self, entry: StoreEntry) -> None:
-        super().end_use(entry)
-        if entry.base is not None:
-            self.end_use(entry.base)
 
     def add(self, entry: StoreEntry) -> None:
         super().add(entry)

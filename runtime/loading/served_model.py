@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never, cast, ru
 from common.inference_protocol.tensors import Tensor
 from registry.domain.measures import KEPT_OVER_BYTES
 from registry.domain.model import ModelPolicy, ModelSpec
-from runtime.device.device_model import DeviceModel, ModelInputs, OutputPlace, Payload
 from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
-from runtime.device.queue import InferenceResult
+from runtime.device.queue import DeviceModel, InferenceResult, Payload
+from runtime.device.suspects import ModelInputs, OutputPlace
 from runtime.device.worker import DeviceWorker
 from runtime.generation.engine import GenerationEngine
 from runtime.tasks.task import Processor

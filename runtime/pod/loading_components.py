@@ -19,10 +19,10 @@ from registry.inference_service.tenant_rules import Quota, TenantRules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import memory_budget, pod_share
-from runtime.device.device_model import GPU_SEQUENCES
 from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
 from runtime.device.gpu_sensors import GpuWatch
 from runtime.device.memory import DeviceMemory
+from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.engines.model_server.server_process import ServerProcess

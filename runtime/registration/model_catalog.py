@@ -17,7 +17,7 @@ class ModelCatalog:
     """Finds models in the watch's copy first, then in the registry, which may be newer."""
 
     def __init__(self, watch: ClusterWatch, registry: Registry) -> None:
-        self._watch = watch
+        self.watch = watch
         self._registry = registry
 
     async def find(self, name: ModelName, generation: str | None) -> ModelSpec:
@@ -25,7 +25,7 @@ class ModelCatalog:
 
         Raises ModelNotFound, ModelUnknown.
         """
-        record = self._watch.state.models.get(name)
+        record = self.watch.state.models.get(name)
         spec = pick_generation(record, generation)
         if spec is not None:
             return spec
@@ -51,7 +51,7 @@ class ModelCatalog:
         """
         if address is None:
             return False
-        if any(pod.address == address for pod in self._watch.state.pods.values()):
+        if any(pod.address == address for pod in self.watch.state.pods.values()):
             return True
         try:
             return await self._registry.has_pod_at(address)
@@ -59,10 +59,10 @@ class ModelCatalog:
             return False
 
     def names(self) -> list[ModelName]:
-        return sorted(self._watch.state.models)
+        return sorted(self.watch.state.models)
 
     def record(self, name: ModelName) -> ModelRecord | None:
-        return self._watch.state.models.get(name)
+        return self.watch.state.models.get(name)
 
 
 def pick_generation(record: ModelRecord | None, generation: str | None) -> ModelSpec | None:

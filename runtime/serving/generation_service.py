@@ -174,7 +174,8 @@ class GenerationService:
             until_s = min(until_s, head.deadline_s)
         with self.service.in_flight.admit(head):
             spec = await self.catalog.find(head.model, head.generation)
-            with await self.service.acquire(head, spec, deadline_s=until_s) as acquired:
+            acquired = await self.service.acquire(head, spec, deadline_s=until_s)
+            try:
                 acquired.model.device_model.policy = spec.policy  # the current annotations
                 with GENERATIONS.track_inprogress():
                     async with _time_limit(until_s):
@@ -183,6 +184,8 @@ class GenerationService:
                         with self.device_time.measure() as share:
                             yield generation
                 self._record(spec, time.monotonic() - began_s, share.seconds)
+            finally:
+                self.service.release(head, acquired)
 
     async def _prepare(self, acquired: AcquiredModel, request: GenerationRequest) -> Generation:
         processor, engine = acquired.model.processor, acquired.model.generator

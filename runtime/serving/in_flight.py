@@ -279,9 +279,11 @@ class PredictRequest:
     def record(self, stage: Stage, seconds: float, *, sample_s: float | None = None) -> None:
         """Record a stage's time; `sample_s` is the sample for the registry's estimates."""
         self.stages[stage] = seconds
-        for histogram in stage_histograms(stage, self.spec.name.path_segment):
+        for histogram in stage_histograms(stage, self.spec.name):
             histogram.observe(seconds)
-        if sample_s is not None and stage is Stage.INFER:
+        if sample_s is None:
+            return
+        if stage is Stage.INFER:
             self.measurements.add_inference(self.spec.key, sample_s, self.head.body_bytes)
-        elif sample_s is not None:
+        else:
             self.measurements.add(self.spec.key, str(stage), sample_s)

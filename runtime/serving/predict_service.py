@@ -28,6 +28,7 @@ from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.loading.processors import Processors
+from runtime.loading.served_model import ServedModel
 from runtime.registration.measurements import Measurements
 from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import InferenceEndNotifier
@@ -98,7 +99,10 @@ class PredictService:
                 body = await self._decode(head, protocol, body)
             if head.is_infer_stage and body.v2 is None:
                 raise InvalidRequest("the inference stage takes V2 tensors, not V1 instances")
-            spec = await self.catalog.find(head.model, head.generation)
+            record = self.catalog.watch.state.models.get(head.model)
+            spec = None if record is None else record.serving
+            if spec is None or head.generation not in (None, spec.generation):
+                spec = await self.catalog.find(head.model, head.generation)
             request = PredictRequest(head, spec, self.pod_name, self.measurements, is_small)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
@@ -153,7 +157,8 @@ class PredictService:
             check_values(body)  # the server, too, parses them one by one
         else:
             headers = {"content-type": BINARY_TYPE, LENGTH_HEADER: head.v2_header_length}
-        with await self.acquire(head, spec, deadline_s=head.deadline_s) as acquired:
+        acquired = await self.acquire(head, spec, deadline_s=head.deadline_s)
+        try:
             request.has(acquired)
             model = acquired.model
             if not isinstance(model, ProxiedModel):
@@ -162,6 +167,8 @@ class PredictService:
             answer = await model.forward(body, headers, deadline_s=head.deadline_s)
             seconds = time.monotonic() - started_s
             request.record(Stage.INFER, seconds, sample_s=seconds)
+        finally:
+            self.release(head, acquired)
         name = head.response_model_name
         if len(answer.body) <= SMALL_BODY_BYTES:
             return request.response(renamed(answer, name))
@@ -179,11 +186,15 @@ class PredictService:
     ) -> PredictResponse:
         head, spec = request.head, request.spec
         if head.predict_address is None or head.predict_address == self.address:
-            with await self.acquire(head, spec, deadline_s=head.deadline_s) as acquired:
+            acquired = await self.acquire(head, spec, deadline_s=head.deadline_s)
+            try:
                 request.has(acquired)
-                processor = acquired.model.processor
+                model = acquired.entry.model
+                processor = model.processor
                 inputs = await self._preprocess(request, processor, body)
-                outputs = await self._infer(request, acquired, inputs, keeps_outputs=keeps_outputs)
+                outputs = await self._infer(request, model, inputs, keeps_outputs=keeps_outputs)
+            finally:
+                self.release(head, acquired)
         else:
             processor, outputs = await self._infer_remotely(request, body)
         started_s = time.monotonic()
@@ -226,11 +237,14 @@ class PredictService:
     async def _serve_inference(self, request: PredictRequest, body: DecodedBody) -> PredictResponse:
         inputs = body.v2.inputs if body.v2 is not None else ()
         head = request.head
-        with await self.acquire(head, request.spec, deadline_s=head.deadline_s) as acquired:
+        acquired = await self.acquire(head, request.spec, deadline_s=head.deadline_s)
+        try:
             request.has(acquired)
             batching = acquired.model.processor.batching
             checked = await in_thread(self.threads, batching.validate, inputs)
-            outputs = await self._infer(request, acquired, checked)
+            outputs = await self._infer(request, acquired.model, checked)
+        finally:
+            self.release(head, acquired)
 
         def encode() -> EncodedBody:
             name = request.head.response_model_name
@@ -245,23 +259,27 @@ class PredictService:
     async def acquire(
         self, head: RequestHead, spec: ModelSpec, *, deadline_s: float | None
     ) -> AcquiredModel:
-        """The model on the device, held until the end of the `with` block of what this returns.
-
-        Raises as `LoadCoordinator.acquire` does.
-        """
-        on_release = None
-        if head.reservation is not None:
-            on_release = partial(self.end_notifier.notify, head.reservation)
+        """The model on the device, held until `release`; raises as `LoadCoordinator.acquire`."""
+        store = self.coordinator.store
+        entry = store.by_key.get(spec.key)
+        if entry is not None and entry.model.device_model.broken_reason is None:
+            store.use(entry)
+            return AcquiredModel(store, entry)
         try:
-            acquired = await self.coordinator.acquire(
+            return await self.coordinator.acquire(
                 spec, token=head.load_token, deadline_s=deadline_s
             )
         except BaseException:
-            if on_release is not None:
-                on_release()
+            self._end_reservation(head)
             raise
-        acquired.on_release = on_release
-        return acquired
+
+    def release(self, head: RequestHead, acquired: AcquiredModel) -> None:
+        acquired.store.end_request(acquired.entry)
+        self._end_reservation(head)
+
+    def _end_reservation(self, head: RequestHead) -> None:
+        if head.reservation is not None:
+            self.end_notifier.notify(head.reservation)
 
     async def _convert(
         self,
@@ -298,14 +316,14 @@ class PredictService:
     async def _infer(
         self,
         request: PredictRequest,
-        acquired: AcquiredModel,
+        model: ServedModel,
         inputs: tuple[Tensor, ...],
         *,
         keeps_outputs: bool = False,
     ) -> tuple[Tensor, ...]:
-        head, key = request.head, acquired.entry.key
+        head, key = request.head, request.spec.key
         try:
-            result = await acquired.model.infer(
+            result = await model.infer(
                 inputs,
                 deadline_s=head.deadline_s,
                 due_s=head.due_s,
@@ -326,8 +344,8 @@ class PredictService:
         if result.batch:
             request.batch = f"{result.batch};items={result.rows}"
         request.record(Stage.INFER, infer_s, sample_s=result.compute_s)
-        rows = acquired.model.processor.batching.rows_of(inputs)
-        self.measurements.add(request.spec.key, "share", result.compute_s * rows / result.rows)
+        rows = model.processor.batching.rows_of(inputs)
+        self.measurements.add(key, "share", result.compute_s * rows / result.rows)
         return result.value
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.device_model import DeviceModel
 from runtime.device.device_tensor import torch_inputs
+from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.engines.networks.padding import is_never_padded, tolerance
 from runtime.tasks.task import Processor

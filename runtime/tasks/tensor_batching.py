@@ -148,21 +148,20 @@ class PaddedBatching(Batching):
                 named[name] = numeric_tensor(name, np.ones(first.shape, dtype=np.int64))
         if missing := [name for name in self.required if name not in named]:
             raise InvalidRequest(f"inference needs a tensor {missing[0]!r}, got {_names(inputs)}")
+        shapes, lengths = set(), set()
         for name, tensor in named.items():
-            self._check(name, tensor)
-        shapes = {
-            tensor.shape
-            for name, tensor in named.items()
-            if self.rules[name].trailing_shape is None
-        }
+            shape = self._checked_shape(name, tensor)
+            lengths.add(shape[0])
+            if self.rules[name].trailing_shape is None:
+                shapes.add(shape)
         if len(shapes) > 1:
             raise InvalidRequest(f"token tensors must have one shape, were {sorted(shapes)}")
-        if len({len(tensor.data) for tensor in named.values()}) > 1:
+        if len(lengths) > 1:
             rows = {name: len(tensor.data) for name, tensor in named.items()}
             raise InvalidRequest(f"all tensors must have the same rows, had {rows}")
-        return tuple(named[name] for name in self.rules if name in named)
+        return tuple([named[name] for name in self.rules if name in named])
 
-    def _check(self, name: str, tensor: Tensor) -> None:
+    def _checked_shape(self, name: str, tensor: Tensor) -> tuple[int, ...]:
         rule = self.rules.get(name)
         if rule is None:
             raise InvalidRequest(f"the network takes {list(self.rules)}, got {name!r}")
@@ -187,12 +186,15 @@ class PaddedBatching(Batching):
                 )
         elif not np.isfinite(tensor.data).all():
             raise InvalidRequest(f"tensor {name!r} must hold finite numbers, held NaN or infinity")
+        return shape
 
     def batch_key(self, inputs: Sequence[Tensor], network: PreTrainedModel) -> Hashable:
-        return tuple(
-            (each.name, frozenset(each.data.tolist()) if self.rules[each.name].is_option else None)
+        rules = self.rules
+        options = [
+            (each.name, frozenset(each.data.tolist())) if rules[each.name].is_option else each.name
             for each in inputs
-        )
+        ]
+        return tuple(options)
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
         first = inputs[0]

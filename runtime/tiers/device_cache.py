@@ -35,6 +35,8 @@ class CachedModel:
     """End of the last of them, on the cache's clock."""
     retire_reason: str | None = None
     """Why it is removed after its last use; None if it stays."""
+    base: CachedModel | None = None
+    """Of an adapter: in use while this is, and removed only together with it."""
 
     @property
     def is_pinned(self) -> bool:
@@ -145,29 +147,31 @@ class DeviceCache(Generic[R]):
         entry.users += users
         entry.uses += users
         entry.retire_reason = None  # in use again before its removal
-        self._mark(entry)
+        self._uses += 1
+        entry.last_used = self._uses
         entry.clock = self._clock
+        if entry.base is not None:
+            self.use(entry.base, users)  # type: ignore[arg-type]  # of the same kind
 
     def end_use(self, entry: R) -> None:
         """End one use; after the last one a retired model is removed, and waiting loads retry."""
         entry.users -= 1
-        self._mark(entry)
+        self._uses += 1
+        entry.last_used = self._uses
         if entry.users == 0:
             self._idle.begin(entry.memory_bytes)
             if entry.retire_reason is not None:
                 self._remove(entry, entry.retire_reason)
             if self._waits:
                 self.notify_freed()
+        if entry.base is not None:
+            self.end_use(entry.base)  # type: ignore[arg-type]  # of the same kind
 
     def end_request(self, entry: R) -> None:
         """End a request's use; the uses of loads, which only protect the model, are not counted."""
         entry.served += 1
         entry.last_s = self._now_s()
         self.end_use(entry)
-
-    def _mark(self, entry: R) -> None:
-        self._uses += 1
-        entry.last_used = self._uses
 
     # Memory
 
@@ -290,7 +294,8 @@ class DeviceCache(Generic[R]):
     def add(self, entry: R) -> None:
         """Add a loaded, idle model in place of its reservation."""
         self._reserved.pop(entry.key, None)
-        self._mark(entry)
+        self._uses += 1
+        entry.last_used = self._uses
         entry.clock = self._clock
         self.by_key[entry.key] = entry
         self._idle.begin(entry.memory_bytes)

@@ -23,7 +23,7 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.profile import ProfilePoint
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from tests.chaos.trend import HOUR_S, trend, without
 
 _MODELS: Final = 60

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from registry.domain.model import ModelPolicy
-from runtime.device.device_model import DeviceModel, Payload
+from runtime.device.queue import DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken
 from runtime.loading.watchdog import Watchdog

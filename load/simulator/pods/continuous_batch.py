@@ -11,7 +11,7 @@ from math import inf
 
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import SimulatedRequest
-from runtime.device.device_model import MAX_SEQUENCES
+from runtime.device.queue import MAX_SEQUENCES
 
 
 @dataclass(eq=False, slots=True)

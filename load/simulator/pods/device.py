@@ -1,6 +1,6 @@
 """A simulated device: one inference at a time, batched by the runtime's own rules.
 
-Batches and their order are decided by `runtime.device.device_model` and `runtime.device.queue`;
+Batches and their order are decided by `runtime.device.queue` and `runtime.device.queue`;
 times are those of the model's profile divided by the device's speed.
 """
 
@@ -18,8 +18,7 @@ from load.simulator.pods.shared_gpu import GpuBatch, SharedGpu
 from load.simulator.pods.simulated_request import SimulatedRequest
 from registry.domain.profile import Profile
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel, QueuedRows
-from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue
+from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceModel, DeviceQueue, QueuedRows
 
 _WHOLE_PCT: Final = 100.0
 

@@ -16,8 +16,7 @@ from math import exp, inf, nextafter
 from load.simulator.event_queue import EventQueue
 from load.simulator.pods.continuous_batch import ContinuousBatch
 from load.simulator.pods.simulated_request import SimulatedRequest
-from runtime.device.device_model import DeviceModel, QueuedRows
-from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceQueue, Queued
+from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceModel, DeviceQueue, Queued, QueuedRows
 from runtime.generation.processor_sharing import ProcessorSharing
 
 

@@ -29,8 +29,8 @@ from tests.servers import REPOSITORY, RedisServer
 
 MOST_IN_GATEWAY: Final = 23
 MOST_IN_ALL: Final = 34
-MOST_IN_RUNTIME: Final = 20
-MOST_IN_POD: Final = 26
+MOST_IN_RUNTIME: Final = 16
+MOST_IN_POD: Final = 22
 WARM_UP: Final = 3
 SPEC: Final = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST: Final = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.device_model import BatchLimits, QueuedRows, form_batch
+from runtime.device.queue import BatchLimits, QueuedRows, form_batch
 
 NOW_S = 100.0
 

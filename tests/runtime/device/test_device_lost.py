@@ -17,7 +17,7 @@ from transformers.generation.continuous_batching import cache
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_error, is_device_lost, is_out_of_memory
-from runtime.device.device_model import DeviceModel, Payload
+from runtime.device.queue import DeviceModel, Payload
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.errors import DeviceFailed, DeviceFull, InferenceFailed, PodDraining

@@ -5,8 +5,7 @@ import pytest
 from registry.domain.measures import MAX_AGE_S
 from registry.domain.profile import Profile, ProfilePoint
 from runtime.device.batch_times import BatchTimes
-from runtime.device.device_model import DeviceModel, QueuedRows
-from runtime.device.queue import DeviceQueue, Queued
+from runtime.device.queue import DeviceModel, DeviceQueue, Queued, QueuedRows
 
 NOW_S = 100.0
 MODEL = DeviceModel("default/m@0", "m")

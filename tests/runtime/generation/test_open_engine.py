@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.generation.engine import Finish, GenerationEngine, Sampling

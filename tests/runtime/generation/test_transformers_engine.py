@@ -14,7 +14,7 @@ import torch
 from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 
 from registry.domain.model import ModelPolicy
-from runtime.device.device_model import DeviceModel
+from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk

@@ -13,7 +13,7 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.batch_times import INITIAL_MAX_ROWS, BatchTimes
-from runtime.device.device_model import DeviceModel, batch_cap
+from runtime.device.queue import DeviceModel, batch_cap
 from runtime.profiling import ProfileSync
 from tests import servers
 from tests.registry.redis.clients import until
