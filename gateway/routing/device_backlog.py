@@ -76,5 +76,5 @@ def mean_times(pod: PodState, times: StageTimes, cluster: ClusterState, now_s: f
             sum([each.hold_s * rate for each, rate in found]) / total,
             sum([each.postprocess_s * rate for each, rate in found]) / total,
         )
-        pod.work.assume_others(mean, now_s)
+        pod.work.assumed, pod.work.assumed_at_s = mean, now_s
     return mean

@@ -100,9 +100,6 @@ class PodWork(DeviceQueue[PlacedRequest]):
             return mean
         return self.assumed if abs(now_s - self.assumed_at_s) < _ASSUMED_FOR_S else None
 
-    def assume_others(self, mean: MeanTimes, now_s: float) -> None:
-        self.assumed, self.assumed_at_s = mean, now_s
-
     def slots_left_s(
         self, key: str, *, taken: int, ended: int, load_s: float, now_s: float
     ) -> list[float]:

@@ -49,9 +49,9 @@ class ServingPods:
     """Pods that load the model to their device."""
     free: FreePods
     """Those of `warm` that have a free slot."""
-    may_be_more: bool = True
+    may_be_more: bool
     """Whether a further pod may load the model, if it has a slot and memory."""
-    are_of_a_kind: bool = True
+    are_of_a_kind: bool
     """Whether all pods of the pool are of one kind of accelerator."""
 
     @property
@@ -132,12 +132,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
         return self._serving.get(key) or self._build(key)
 
     def _build(self, key: str) -> ServingPods:
-        holders = self.get(key)
-        if holders is None:
-            return ServingPods(
-                (), (), FreePods((), self._pods.changes), bool(self._pods),
-                len(self._pods.kinds) <= 1,
-            )  # fmt: skip
+        holders = self.get(key, _NOTHING)
         accepting = [
             (residency, pod)
             for name, residency in holders.items()
@@ -150,9 +145,11 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             warm, warming = (
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
-        self._serving[key] = found = ServingPods(
+        found = ServingPods(
             tuple(warm), tuple(warming), FreePods(warm, self._pods.changes),
             len(warm) < len(self._pods) and not (warm and warm[0].placed_model),
             len(self._pods.kinds) <= 1,
         )  # fmt: skip
+        if holders:
+            self._serving[key] = found
         return found
