@@ -17,9 +17,9 @@ MAX_HEADS: Final = 64
 _BEGINNING: Final = b"""\
 POST %b HTTP/1.1\r
 host: %b\r
-%bx-pilotlight-model-name: %b\r
+%bcontent-length: %d\r
+x-pilotlight-model-name: %b\r
 x-pilotlight-generation: %b%b\r
-content-length: %d\r
 x-request-id: """
 _REST: Final = b"""\
 %b\r
@@ -35,8 +35,8 @@ def head_beginning(
 ) -> bytes:  # fmt: skip
     """What the heads of like requests have in common; `forwarded`: the client's header lines."""
     return _BEGINNING % (
-        target.pod_path, address.encode(), forwarded, target.name.encode(),
-        spec.generation.encode(), secret_line, content_length,
+        target.pod_path, address.encode(), forwarded, content_length, target.name.encode(),
+        spec.generation.encode(), secret_line,
     )  # fmt: skip
 
 
