@@ -14,14 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from gateway.selection.planning_problem import (
-    Floats,
-    Ints,
-    PlanningProblem,
-    by_worker,
-    completions,
-    utilities,
-)
+from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, evaluated
 
 _GAIN: Final = 1e-9
 """Smaller gains are rounding."""
@@ -52,8 +45,8 @@ class _Search:
 
     def descend(self, start: Ints) -> tuple[Ints, float]:
         """The best plan from `start` on, and the sum of its utilities."""
-        plan = by_worker(self._problem, start[None])[0]
-        value = float(self._values(plan[None])[0])
+        [plan], _, values = evaluated(self._problem, start[None])
+        value = float(values.sum())
         neighbourhoods = (self._reassigned, self._moved_runs, self._moved_requests)
         at = 0
         while at < len(neighbourhoods) and self._budget > 0:
@@ -110,12 +103,8 @@ class _Search:
     def _evaluated(self, plans: Ints) -> tuple[Ints, Floats]:
         """The plans with the steps of each worker together, and their sums of utilities."""
         self._budget -= len(plans)
-        found = by_worker(self._problem, plans)
-        return found, self._values(found)
-
-    def _values(self, plans: Ints) -> Floats:
-        ends = completions(self._problem, plans)
-        return np.asarray(utilities(self._problem, plans, ends).sum(axis=1))
+        found, _, values = evaluated(self._problem, plans)
+        return found, values.sum(axis=1)
 
     def _runs(self, plan: Ints) -> tuple[Ints, Ints]:
         """Begin and end of each run: requests of one application in a row, with one choice."""

@@ -207,8 +207,11 @@ def penalty_by_kind(
     return found
 
 
-def by_worker(problem: PlanningProblem, plans: Ints) -> Ints:
-    """Plans [plans, requests] with the steps of each worker together, in their order."""
+def evaluated(problem: PlanningProblem, plans: Ints) -> tuple[Ints, Floats, Floats]:
+    """Plans [plans, requests] with the steps of each worker together, in their order.
+
+    With each step's completion from the arrival of its request, and its expected utility.
+    """
     workers = problem.worker.take(plans)
     is_mixed = workers[:, 1:] < workers[:, :-1]
     if is_mixed.any():
@@ -216,52 +219,43 @@ def by_worker(problem: PlanningProblem, plans: Ints) -> Ints:
         order = np.argsort(workers[mixed], axis=1, kind="stable")
         plans = plans.copy()
         plans[mixed] = np.take_along_axis(plans[mixed], order, axis=1)
-    return plans
+        workers = problem.worker.take(plans)
+    ends_s = _completions(problem, plans, workers)
+    late = penalty_by_kind(
+        problem.penalties, problem.penalty_kind.take(plans), problem.deadline_s.take(plans), ends_s
+    )
+    return plans, ends_s, np.asarray((1.0 - late) * problem.accuracy.take(plans))
 
 
-def completions(problem: PlanningProblem, plans: Ints) -> Floats:
-    """Completion of each step from the arrival of its request; plans are sorted by worker."""
-    variants, workers = problem.variant.take(plans), problem.worker.take(plans)
+def _completions(problem: PlanningProblem, plans: Ints, workers: Ints) -> Floats:
+    """Of plans that are sorted by worker."""
+    variants = problem.variant.take(plans)
     is_first = np.ones(plans.shape, bool)
     np.not_equal(workers[:, 1:], workers[:, :-1], out=is_first[:, 1:])
     is_same = np.empty(plans.shape, bool)
     np.equal(variants[:, 1:], variants[:, :-1], out=is_same[:, 1:])
     np.copyto(is_same, problem.loaded.take(workers) == variants, where=is_first)
-    swaps = problem.swap_s.take(plans)
-    swaps[is_same] = 0.0
-    takes = problem.latency_s.take(plans) + swaps
+    takes = problem.latency_s.take(plans) + np.where(is_same, 0.0, problem.swap_s.take(plans))
     ends = np.add.accumulate(takes, axis=1)
     # What other workers do before this one in the row does not delay it.
-    begins = ends - takes
-    begins[~is_first] = 0.0
+    begins = np.where(is_first, ends - takes, 0.0)
     ends -= np.maximum.accumulate(begins, axis=1)
     ends += problem.beside_s.take(plans)
     ends += problem.free_s.take(workers)
     return np.asarray(ends)
 
 
-def utilities(problem: PlanningProblem, plans: Ints, completion_s: Floats) -> Floats:
-    """Expected utility of each step."""
-    late = penalty_by_kind(
-        problem.penalties, problem.penalty_kind.take(plans), problem.deadline_s.take(plans),
-        completion_s,
-    )  # fmt: skip
-    return np.asarray((1.0 - late) * problem.accuracy.take(plans))
-
-
 def mean_utility(problem: PlanningProblem, plan: ArrayLike) -> float:
     """Expected, over the requests of a plan."""
-    plans = by_worker(problem, np.asarray(plan)[None])
-    return float(utilities(problem, plans, completions(problem, plans)).mean())
+    return float(evaluated(problem, np.asarray(plan)[None])[2].mean())
 
 
 def plan_of(problem: PlanningProblem, plan: ArrayLike) -> SelectionPlan:
     """The plan that consists of these steps, in their order on each worker."""
-    plans = by_worker(problem, np.asarray(plan, np.int64)[None])
-    ends = completions(problem, plans)
+    plans, ends_s, utilities = evaluated(problem, np.asarray(plan, np.int64)[None])
     columns = (
         plans // problem.variant.shape[1], problem.variant.take(plans), problem.worker.take(plans),
-        ends, problem.accuracy.take(plans), utilities(problem, plans, ends),
+        ends_s, problem.accuracy.take(plans), utilities,
     )  # fmt: skip
     return SelectionPlan(
         tuple(
@@ -272,5 +266,5 @@ def plan_of(problem: PlanningProblem, plan: ArrayLike) -> SelectionPlan:
             for request, variant, worker, *expected in zip(
                 *(each[0].tolist() for each in columns), strict=True
             )
-        ),
+        )
     )  # fmt: skip
