@@ -163,7 +163,7 @@ async def running_app(
         shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
         queued_total=lambda: shown.placer.queued_total, is_ending=is_ending,
     )  # fmt: skip
-    api.include_router(console.routes())
+    console.add_to(api)
     secret = connections.secret
     exchanges = ExchangeChoice(
         pools, settings, components, secret=secret, telemetry=telemetry,

@@ -5,16 +5,13 @@ A running gateway keeps to them: files that an upgrade replaces belong to other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
-from starlette.exceptions import HTTPException
 
 from gateway.console.text import FILTERS
 
@@ -67,29 +64,6 @@ class Pages:
         values |= {"viewer": viewer_of(request), "page": template}
         text = self._templates[f"{template}.html"].render(values)
         return HTMLResponse(text, status, headers=HEADERS)
-
-
-def routes_with_error_pages(pages: Pages) -> type[APIRoute]:
-    """Routes whose errors are pages for those who accept HTML, as browsers do for an address."""
-
-    class Route(APIRoute):
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            respond = super().get_route_handler()
-
-            async def respond_or_explain(request: Request) -> Response:
-                try:
-                    return await respond(request)
-                except HTTPException as error:
-                    if "text/html" not in request.headers.get("accept", ""):
-                        raise
-                    return pages.render(
-                        request, "error", error.status_code,
-                        error_status=error.status_code, message=error.detail,
-                    )  # fmt: skip
-
-            return respond_or_explain
-
-    return Route
 
 
 def viewer_of(request: Request) -> str | None:

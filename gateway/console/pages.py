@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
@@ -29,7 +29,6 @@ from gateway.console.page_files import (
     HEADERS,
     PREFIX,
     Pages,
-    routes_with_error_pages,
     viewer_of,
 )
 from gateway.console.traffic import Traffic
@@ -76,11 +75,12 @@ class Console:
         self._updates = LiveUpdates(self._overview, traffic, self._log, is_ending)
         self.run = traffic.run
 
-    def routes(self) -> APIRouter:
-        """The pages, the trace, and `/docs`, where servers of FastAPI describe their interface."""
-        pages = APIRouter(
-            prefix=PREFIX, include_in_schema=False, route_class=routes_with_error_pages(self._pages)
-        )
+    def add_to(self, api: FastAPI) -> None:
+        """The pages, the trace, and `/docs`, where servers of FastAPI describe their interface.
+
+        Errors are pages for those who accept HTML, as browsers do for an address.
+        """
+        pages = APIRouter(prefix=PREFIX, include_in_schema=False)
         for path, page in (
             ("", self.overview), ("/", self.overview), ("/events", self.events),
             ("/models/{namespace}/{name}", self.model), ("/requests", self.requests),
@@ -89,11 +89,21 @@ class Console:
             ("/assets/{name}", self.asset), ("/{path:path}", self.unknown),
         ):  # fmt: skip
             pages.add_api_route(path, page)
-        router = APIRouter()
-        router.include_router(pages)
-        router.add_api_route("/docs", self.docs, include_in_schema=False)
-        router.add_api_route("/pilotlight/v1/trace", self.trace, tags=["operation"])
-        return router
+        api.include_router(pages)
+        api.add_api_route("/docs", self.docs, include_in_schema=False)
+        api.add_api_route("/pilotlight/v1/trace", self.trace, tags=["operation"])
+        as_json: Any = api.exception_handlers[HTTPException]
+
+        @api.exception_handler(HTTPException)
+        def http_error(request: Request, error: HTTPException) -> Response:
+            is_page = "pilotlight.viewer" in request.scope
+            if not is_page or "text/html" not in request.headers.get("accept", ""):
+                found: Response = as_json(request, error)
+                return found
+            status = error.status_code
+            return self._pages.render(
+                request, "error", status, error_status=status, message=error.detail
+            )
 
     async def overview(self, request: Request) -> Response:
         window = _window(request)
