@@ -9,13 +9,11 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from gateway.function_process import serve
 from gateway.selection.utility import profiled_accuracy
 from gateway.sneakpeek.client import Loaded, Seen
 from gateway.sneakpeek.request_rows import MismatchedBody, UnreadableBody, read_rows
-from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_sneakpeek
+from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_for
 from registry.domain.application import ApplicationSpec
 
 
@@ -32,8 +30,10 @@ class Looking:
     def load(self, application: str, spec: ApplicationSpec) -> Loaded:
         """Read an application's files."""
         self.forget(application)
+        assert spec.sneak_peek is not None
         try:
-            model = _read(spec)
+            with tempfile.TemporaryDirectory() as folder:
+                model = read_for(spec, fetch(spec.sneak_peek.uri, Path(folder)))
         except InvalidSneakPeek as error:
             return Loaded(problem=str(error))
         self._models[application] = (spec, model)
@@ -59,36 +59,6 @@ class Looking:
         return Seen(
             tuple(map(tuple, evidence.tolist())), read.is_v2, read.request_id, read.is_answerable
         )
-
-
-def _read(spec: ApplicationSpec) -> SneakPeekModel:
-    """Raises InvalidSneakPeek."""
-    wanted = spec.sneak_peek
-    assert wanted is not None
-    with tempfile.TemporaryDirectory() as folder:
-        model = read_sneakpeek(fetch(wanted.uri, Path(folder)))
-    k, named = model.examples.k, {each.name for each in spec.inputs}
-    problem = ""
-    if model.classes != spec.classes:
-        problem = (
-            f"was trained for the classes {', '.join(model.classes)}; the application has "
-            f"{', '.join(spec.classes)}"
-        )
-    elif wanted.k not in (None, k):
-        problem = (
-            f"was trained and profiled with k {k}, spec.sneakPeek.k is {wanted.k}; "
-            f"train it with --k {wanted.k}, or leave k out"
-        )
-    elif named and not set(model.inputs) <= named:
-        problem = (
-            f"was trained on the inputs {', '.join(model.inputs)}; the application has "
-            f"{', '.join(sorted(named))}"
-        )
-    elif not np.asarray(model.confusion).sum(axis=1).all():
-        problem = "its profile has a class without examples"
-    if problem:
-        raise InvalidSneakPeek(f"{wanted.uri}: {problem}")
-    return model
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from registry.domain.application import ApplicationSpec
+
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
 
@@ -98,6 +100,34 @@ def read_sneakpeek(folder: Path) -> SneakPeekModel:
         raise InvalidSneakPeek(
             f"{folder}: not what `pilotlight sneakpeek train` writes: {error}"
         ) from error
+
+
+def read_for(spec: ApplicationSpec, folder: Path) -> SneakPeekModel:
+    """As `read_sneakpeek`, of a look that fits the application's declaration."""
+    wanted, model = spec.sneak_peek, read_sneakpeek(folder)
+    assert wanted is not None
+    k, named = model.examples.k, {each.name for each in spec.inputs}
+    problem = ""
+    if model.classes != spec.classes:
+        problem = (
+            f"was trained for the classes {', '.join(model.classes)}; the application has "
+            f"{', '.join(spec.classes)}"
+        )
+    elif wanted.k not in (None, k):
+        problem = (
+            f"was trained and profiled with k {k}, spec.sneakPeek.k is {wanted.k}; "
+            f"train it with --k {wanted.k}, or leave k out"
+        )
+    elif named and not set(model.inputs) <= named:
+        problem = (
+            f"was trained on the inputs {', '.join(model.inputs)}; the application has "
+            f"{', '.join(sorted(named))}"
+        )
+    elif not np.asarray(model.confusion).sum(axis=1).all():
+        problem = "its profile has a class without examples"
+    if problem:
+        raise InvalidSneakPeek(f"{wanted.uri}: {problem}")
+    return model
 
 
 def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:

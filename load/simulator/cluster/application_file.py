@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.selection.utility import profiled_accuracy
-from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, read_sneakpeek
+from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, read_for
 from load.errors import InvalidExamples
 from load.labelled_examples import read_examples, read_predictions
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan, ModelPlan
@@ -122,16 +122,10 @@ def _look(spec: ApplicationSpec, problems: list[str]) -> SneakPeekModel | None:
         problems.append(f"spec.sneakPeek.uri must begin with {_FILE}, was {spec.sneak_peek.uri!r}")
         return None
     try:
-        look = read_sneakpeek(Path(spec.sneak_peek.uri.removeprefix(_FILE)))
+        return read_for(spec, Path(spec.sneak_peek.uri.removeprefix(_FILE)))
     except InvalidSneakPeek as error:
         problems.append(f"spec.sneakPeek: {error}")
         return None
-    if look.classes != spec.classes:
-        problems.append(
-            f"spec.sneakPeek: was trained for the classes {', '.join(look.classes)}; the "
-            f"application has {', '.join(spec.classes)}"
-        )
-    return look
 
 
 def _examples(
