@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    Call = Callable[[Any, dict[str, Any]], Callable[[Tensor], Tensor]]
+    Call = Callable[[Tensor], Tensor]
+    Weights = dict[str, Any]
 
 
 def shorten_calls(network: PreTrainedModel) -> None:
@@ -28,47 +30,50 @@ def shorten_calls(network: PreTrainedModel) -> None:
         kind = type(module)
         parts = {name: each for name, each in module._modules.items() if not hasattr(kind, name)}
         vars(module).update(parts)
-        feed_forward = getattr(kind, "feed_forward_chunk", None)
-        if feed_forward is not None:
-            feed_forward.__signature__ = inspect.signature(feed_forward)
+        chunk = getattr(kind, "feed_forward_chunk", None)
+        if chunk is not None:
+            short: Any = partial(chunk, module)
+            short.__signature__ = inspect.signature(short)
+            module.feed_forward_chunk = short
         if kind in _CALLS:
-            module._compiled_call_impl = _unless_hooked(module, _CALLS[kind])
+            module._compiled_call_impl = _CALLS[kind](
+                module, module._parameters, module._forward_hooks, module._forward_pre_hooks
+            )
 
 
-def _unless_hooked(module: torch.nn.Module, make: Call) -> Callable[[Tensor], Tensor]:
-    """The module's call as `make` has it; as torch has it once something records its outputs."""
-    call, hooks, hooks_before = (
-        make(module, module._parameters), module._forward_hooks, module._forward_pre_hooks,
-    )  # fmt: skip
-
-    def called(input: Tensor) -> Tensor:
-        if hooks or hooks_before:
-            found: Tensor = module._call_impl(input)  # type: ignore[no-untyped-call]  # torch's
-            return found
-        return call(input)
-
-    return called
+# Each call is torch's own once something records the module's inputs or outputs.
 
 
-def _linear(module: Linear, weights: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    return lambda values: F.linear(values, weights["weight"], weights["bias"])
+def _linear(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before
+        else F.linear(input, weights["weight"], weights["bias"])
+    )
 
 
-def _layer_norm(module: LayerNorm, weights: dict[str, Any]) -> Callable[[Tensor], Tensor]:
+def _layer_norm(module: Any, weights: Weights, hooks: object, before: object) -> Call:
     shape, eps = module.normalized_shape, module.eps
-    return lambda values: F.layer_norm(values, shape, weights["weight"], weights["bias"], eps)
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before
+        else F.layer_norm(input, shape, weights["weight"], weights["bias"], eps)
+    )
 
 
-def _embedding(module: Embedding, weights: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    if module.max_norm is not None:  # it changes its weights
-        return module.forward
-    return lambda ids: torch.embedding(weights["weight"], ids)
+def _embedding(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    changes_weights = module.max_norm is not None
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before or changes_weights
+        else torch.embedding(weights["weight"], input)
+    )
 
 
-def _dropout(module: Dropout, weights: dict[str, Any]) -> Callable[[Tensor], Tensor]:
-    return lambda values: values
+def _dropout(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    return lambda input: module._call_impl(input) if hooks or before else input
 
 
-_CALLS: dict[type, Call] = {
+_CALLS: dict[type, Callable[[Any, Weights, object, object], Call]] = {
     Linear: _linear, LayerNorm: _layer_norm, Embedding: _embedding, Dropout: _dropout,
 }  # fmt: skip
