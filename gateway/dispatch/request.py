@@ -95,11 +95,13 @@ class Request:
         context.retries.budget.earn()
 
     def _go_on(self, begun: WarmRequest) -> None:
-        """Take over what was placed and sent by callbacks alone."""
-        self.placement = self._begun_placement = begun.placement(self.arrival)
-        self.connection = begun.pod_connection
-        self._sent_s, self._queue_s = begun.sent_s, begun.sent_s - begun.started_s
+        """Take over what was placed, and perhaps sent, by callbacks alone."""
+        self.placement = begun.placement(self.arrival)
         self._begun, self._holds_slot = begun.losses, True
+        if begun.sent_s:
+            self._begun_placement, self.connection = self.placement, begun.pod_connection
+            self._sent_s = begun.sent_s
+        self._queue_s = (begun.sent_s or time.perf_counter()) - begun.started_s
 
     @property
     def policy(self) -> str | None:
@@ -133,7 +135,7 @@ class Request:
         """Place and send the request until a pod responds. Raises GatewayError."""
         lost_pods, path, body = self._context.lost_pods, self._path, self._body
         self.arrival.size_class = size_class(body.received_bytes)
-        placement = self._begun_placement
+        placement = self.placement
         if placement is None and lost_pods.remembers:
             lost_pods.check(path, body.buffered, body.received_bytes)
         while True:

@@ -78,25 +78,32 @@ class Reservations(PlacementDriver["Placement"]):
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
             return False
-        terms = self._terms(decision, key)
-        reservation = Reservation(
-            self._new_id(terms), entry, predict, decision, key, takes_slot=decision.takes_slot
-        )
-        reservation.terms = terms
+        reservation = Reservation("", entry, predict, decision, key, takes_slot=decision.takes_slot)
+
+        def on_answer(is_granted: bool) -> None:
+            placement.reservation = reservation
+            on_reply(placement, is_granted)
+
+        self.ask(reservation, on_answer)
+        return None
+
+    def ask(self, reservation: Reservation, on_answer: Callable[[bool], None]) -> None:
+        """Reserve with the registry; the slots count as taken in the local state from now on.
+
+        `on_answer` gets whether it is granted, after the current callbacks: they may bring the
+        update that led to a refusal.
+        """
+        terms = reservation.terms = self._terms(reservation.decision, reservation.key)
+        reservation.id, reservation.is_local = self._new_id(terms), False
         reservation.add_pending(1)
 
         def on_result(result: Granted | Refusal | RegistryUnavailable) -> None:
-            if self._is_granted(reservation, result):
-                placement.reservation = reservation
-                on_reply(placement, True)
-            else:  # after the current callbacks, which may bring the update that led to it
-                self._loop.call_soon(on_reply, placement, False)
+            self._loop.call_soon(on_answer, self._is_granted(reservation, result))
 
         self._registry.reserve(reservation.id, terms, on_result)
-        return None
 
     def on_placed(self, placement: Placement) -> None:
-        self._loop.call_soon(placement.wake)
+        placement.wake()  # last in `ask`'s callback
 
     def on_rejected(self, placement: Placement, error: Rejected) -> None:
         placement.error = error
@@ -175,17 +182,16 @@ class Reservations(PlacementDriver["Placement"]):
 
         The local state changes at once: a client's next request may precede the registry's reply.
         """
-        reservation = placement.reservation
-        if self.release_optimistic(reservation):
+        self.end(placement.reservation)
+
+    def end(self, reservation: Reservation) -> None:
+        """As `release`."""
+        reservation.add_pending(-1)
+        if self._unregistered.pop(reservation, reservation) is None:
             return
         self._held.discard(reservation)
         if not reservation.is_local:
             self._release_registered(reservation)
-
-    def release_optimistic(self, reservation: Reservation) -> bool:
-        """Returns False for one that the registry counts, or may soon: `release` does the rest."""
-        reservation.add_pending(-1)
-        return self._unregistered.pop(reservation, reservation) is None
 
     def _release_registered(
         self, reservation: Reservation, released_s: float | None = None

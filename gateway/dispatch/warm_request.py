@@ -82,7 +82,9 @@ class WarmRequest(Reservation):
     disconnected = response_complete = response_started = False
     keep_alive = True
     is_begun = False
-    """It was sent to its pod; it has `forecast`, `work` and `pod_connection`."""
+    """It has its slot; it has `forecast` and `work`, and was sent to its pod if it has `sent_s`."""
+    is_asking = False
+    """The registry is to grant the slot."""
     pod_connection: PodConnection
     work: PlacedRequest | None = None
     forecast: PodForecast
@@ -90,6 +92,8 @@ class WarmRequest(Reservation):
     """By `time.perf_counter`."""
     _counted_bytes = 0
     """Of its body, among those that are held."""
+    until_s = 0.0
+    """Loop time of its deadline."""
     losses = 0
     """`LostPods.losses` when it was sent."""
     _due: set[Expiring] | None = None
@@ -107,17 +111,17 @@ class WarmRequest(Reservation):
         self.load_token, self.takes_slot = 0, True
 
     def start(self) -> None:
-        """Decide, reserve and send, all at once; or hand over."""
+        """Decide, reserve and send, all at once where the slot is not the registry's to grant."""
         self.started_s = time.perf_counter()
         try:
-            is_sent = self._send()
+            is_placed = self._place()
         except Exception:
             self._fail()
         else:
-            if not is_sent:
+            if not is_placed:
                 self.hand_over()
 
-    def _send(self) -> bool:
+    def _place(self) -> bool:
         path, route = self._path, self.route
         context, state = path.context, path.state
         if self.disconnected or self._connection.flow.write_paused:
@@ -145,30 +149,63 @@ class WarmRequest(Reservation):
         if forecast is None:
             return False
         pod = forecast.pod
-        if not context.reservations.may_be_optimistic(pod, key):
-            return False
-        connection = context.connections.take_idle(pod.address)
-        if connection is None:
-            return False
-        self.forecast, self.pod_connection = forecast, connection
+        reservations, connection = context.reservations, None
+        is_optimistic = reservations.may_be_optimistic(pod, key)
+        if is_optimistic:
+            connection = context.connections.take_idle(pod.address)
+            if connection is None:
+                return False
+        self.forecast, self.until_s = forecast, until_s
         self.entry = self.predict = pod
-        context.reservations.hold_optimistic(self)
-        self.is_begun = True
+        if is_optimistic:
+            reservations.hold_optimistic(self)
+            self.is_begun = True
+        else:
+            self.is_asking = True
+            reservations.ask(self, self._on_answer)
         self.work = record_at(forecast, key, deadline_s, now_s)
-        context.arrival_counter.count(model)
-        context.retries.budget.earn()
         self.request_id = request_id = f"{random.getrandbits(128):032x}"
         path.explanations.record_warm(request_id, model, route.spec, forecast, state, now_s)
         if route.deadline_s is not None:
             self._due = path.deadlines.add(self, until_s, loop_s)
+        if connection is not None:
+            self._send(connection, loop_s)
+        return True
+
+    def _on_answer(self, is_granted: bool) -> None:
+        context = self._path.context
+        if not self.is_asking:  # it went on without
+            if is_granted:
+                context.reservations.end(self)
+                context.placer.notify_change()
+            return
+        self.is_asking, self.is_begun = False, is_granted
+        try:
+            if is_granted:
+                self._send(
+                    context.connections.take_idle(self.entry.address), self._connection.loop.time()
+                )
+            else:
+                self.hand_over()
+        except Exception:
+            self._fail()
+
+    def _send(self, connection: PodConnection | None, now_s: float) -> None:
+        """To the pod; None: hand over, for a new connection."""
+        context, route = self._path.context, self.route
+        context.arrival_counter.count(route.target.model)
+        context.retries.budget.earn()
         self.losses = context.lost_pods.losses
-        beginning = route.head_beginning(pod.address, context.connections.secret)
-        rest = head_rest(self, request_id, (until_s - loop_s) * 1000)
+        if connection is None:
+            self.hand_over()
+            return
+        self.pod_connection = connection
+        beginning = route.head_beginning(self.entry.address, context.connections.secret)
+        rest = head_rest(self, self.request_id, (self.until_s - now_s) * 1000)
         connection.start()
         connection.owner = self
         self.sent_s = time.perf_counter()
         connection.write(beginning + rest, (self._body,))
-        return True
 
     # The response
 
@@ -224,7 +261,7 @@ class WarmRequest(Reservation):
         self._end_counts()
         self.is_begun = False
         context = self._path.context
-        context.reservations.release_optimistic(self)
+        context.reservations.end(self)
         context.placer.notify_change()
 
     def _end_counts(self) -> None:
@@ -241,7 +278,7 @@ class WarmRequest(Reservation):
 
     def connection_lost(self) -> None:
         """Its client has disconnected."""
-        if self.is_begun and not self.response_complete:
+        if self.is_asking or (self.is_begun and not self.response_complete):
             client = self.hand_over()
             client.disconnected = True
             client.connection_lost()
@@ -254,11 +291,20 @@ class WarmRequest(Reservation):
         self._end_counts()
         client = self._client()
         if self.is_begun:
-            client.begun, self.pod_connection.owner = self, None
+            client.begun = self
+            if self.sent_s:
+                self.pod_connection.owner = None
         else:
+            self._stop_asking()
             client.disconnected = self.disconnected
         client.start()
         return client
+
+    def _stop_asking(self) -> None:
+        self.is_asking = False
+        if self.work is not None:
+            self.work.end()
+            self.work = None
 
     def _client(self) -> ClientRequest:
         waited_s = self._connection.loop.time() - self.received_s
@@ -273,8 +319,12 @@ class WarmRequest(Reservation):
     def _fail(self) -> None:
         """Of an error that is the gateway's own."""
         if self.is_begun:
-            self.pod_connection.close()
+            if self.sent_s:
+                self.pod_connection.close()
             self._release()
+        else:
+            self._end_counts()
+            self._stop_asking()
         client = self._client()
         client.response_started = self.response_complete
         client.fail()

@@ -49,7 +49,12 @@ async def serve_pod(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 
 @asynccontextmanager
 async def warm_gateway(
-    redis: RedisServer, pool: str, serve: Serve = serve_pod, **more: Any
+    redis: RedisServer,
+    pool: str,
+    serve: Serve = serve_pod,
+    *,
+    infer_s: float = TIMES_S["infer"],
+    **more: Any,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway in this process, whose pod has measured the model."""
     async with AsyncExitStack() as stack:
@@ -62,7 +67,8 @@ async def warm_gateway(
         epoch = await registry.register_pod(info, lease_ttl_s=600)
         await registry.put_models([SPEC])
         await registry.set_tier("pod-a", epoch, SPEC.key, Tier.DEVICE, 1)
-        samples = tuple(Samples(SPEC.key, name, (time_s,)) for name, time_s in TIMES_S.items())
+        times_s = TIMES_S | {"infer": infer_s}
+        samples = tuple(Samples(SPEC.key, name, (time_s,)) for name, time_s in times_s.items())
         await registry.heartbeat("pod-a", epoch, PodReport(samples=samples), lease_ttl_s=600)
         settings = GatewaySettings(redis_url=redis.url, pool=pool, **more)
         app = await stack.enter_async_context(running_app(settings))

@@ -11,18 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import Redis
 
 from gateway.app import GatewayApp
 from gateway.authentication import tenant_files
 from gateway.dispatch import reservations
 from gateway.dispatch.warm_request import WarmRequest
 from gateway.telemetry import explanations
+from registry.domain.reservation import Granted, LoadMode, ReservationRequest
+from registry.redis.client import Registry
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_visited_files import REQUEST, RESPONSE, SPEC, warm_gateway
-from tests.gateway.http.test_server import connected
+from tests.gateway.http.test_server import connected, read_response
 from tests.gateway.placer_harness import eventually
-from tests.servers import RedisServer
+from tests.servers import RedisServer, redis_server
 
+SHORT_S, LONG_S = 0.0002, 0.5
+"""Of inferences, as the pod reports them: long requests reserve at Redis."""
 HOLD = b"hold"
 """In place of bytes: until the pod is released."""
 CLOSE = b"close"
@@ -109,6 +114,7 @@ class Served:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     begun: list[WarmRequest]
+    take: Any
 
     @property
     def state(self) -> Any:
@@ -152,11 +158,12 @@ class Served:
 @asynccontextmanager
 async def served(
     redis: RedisServer, pool: str, *, by_callbacks: bool = True, count: int = 3,
-    request: bytes = REQUEST, **settings: Any,
+    request: bytes = REQUEST, infer_s: float = SHORT_S, **settings: Any,
 ) -> AsyncIterator[Served]:  # fmt: skip
     pod, begun = ScriptedPod(), list[WarmRequest]()
     async with AsyncExitStack() as stack:
-        app = await stack.enter_async_context(warm_gateway(redis, pool, pod.serve, **settings))
+        gateway = warm_gateway(redis, pool, pod.serve, infer_s=infer_s, **settings)
+        app = await stack.enter_async_context(gateway)
         take = app.take_warm
         assert take is not None
 
@@ -171,7 +178,7 @@ async def served(
                 app.infer, find=app.resolve_target, take_warm=take_noted if by_callbacks else None
             )
         )
-        client = Served(app, pod, reader, writer, begun)
+        client = Served(app, pod, reader, writer, begun, take_noted)
         for _ in range(count):
             assert (await client.ask(request))[2] == b"[]"
         assert bool(begun) is by_callbacks
@@ -195,9 +202,9 @@ def head_without_ids(head: bytes) -> list[bytes]:
 
 
 async def answers(
-    redis: RedisServer, pool: str, script: list[list[bytes]], *, by_callbacks: bool
+    redis: RedisServer, pool: str, script: list[list[bytes]], *, by_callbacks: bool, infer_s: float
 ) -> tuple[object, ...]:
-    async with served(redis, pool, by_callbacks=by_callbacks) as client:
+    async with served(redis, pool, by_callbacks=by_callbacks, infer_s=infer_s) as client:
         client.pod.script = [list(parts) for parts in script]
         client.writer.write(REQUEST)
         if any(HOLD in parts for parts in script):
@@ -217,11 +224,114 @@ async def answers(
         return first, later, heads, sorted(ended)
 
 
+@pytest.mark.parametrize("infer_s", [SHORT_S, LONG_S])
 @pytest.mark.parametrize("case", CASES)
 @run_async
-async def test_what_differs_is_answered_as_ever(case: str, redis: RedisServer, pool: str) -> None:
-    own = await answers(redis, pool, CASES[case], by_callbacks=True)
-    assert own == await answers(redis, f"{pool}-2", CASES[case], by_callbacks=False)
+async def test_what_differs_is_answered_as_ever(
+    case: str, infer_s: float, redis: RedisServer, pool: str
+) -> None:
+    script = CASES[case]
+    own = await answers(redis, pool, script, by_callbacks=True, infer_s=infer_s)
+    assert own == await answers(redis, f"{pool}-2", script, by_callbacks=False, infer_s=infer_s)
+
+
+def pause(redis: RedisServer, pause_ms: int) -> None:
+    with Redis.from_url(redis.url) as direct:
+        direct.client_pause(pause_ms)
+
+
+@run_async
+async def test_a_long_request_reserves_at_redis(redis: RedisServer, pool: str) -> None:
+    async with served(redis, pool, infer_s=LONG_S) as client:
+        client.pod.script = [[HOLD, RESPONSE]]
+        client.writer.write(REQUEST)
+        await client.pod.held.wait()
+        assert client.state.pods["pod-a"].slots_used == 1  # by Redis' count
+        assert b"x-pilotlight-reservation: " in client.pod.heads[0]
+        client.pod.released.set()
+        assert (await client.read())[2] == b"[]"
+        assert len(client.begun) == 1
+        await client.at_rest()
+
+
+@pytest.mark.parametrize("has_deadline", [False, True])
+@run_async
+async def test_a_request_that_ends_while_redis_is_asked_holds_nothing(
+    has_deadline: bool, redis: RedisServer, pool: str
+) -> None:
+    deadline = DEADLINE if has_deadline else b""
+    request = REQUEST.replace(b"content-length", deadline + b"content-length")
+    async with served(redis, pool, request=request, infer_s=0.02) as client:
+        pause(redis, 400)
+        client.writer.write(request)
+        await eventually(lambda: client.begun and client.begun[0].is_asking)
+        if has_deadline:
+            assert (await client.read())[0] == b"HTTP/1.1 504 Gateway Timeout"
+        else:
+            client.writer.transport.abort()
+            await eventually(lambda: not client.begun[0].is_asking)
+        await client.at_rest()
+        await eventually(lambda: client.state.pods["pod-a"].slots_used == 0)  # by Redis' count
+        assert client.pod.heads == []
+
+
+@run_async
+async def test_what_redis_refuses_waits_in_the_queue(redis: RedisServer, pool: str) -> None:
+    terms = ReservationRequest("pod-a", "pod-a", SPEC.key, LoadMode.WARM)
+    async with served(redis, pool, infer_s=LONG_S) as client:
+        other = await Registry.connect(redis.url, pool)
+        granted: list[object] = []
+        pause(redis, 100)
+        for number in range(4):
+            other.reserve(f"other:{number}", terms, granted.append)
+        await asyncio.sleep(0.02)  # they are sent before
+        client.writer.write(REQUEST)
+        await eventually(lambda: client.begun and client.begun[0].is_asking)
+        placer = client.app.pools.owner_of(SPEC.name).context.placer
+        await eventually(lambda: placer.queued_total == 1)
+        assert granted == [Granted("warm", 0)] * 4
+        for number in range(4):
+            other.release(f"other:{number}", terms)
+        assert (await client.read())[2] == b"[]"
+        await client.at_rest()
+        await other.close()
+
+
+@run_async
+async def test_a_slot_is_kept_until_there_is_a_connection_to_its_pod(
+    redis: RedisServer, pool: str
+) -> None:
+    async with served(redis, pool, infer_s=LONG_S) as client, AsyncExitStack() as stack:
+        reader, writer, _ = await stack.enter_async_context(
+            connected(client.app.infer, find=client.app.resolve_target, take_warm=client.take)
+        )
+        for _ in range(2):
+            writer.write(REQUEST)
+            assert await read_response(reader) == b"[]"
+        client.begun.clear()
+        client.pod.heads.clear()
+        client.pod.script = [[HOLD, RESPONSE]]
+        client.writer.write(REQUEST)
+        await client.pod.held.wait()
+        writer.write(REQUEST)
+        assert await read_response(reader) == b"[]"
+        client.pod.released.set()
+        assert (await client.read())[2] == b"[]"
+        ids = [re.findall(rb"x-pilotlight-reservation: (\S+)", head) for head in client.pod.heads]
+        assert ids == [[request.id.encode()] for request in client.begun]
+        assert len(ids) == 2
+        await client.at_rest()
+
+
+@run_async
+async def test_without_redis_a_long_request_is_served(tmp_path: Path, pool: str) -> None:
+    with redis_server(tmp_path) as server:
+        async with served(server, pool, infer_s=LONG_S) as client:
+            server.stop()
+            for _ in range(3):
+                assert (await client.ask())[2] == b"[]"
+            assert len(client.begun) == 3
+            await client.at_rest()
 
 
 @run_async
