@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from gateway.dispatch.warm_request import take
 from gateway.errors import GatewayError, MethodNotAllowed
 from gateway.http.client_request import closing_connection
 from gateway.http.error_responses import send_error
@@ -41,7 +43,8 @@ class GatewayApp:
         self._api = api
         self.pools = pools
         self.infer = inference.infer
-        self.take_warm = None if inference.warm_path is None else inference.warm_path.take
+        path = inference.warm_path
+        self.take_warm = None if path is None else partial(take, path)
         self.access = access
         self.tls = tls
         self.shutdown = shutdown

@@ -13,8 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.authentication.access import credential, is_callback, without_credentials
-from gateway.dispatch.warm_request import WarmPath
-from gateway.dispatch.warm_route import WarmRoutes
+from gateway.dispatch.warm_route import WarmPath, WarmRoutes
 from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import respond_with_error
@@ -67,8 +66,9 @@ class Inference:
                 authorised=None if access is None else partial(self._authorised_now, access),
             )  # fmt: skip
             self.warm_path = WarmPath(
-                pools.only.context, pools.only.explanations, pools.only.watch, routes,
-                self._deadlines, shutdown, held, request_timeout_s=settings.request_timeout,
+                pools.only.context, pools.only.explanations, pools.only.watch.state,
+                pools.only.watch.registry_now_s, exchanges.arrival_of, routes, self._deadlines,
+                shutdown, held, settings.request_timeout,
             )  # fmt: skip
 
     async def infer(self, client: InferenceClient) -> None:

@@ -129,10 +129,7 @@ class Admission(Generic[P]):
         if self._queue.waiting or model in self.records:
             return None
         self._tenants.record(model.namespace, now_s)
-        found = self._decide_warm(model, key, size_class, deadline_s, now_s)
-        if found is not None:
-            self._state.arrivals.record(key, now_s)
-        return found
+        return self._decide_warm(model, key, size_class, deadline_s, now_s)
 
     def _decide_warm(
         self, model: ModelName, key: str, size_class: int | None, deadline_s: float | None,

@@ -64,7 +64,10 @@ class Placement(PendingPlacement):
 
     async def place(self, placer: Placer[Placement]) -> Placement:
         """Reserve a slot, after a time in the queue if the policy decides so. Raises Rejected."""
-        error = placer.place(self)
+        return await self.placed(placer, placer.place(self))
+
+    async def placed(self, placer: Placer[Placement], error: Rejected | None) -> Placement:
+        """As `place`, after the placer's answer."""
         if error is not None:
             raise error
         if self.is_pending:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
 from gateway.dispatch.placement import Placement
@@ -24,8 +24,6 @@ from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, 
 from registry.domain.measures import size_class
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from gateway.dispatch.request_context import RequestContext
     from gateway.dispatch.warm_request import WarmRequest
     from gateway.http.body import IncomingBody
@@ -67,7 +65,10 @@ class Request:
     _holds_slot = _is_forwarded = False
     """`_is_forwarded`: the client was sent the last of the response."""
     _begun_placement: Placement | None = None
-    """Of an attempt that was sent before this object was made."""
+    """Of an attempt that was placed before this object was made."""
+    _begun_connection: PodConnection | None = None
+    """Over which that was sent."""
+    _begun_head = b""
     _begun = 0
     """`LostPods.losses` when the current attempt was sent."""
     _failed: FailedAttempts | None = None
@@ -95,13 +96,12 @@ class Request:
         context.retries.budget.earn()
 
     def _go_on(self, begun: WarmRequest) -> None:
-        """Take over what was placed, and perhaps sent, by callbacks alone."""
-        self.placement = begun.placement(self.arrival)
+        """Take over what was placed and sent by callbacks alone."""
+        self.placement = self._begun_placement = begun.placement(self.arrival)
+        self._begun_connection, self._begun_head = begun.pod_connection, begun.sent_head
+        self._sent_s = begun.sent_s
+        self._queue_s = (begun.sent_s or self._started_s) - begun.started_s
         self._begun, self._holds_slot = begun.losses, True
-        if begun.sent_s:
-            self._begun_placement, self.connection = self.placement, begun.pod_connection
-            self._sent_s = begun.sent_s
-        self._queue_s = (begun.sent_s or time.perf_counter()) - begun.started_s
 
     @property
     def policy(self) -> str | None:
@@ -135,14 +135,13 @@ class Request:
         """Place and send the request until a pod responds. Raises GatewayError."""
         lost_pods, path, body = self._context.lost_pods, self._path, self._body
         self.arrival.size_class = size_class(body.received_bytes)
-        placement = self.placement
-        if placement is None and lost_pods.remembers:
+        if lost_pods.remembers and self._begun_placement is None:
             lost_pods.check(path, body.buffered, body.received_bytes)
         while True:
-            if placement is None:
-                placement = self.placement = await self._place()
-                self._holds_slot = True
-                self._awaited_tier = self._awaited_tier or placement.awaited_tier
+            placement = self.placement = await self._place()
+            self._holds_slot = True
+            self._awaited_tier = self._awaited_tier or placement.awaited_tier
+            if self._begun_connection is None:
                 self._queue_s = time.perf_counter() - self._started_s
                 self._begun = lost_pods.losses
             try:
@@ -150,7 +149,6 @@ class Request:
             except _RetryElsewhere as retry:
                 self._release(placement)
                 self._take_retry(placement, retry)
-                placement = self._begun_placement = None
             except BaseException:
                 self._release(placement, is_cancelled=True)
                 raise
@@ -162,9 +160,14 @@ class Request:
     def _count_arrival(self) -> None:
         self._context.arrival_counter.count(self.arrival.model)
 
-    def _place(self) -> Coroutine[Any, Any, Placement]:
+    async def _place(self) -> Placement:
         """Place the next attempt. Raises GatewayError."""
-        return Placement(self.arrival, self._headers.place_at).place(self._context.placer)
+        placer = self._context.placer
+        begun, self._begun_placement = self._begun_placement, None
+        if begun is None:
+            return await Placement(self.arrival, self._headers.place_at).place(placer)
+        error, begun.error = begun.error, None
+        return await begun.placed(placer, error)
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""
@@ -173,12 +176,11 @@ class Request:
     async def _send(self, placement: Placement, until_s: float) -> None:
         """One attempt, to the head of the response. Raises _RetryElsewhere, GatewayError."""
         entry, connections = placement.reservation.entry, self._context.connections
-        if placement is self._begun_placement:
-            connection = self.connection
-        else:
-            idle = connections.take_idle(entry.address)
-            connection = idle or await self._connect(placement, entry)
-        head = head_beginning(
+        begun, self._begun_connection = self._begun_connection, None
+        connection = begun or connections.take_idle(entry.address)
+        if connection is None:
+            connection = await self._connect(placement, entry)
+        head = self._begun_head if begun else head_beginning(
             self._target, self._headers.forwarded, placement.spec, entry.address,
             connections.secret.header_line, self._body.received_bytes,
         ) + head_rest(
@@ -186,7 +188,7 @@ class Request:
         )  # fmt: skip
         try:
             try:
-                if placement is self._begun_placement:
+                if begun is not None:
                     await connection.wait_head()
                 else:
                     self._sent_s = time.perf_counter()

@@ -10,6 +10,7 @@ Without Redis every reservation is local, and the next snapshot corrects the cou
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from gateway.dispatch.pending_placement import PlacementDriver
@@ -78,27 +79,24 @@ class Reservations(PlacementDriver["Placement"]):
         entry, predict = pods.get(decision.entry), pods.get(decision.predict)
         if entry is None or predict is None:
             return False
-        reservation = Reservation("", entry, predict, decision, key, takes_slot=decision.takes_slot)
-
-        def on_answer(is_granted: bool) -> None:
-            placement.reservation = reservation
-            on_reply(placement, is_granted)
-
-        self.ask(reservation, on_answer)
+        placement.reservation = reservation = Reservation(
+            "", entry, predict, decision, key, takes_slot=decision.takes_slot
+        )
+        self.ask(reservation, partial(on_reply, placement))
         return None
 
-    def ask(self, reservation: Reservation, on_answer: Callable[[bool], None]) -> None:
-        """Reserve with the registry; the slots count as taken in the local state from now on.
+    def ask(self, reservation: Reservation, on_reply: Callable[[bool], None]) -> None:
+        """Let the registry count the reservation, if it can.
 
-        `on_answer` gets whether it is granted, after the current callbacks: they may bring the
-        update that led to a refusal.
+        `on_reply` gets whether it does, after the current callbacks: they may bring the update that
+        led to a refusal.
         """
         terms = reservation.terms = self._terms(reservation.decision, reservation.key)
-        reservation.id, reservation.is_local = self._new_id(terms), False
+        reservation.id = self._new_id(terms)
         reservation.add_pending(1)
 
         def on_result(result: Granted | Refusal | RegistryUnavailable) -> None:
-            self._loop.call_soon(on_answer, self._is_granted(reservation, result))
+            self._loop.call_soon(on_reply, self._is_granted(reservation, result))
 
         self._registry.reserve(reservation.id, terms, on_result)
 
@@ -182,16 +180,14 @@ class Reservations(PlacementDriver["Placement"]):
 
         The local state changes at once: a client's next request may precede the registry's reply.
         """
-        self.end(placement.reservation)
+        self.release_one(placement.reservation)
 
-    def end(self, reservation: Reservation) -> None:
-        """As `release`."""
+    def release_one(self, reservation: Reservation) -> None:
         reservation.add_pending(-1)
-        if self._unregistered.pop(reservation, reservation) is None:
-            return
-        self._held.discard(reservation)
-        if not reservation.is_local:
-            self._release_registered(reservation)
+        if self._unregistered.pop(reservation, reservation) is not None:
+            self._held.discard(reservation)
+            if not reservation.is_local:
+                self._release_registered(reservation)
 
     def _release_registered(
         self, reservation: Reservation, released_s: float | None = None

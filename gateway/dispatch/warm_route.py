@@ -13,15 +13,23 @@ from gateway.errors import GatewayError
 from gateway.http.headers import Headers, RequestHeaders, read_headers
 from gateway.http.model_host import Verb
 from gateway.http.targets import ModelTarget
-from gateway.routing.route_request import is_plain
+from gateway.routing.route_request import IncomingRequest, is_plain
 from registry.domain.measures import size_class
+from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from common.pod_secret import PodSecret
+    from gateway.dispatch.request_context import RequestContext
     from gateway.http.framing import KnownHead
+    from gateway.http.held_bodies import HeldBodies
+    from gateway.request_run import Deadlines
+    from gateway.shutdown import Shutdown
+    from gateway.telemetry.explanations import Explanations
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
 
+ArrivalOf = Callable[[str, ModelName, RequestHeaders, float, "float | None"], IncomingRequest]
+"""Of an id, a model, what its headers say, its arrival and its deadline, in registry time."""
 Authorised = Callable[[ModelTarget, Headers], ModelTarget | None]
 
 ALLOWED_S: Final = 1.0
@@ -34,12 +42,13 @@ class WarmRoute:
     """Of one head, until models change."""
 
     models_version: int
-    is_warm: bool
+    is_usual: bool
     """Whether `WarmRequest` may serve requests with the head."""
+    is_plain: bool
+    """Whether the soonest pod may be certain, without its model's policy."""
     target: ModelTarget
     spec: ModelSpec
     key: str
-    policy: str
     content_length: int
     size_class: int | None
     deadline_s: float | None
@@ -63,6 +72,22 @@ class WarmRoute:
         return beginning
 
 
+@dataclass(frozen=True, slots=True)
+class WarmPath:
+    """What all such requests of a gateway use."""
+
+    context: RequestContext
+    explanations: Explanations
+    state: ClusterState
+    registry_now_s: Callable[[], float]
+    arrival_of: ArrivalOf
+    routes: WarmRoutes
+    deadlines: Deadlines
+    shutdown: Shutdown
+    held: HeldBodies
+    request_timeout_s: float
+
+
 class WarmRoutes:
     def __init__(
         self, state: ClusterState, resolve_target: Callable[[bytes, bytes], ModelTarget | None],
@@ -82,6 +107,13 @@ class WarmRoutes:
 
     def route_of(self, head: KnownHead, loop_s: float) -> WarmRoute | None:
         """None: there is no such model, or requests with the head are or may be refused."""
+        route: WarmRoute | None = head.route
+        version = self._state.models_version
+        if route is None or route.models_version != version or route.allowed_until_s <= loop_s:
+            route = head.route = self._create_route(head, loop_s)
+        return route
+
+    def _create_route(self, head: KnownHead, loop_s: float) -> WarmRoute | None:
         state, target = self._state, self._resolve_target(head.path, head.host)
         if target is None or head.content_length > self._max_body_bytes:
             return None
@@ -105,8 +137,8 @@ class WarmRoutes:
             and not target.canaries and target.model not in state.applications
         )  # fmt: skip
         return WarmRoute(
-            state.models_version, is_usual and is_model and is_plain(spec) and not spec.logger,
-            target, spec, spec.key, str(spec.policy.routing), head.content_length,
+            state.models_version, is_usual and is_model and not spec.logger, is_plain(spec),
+            target, spec, spec.key, head.content_length,
             size_class(head.content_length), self._deadline_of(read.deadline_s, spec), read,
             allowed_until_s,
         )  # fmt: skip

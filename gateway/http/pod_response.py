@@ -44,8 +44,8 @@ class PodResponse:
     """The name of the pod's error, such as `load-failed`."""
     is_usual: bool = False
     """Of a warm request that was executed."""
-    heads: dict[str, bytes] = field(default_factory=dict)
-    """By pod: the beginning of the head that the client is sent (`RequestTelemetry`)."""
+    heads: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
+    """By pod, policy and reason: the beginning of the client's head (`RequestTelemetry`)."""
 
 
 def read_response(status: int, headers: Headers) -> PodResponse:

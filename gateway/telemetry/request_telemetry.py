@@ -83,11 +83,12 @@ class RequestTelemetry:
         timings: StageTimings, length: bytes,
     ) -> bytes:  # fmt: skip
         """The whole head of a usual response, of which most is kept."""
-        beginning = response.heads.get(pod)
+        key = pod, policy, reason
+        beginning = response.heads.get(key)
         if beginning is None:
             if len(response.heads) >= _MAX_BEGINNINGS:
                 response.heads.clear()
-            beginning = response.heads[pod] = status_line(response.status) + self._beginning(
+            beginning = response.heads[key] = status_line(response.status) + self._beginning(
                 response, pod, pod, policy, reason, response.start
             )
         return b"%b%b\r\nserver-timing: %b\r\ncontent-length: %b\r\n\r\n" % (

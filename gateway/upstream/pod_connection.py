@@ -51,7 +51,7 @@ class PodConnectionLost(UpstreamLost):
 class Owner(Protocol):
     """A request that waits for its response without a task."""
 
-    def on_response(self) -> None:
+    def on_response(self, connection: PodConnection, /) -> None:
         """Something of it has come, or the connection has ended; called once."""
 
 
@@ -111,7 +111,7 @@ class PodConnection(Connection):
     def _wake(self) -> None:
         if self.owner is not None:
             owner, self.owner = self.owner, None
-            owner.on_response()
+            owner.on_response(self)
         elif self._forward is not None:
             if self.has_body and not self._forward():
                 self._forward = None

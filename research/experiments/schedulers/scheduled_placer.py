@@ -60,7 +60,7 @@ class ScheduledPlacer(Placer[P]):
         """By machine: key of the model that it ran last."""
 
     def place(self, placement: P) -> Rejected | None:
-        result = self._admission.decide(placement, self._now_s())
+        result = self.admission.decide(placement, self._now_s())
         if isinstance(result.decision, Reject):
             return self._refuse(placement, None, rejection_error(result.decision))
         placement.policy = result.policy
@@ -107,7 +107,7 @@ class ScheduledPlacer(Placer[P]):
 
     def _reject_unservable(self) -> None:
         for placement in self._queue.heads(self._now_s(), only_placeable=False):
-            decision = self._admission.decide_queued(placement, self._now_s())
+            decision = self.admission.decide_queued(placement, self._now_s())
             if isinstance(decision, Reject):
                 self._reject(placement, rejection_error(decision))
 

@@ -264,12 +264,12 @@ async def test_a_request_that_ends_while_redis_is_asked_holds_nothing(
     async with served(redis, pool, request=request, infer_s=0.02) as client:
         pause(redis, 400)
         client.writer.write(request)
-        await eventually(lambda: client.begun and client.begun[0].is_asking)
+        await eventually(lambda: client.begun and client.begun[0].work)
         if has_deadline:
             assert (await client.read())[0] == b"HTTP/1.1 504 Gateway Timeout"
         else:
             client.writer.transport.abort()
-            await eventually(lambda: not client.begun[0].is_asking)
+            await eventually(lambda: client.begun[0].is_left)
         await client.at_rest()
         await eventually(lambda: client.state.pods["pod-a"].slots_used == 0)  # by Redis' count
         assert client.pod.heads == []
@@ -286,7 +286,7 @@ async def test_what_redis_refuses_waits_in_the_queue(redis: RedisServer, pool: s
             other.reserve(f"other:{number}", terms, granted.append)
         await asyncio.sleep(0.02)  # they are sent before
         client.writer.write(REQUEST)
-        await eventually(lambda: client.begun and client.begun[0].is_asking)
+        await eventually(lambda: client.begun and client.begun[0].work)
         placer = client.app.pools.owner_of(SPEC.name).context.placer
         await eventually(lambda: placer.queued_total == 1)
         assert granted == [Granted("warm", 0)] * 4
