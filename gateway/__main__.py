@@ -174,29 +174,31 @@ async def running_app(
         limits=limits, held=held, shutdown=shutdown,
     )  # fmt: skip
     app = GatewayApp(api, pools, inference, access, connections.tls, shutdown)
-    async with asyncio.TaskGroup() as group:
-        runs = [
-            connections.close_idle_periodically,
-            components.connections.close_idle_periodically,
-            connections.secret.reload_periodically,
-            connections.tls.reload_periodically,
-            console.run,
-            *pools.runs(),
-        ]
-        if access is not None:
-            runs.append(access.reload_periodically)
-        tasks = [group.create_task(run()) for run in runs]
-        try:
-            yield app
-        finally:
-            for task in tasks:
-                task.cancel()
-    if tracer is not None:
-        await asyncio.to_thread(tracer.close)
-    connections.close()
-    components.connections.close()
-    workflows.close()
-    await pools.close()
+    try:
+        async with asyncio.TaskGroup() as group:
+            runs = [
+                connections.close_idle_periodically,
+                components.connections.close_idle_periodically,
+                connections.secret.reload_periodically,
+                connections.tls.reload_periodically,
+                console.run,
+                *pools.runs(),
+            ]
+            if access is not None:
+                runs.append(access.reload_periodically)
+            tasks = [group.create_task(run()) for run in runs]
+            try:
+                yield app
+            finally:
+                for task in tasks:
+                    task.cancel()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
+    finally:
+        connections.close()
+        components.connections.close()
+        workflows.close()
+        await pools.close()
 
 
 async def serve(settings: GatewaySettings) -> None:

@@ -100,6 +100,9 @@ class ScriptedPod:
                         await asyncio.sleep(0.001)  # so that parts come apart
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except asyncio.CancelledError:  # a loop cannot end while a transport closes
+            writer.transport.abort()
+            raise
         finally:
             self.closed += 1
             writer.close()
