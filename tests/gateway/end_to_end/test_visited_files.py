@@ -54,6 +54,7 @@ async def warm_gateway(
     serve: Serve = serve_pod,
     *,
     infer_s: float = TIMES_S["infer"],
+    spec: ModelSpec = SPEC,
     **more: Any,
 ) -> AsyncIterator[GatewayApp]:
     """A gateway in this process, whose pod has measured the model."""
@@ -65,17 +66,17 @@ async def warm_gateway(
         stack.push_async_callback(registry.close)
         info = PodInfo("pod-a", f"{host}:{port}", "node", slots=4)
         epoch = await registry.register_pod(info, lease_ttl_s=600)
-        await registry.put_models([SPEC])
-        await registry.set_tier("pod-a", epoch, SPEC.key, Tier.DEVICE, 1)
+        await registry.put_models([spec])
+        await registry.set_tier("pod-a", epoch, spec.key, Tier.DEVICE, 1)
         times_s = TIMES_S | {"infer": infer_s}
-        samples = tuple(Samples(SPEC.key, name, (time_s,)) for name, time_s in times_s.items())
+        samples = tuple(Samples(spec.key, name, (time_s,)) for name, time_s in times_s.items())
         await registry.heartbeat("pod-a", epoch, PodReport(samples=samples), lease_ttl_s=600)
         settings = GatewaySettings(redis_url=redis.url, pool=pool, **more)
         app = await stack.enter_async_context(running_app(settings))
-        state = app.pools.owner_of(SPEC.name).watch.state
-        await eventually(lambda: state.holders(SPEC.key))
+        state = app.pools.owner_of(spec.name).watch.state
+        await eventually(lambda: state.holders(spec.key))
         estimates = state.pods["pod-a"].estimates
-        await eventually(lambda: estimates[SPEC.key].stages.is_measured)
+        await eventually(lambda: estimates[spec.key].stages.is_measured)
         yield app
 
 

@@ -6,7 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from gateway.authentication import tenant_files
 from gateway.dispatch import reservations
 from gateway.dispatch.warm_request import WarmRequest
 from gateway.telemetry import explanations
+from registry.domain.model import ModelPolicy, RoutingPolicy
 from registry.domain.reservation import Granted, LoadMode, ReservationRequest
 from registry.redis.client import Registry
 from tests.gateway.asynchronous import run_async
@@ -205,9 +206,9 @@ def head_without_ids(head: bytes) -> list[bytes]:
 
 
 async def answers(
-    redis: RedisServer, pool: str, script: list[list[bytes]], *, by_callbacks: bool, infer_s: float
+    redis: RedisServer, pool: str, script: list[list[bytes]], *, by_callbacks: bool, **more: Any
 ) -> tuple[object, ...]:
-    async with served(redis, pool, by_callbacks=by_callbacks, infer_s=infer_s) as client:
+    async with served(redis, pool, by_callbacks=by_callbacks, **more) as client:
         client.pod.script = [list(parts) for parts in script]
         client.writer.write(REQUEST)
         if any(HOLD in parts for parts in script):
@@ -227,15 +228,25 @@ async def answers(
         return first, later, heads, sorted(ended)
 
 
-@pytest.mark.parametrize("infer_s", [SHORT_S, LONG_S])
+BY_POLICY = ModelPolicy(routing=RoutingPolicy.COLOCATION_QUEUEING)
+KINDS: dict[str, dict[str, Any]] = {
+    "short": {"infer_s": SHORT_S},
+    "long": {"infer_s": LONG_S},
+    "by policy": {
+        "spec": replace(SPEC, policy=ModelPolicy(routing=RoutingPolicy.COLOCATION_QUEUEING))
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
 @run_async
 async def test_what_differs_is_answered_as_ever(
-    case: str, infer_s: float, redis: RedisServer, pool: str
+    case: str, kind: str, redis: RedisServer, pool: str
 ) -> None:
-    script = CASES[case]
-    own = await answers(redis, pool, script, by_callbacks=True, infer_s=infer_s)
-    assert own == await answers(redis, f"{pool}-2", script, by_callbacks=False, infer_s=infer_s)
+    script, more = CASES[case], KINDS[kind]
+    own = await answers(redis, pool, script, by_callbacks=True, **more)
+    assert own == await answers(redis, f"{pool}-2", script, by_callbacks=False, **more)
 
 
 def pause(redis: RedisServer, pause_ms: int) -> None:
