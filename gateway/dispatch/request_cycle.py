@@ -101,7 +101,9 @@ class RequestCycle(Reservation):
         return client
 
     def _fail(self) -> None:
-        """Of an error that is the gateway's own."""
+        """Of an error that is the gateway's own: within the `except` that caught it."""
+        if self.is_left:
+            raise
         if self.pod_connection is not None:
             self.pod_connection.close()
         if self.is_begun:

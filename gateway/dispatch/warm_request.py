@@ -97,11 +97,11 @@ class WarmRequest(RequestCycle):
         path, route = self._path, self.route
         loop_s = self._connection.loop.time()
         now_s, deadline_s = path.registry_now_s(), None
+        arrival_s = now_s - max(0.0, loop_s - self.received_s)
         self._until_s = loop_s + path.request_timeout_s
         if route.deadline_s is not None:
-            waited_s = max(0.0, loop_s - self.received_s)
-            deadline_s = now_s - waited_s + route.deadline_s
-            self._until_s = loop_s - waited_s + route.deadline_s
+            deadline_s = arrival_s + route.deadline_s
+            self._until_s = loop_s + deadline_s - now_s
         context, key = path.context, route.key
         self.request_id = f"{random.getrandbits(128):032x}"
         forecast = None
@@ -110,7 +110,7 @@ class WarmRequest(RequestCycle):
                 route.target.model, key, route.size_class, deadline_s, now_s
             )
         if forecast is None:
-            self._place_by_policy(deadline_s, now_s)
+            self._place_by_policy(arrival_s, deadline_s)
             return
         self.found = self.forecast = forecast
         self.entry = self.predict = pod = forecast.pod
@@ -145,11 +145,11 @@ class WarmRequest(RequestCycle):
         )
         self._send(self)
 
-    def _place_by_policy(self, deadline_s: float | None, now_s: float) -> None:
+    def _place_by_policy(self, arrival_s: float, deadline_s: float | None) -> None:
         """Hand over what waits, loads or is refused; go on with what a warm pod takes at once."""
         path, route = self._path, self.route
         self.arrival = path.arrival_of(
-            self.request_id, route.target.model, route.read, now_s, deadline_s
+            self.request_id, route.target.model, route.read, arrival_s, deadline_s
         )
         self.arrival.size_class = route.size_class
         placement = self._placement = Placement(self.arrival)
