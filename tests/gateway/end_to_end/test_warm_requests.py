@@ -276,7 +276,7 @@ async def test_a_request_that_ends_while_redis_is_asked_holds_nothing(
     deadline = DEADLINE if has_deadline else b""
     request = REQUEST.replace(b"content-length", deadline + b"content-length")
     async with served(redis, pool, request=request, infer_s=0.02) as client:
-        pause(redis, 400)
+        pause(redis, 2000)
         client.writer.write(request)
         await eventually(lambda: client.begun and client.begun[0].work)
         if has_deadline:
@@ -292,23 +292,24 @@ async def test_a_request_that_ends_while_redis_is_asked_holds_nothing(
 @run_async
 async def test_what_redis_refuses_waits_in_the_queue(redis: RedisServer, pool: str) -> None:
     terms = ReservationRequest("pod-a", "pod-a", SPEC.key, LoadMode.WARM)
-    async with served(redis, pool, infer_s=LONG_S) as client:
+    async with served(redis, pool, infer_s=LONG_S) as client, AsyncExitStack() as stack:
         other = await Registry.connect(redis.url, pool)
+        stack.push_async_callback(other.close)
         granted: list[object] = []
-        pause(redis, 100)
         for number in range(4):
             other.reserve(f"other:{number}", terms, granted.append)
-        await asyncio.sleep(0.02)  # they are sent before
+        pod = client.state.pods["pod-a"]
+        await eventually(lambda: pod.slots_used == 4)
+        pod.set_counts(0, 0)  # as if that news had not come
         client.writer.write(REQUEST)
-        await eventually(lambda: client.begun and client.begun[0].work)
         placer = client.app.pools.owner_of(SPEC.name).context.placer
         await eventually(lambda: placer.queued_total == 1)
+        assert client.begun[0].is_left
         assert granted == [Granted("warm", 0)] * 4
         for number in range(4):
             other.release(f"other:{number}", terms)
         assert (await client.read())[2] == b"[]"
         await client.at_rest()
-        await other.close()
 
 
 @run_async
