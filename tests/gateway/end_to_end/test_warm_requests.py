@@ -276,7 +276,7 @@ async def test_a_request_that_ends_while_redis_is_asked_holds_nothing(
     deadline = DEADLINE if has_deadline else b""
     request = REQUEST.replace(b"content-length", deadline + b"content-length")
     async with served(redis, pool, request=request, infer_s=0.02) as client:
-        pause(redis, 2000)
+        pause(redis, 700)
         client.writer.write(request)
         await eventually(lambda: client.begun and client.begun[0].work)
         if has_deadline:
