@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gateway.shutdown import Shutdown
     from gateway.telemetry.request_telemetry import RequestTelemetry
     from registry.domain.application import ApplicationSpec
-    from registry.domain.model import ModelName, ModelRecord, ModelSpec
+    from registry.domain.model import ModelRecord, ModelSpec
 
 _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
@@ -157,10 +157,7 @@ class ExchangeChoice:
         """One that was sent to its pod already, wherever the model is by now."""
         pool, spec = self._pools.owner_of(client.target.model), client.begun.route.spec
         read.deadline_s = self.deadline_s(read.deadline_s, spec)
-        arrival = client.begun.arrival
-        if arrival is None:
-            arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
-        return Request(pool.context, client, read, arrival, body)
+        return Request(pool.context, client, read, client.begun.arrival(), body)
 
     def _create_component_exchange(
         self, client: InferenceClient, component: ComponentTarget, read: RequestHeaders,
@@ -193,21 +190,23 @@ class ExchangeChoice:
         self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, *,
         deadline_s: float | None,
     ) -> IncomingRequest:  # fmt: skip
+        draw, sequence = self.draw(read)
         now_s = pool.watch.registry_now_s() - client.waited_s
-        until_s = None if deadline_s is None else now_s + deadline_s
-        return self.arrival_of(read.request_id, client.target.model, read, now_s, until_s)
+        return IncomingRequest(
+            id=read.request_id,
+            model=client.target.model,
+            arrival_s=now_s,
+            draw=draw,
+            sequence=sequence,
+            policy=read.policy,
+            deadline_s=None if deadline_s is None else now_s + deadline_s,
+        )
 
-    def arrival_of(
-        self, request_id: str, model: ModelName, read: RequestHeaders, now_s: float,
-        deadline_s: float | None,
-    ) -> IncomingRequest:  # fmt: skip
-        """Times on the registry's clock."""
+    def draw(self, read: RequestHeaders) -> tuple[float, int]:
+        """A new request's random number, and its own: one of each, whatever serves it."""
         self._sequence += 1
         draws = self._random if read.seed is None else random.Random(read.seed)
-        return IncomingRequest(
-            id=request_id, model=model, arrival_s=now_s, draw=draws.random(),
-            sequence=self._sequence, policy=read.policy, deadline_s=deadline_s,
-        )  # fmt: skip
+        return draws.random(), self._sequence
 
 
 def check_wait(client: InferenceClient, deadline_s: float | None) -> None:

@@ -67,7 +67,7 @@ class Inference:
             )  # fmt: skip
             self.warm_path = WarmPath(
                 pools.only.context, pools.only.explanations, pools.only.watch.state,
-                pools.only.watch.registry_now_s, exchanges.arrival_of, routes, self._deadlines,
+                pools.only.watch.registry_now_s, exchanges.draw, routes, self._deadlines,
                 shutdown, held, settings.request_timeout,
             )  # fmt: skip
 

@@ -20,6 +20,7 @@ from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import Reason, SendTo
 from gateway.routing.placed_requests import record_at
+from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from registry.domain.model import RoutingPolicy
 from registry.domain.reservation import LoadMode
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from gateway.http.framing import KnownHead
     from gateway.routing.decision import LatencyEstimate
     from gateway.routing.latency_model import PodForecast
-    from gateway.routing.route_request import IncomingRequest
     from gateway.upstream.pod_connection import PodConnection
 
 _REASON: Final = str(Reason.WARM)
@@ -54,7 +54,6 @@ def take(
 class WarmRequest(RequestCycle):
     """One request. It is its own reservation where no policy is asked."""
 
-    arrival: IncomingRequest | None = None
     _placement: Placement | None = None
     """Where its policy has decided; else it is its own reservation, at the soonest pod."""
     found: PodForecast
@@ -97,11 +96,12 @@ class WarmRequest(RequestCycle):
         path, route = self._path, self.route
         loop_s = self._connection.loop.time()
         now_s, deadline_s = path.registry_now_s(), None
-        arrival_s = now_s - max(0.0, loop_s - self.received_s)
+        self._arrival_s = arrival_s = now_s - max(0.0, loop_s - self.received_s)
         self._until_s = loop_s + path.request_timeout_s
         if route.deadline_s is not None:
             deadline_s = arrival_s + route.deadline_s
             self._until_s = loop_s + deadline_s - now_s
+        self._deadline_s, self._drawn = deadline_s, path.draw(route.read)
         context, key = path.context, route.key
         self.request_id = f"{random.getrandbits(128):032x}"
         forecast = None
@@ -110,7 +110,7 @@ class WarmRequest(RequestCycle):
                 route.target.model, key, route.size_class, deadline_s, now_s
             )
         if forecast is None:
-            self._place_by_policy(arrival_s, deadline_s)
+            self._place_by_policy()
             return
         self.found = self.forecast = forecast
         self.entry = self.predict = pod = forecast.pod
@@ -145,14 +145,10 @@ class WarmRequest(RequestCycle):
         )
         self._send(self)
 
-    def _place_by_policy(self, arrival_s: float, deadline_s: float | None) -> None:
+    def _place_by_policy(self) -> None:
         """Hand over what waits, loads or is refused; go on with what a warm pod takes at once."""
-        path, route = self._path, self.route
-        self.arrival = path.arrival_of(
-            self.request_id, route.target.model, route.read, arrival_s, deadline_s
-        )
-        self.arrival.size_class = route.size_class
-        placement = self._placement = Placement(self.arrival)
+        path = self._path
+        placement = self._placement = Placement(self.arrival())
         placement.error = path.context.placer.place(placement)
         if placement.is_pending or placement.error is not None:
             self._send(None)
@@ -245,6 +241,15 @@ class WarmRequest(RequestCycle):
             self.work.end()
         context.reservations.release_one(self)
         context.placer.notify_change()
+
+    def arrival(self) -> IncomingRequest:
+        if self._placement is not None:
+            return self._placement.arrival
+        draw, sequence = self._drawn
+        return IncomingRequest(
+            self.request_id, self.route.target.model, self._arrival_s, draw, sequence, None,
+            self._deadline_s, None, self.route.size_class,
+        )  # fmt: skip
 
     def placement(self, arrival: IncomingRequest) -> Placement:
         """What it holds, or waits for, for the request that goes on."""

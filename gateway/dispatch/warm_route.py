@@ -13,9 +13,8 @@ from gateway.errors import GatewayError
 from gateway.http.headers import Headers, RequestHeaders, read_headers
 from gateway.http.model_host import Verb
 from gateway.http.targets import ModelTarget
-from gateway.routing.route_request import IncomingRequest, is_plain
+from gateway.routing.route_request import is_plain
 from registry.domain.measures import size_class
-from registry.domain.model import ModelName
 
 if TYPE_CHECKING:
     from common.pod_secret import PodSecret
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from registry.domain.model import ModelSpec
 
-ArrivalOf = Callable[[str, ModelName, RequestHeaders, float, "float | None"], IncomingRequest]
-"""Of an id, a model, what its headers say, its arrival and its deadline, in registry time."""
 Authorised = Callable[[ModelTarget, Headers], ModelTarget | None]
 
 ALLOWED_S: Final = 1.0
@@ -80,7 +77,8 @@ class WarmPath:
     explanations: Explanations
     state: ClusterState
     registry_now_s: Callable[[], float]
-    arrival_of: ArrivalOf
+    draw: Callable[[RequestHeaders], tuple[float, int]]
+    """A new request's random number, and its own."""
     routes: WarmRoutes
     deadlines: Deadlines
     shutdown: Shutdown
