@@ -154,7 +154,7 @@ class ExchangeChoice:
     def _begun_request(
         self, client: InferenceClient, read: RequestHeaders, body: IncomingBody
     ) -> Request:
-        """One that was sent to its pod already, wherever the model is by now."""
+        """One that was begun by callbacks, wherever the model is by now."""
         pool, spec = self._pools.owner_of(client.target.model), client.begun.route.spec
         read.deadline_s = self.deadline_s(read.deadline_s, spec)
         return Request(pool.context, client, read, client.begun.arrival(), body)

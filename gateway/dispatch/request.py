@@ -69,7 +69,7 @@ class Request:
     _begun_connection: PodConnection | None = None
     """Over which that was sent."""
     _begun_head = b""
-    _begun = 0
+    _losses = 0
     """`LostPods.losses` when the current attempt was sent."""
     _failed: FailedAttempts | None = None
     _logged: LoggedRequest | None = None
@@ -101,7 +101,7 @@ class Request:
         self._begun_connection, self._begun_head = begun.pod_connection, begun.sent_head
         self._sent_s = begun.sent_s
         self._queue_s = (begun.sent_s or self._started_s) - begun.started_s
-        self._begun, self._holds_slot = begun.losses, True
+        self._losses, self._holds_slot = begun.losses, True
 
     @property
     def policy(self) -> str | None:
@@ -143,7 +143,7 @@ class Request:
             self._awaited_tier = self._awaited_tier or placement.awaited_tier
             if self._begun_connection is None:
                 self._queue_s = time.perf_counter() - self._started_s
-                self._begun = lost_pods.losses
+                self._losses = lost_pods.losses
             try:
                 await self._send(placement, until_s)
             except _RetryElsewhere as retry:
@@ -278,7 +278,7 @@ class Request:
             entry, body = placement.reservation.entry, self._body
             suspicion = context.lost_pods.record(
                 self._path, body.buffered, body.received_bytes,
-                pod=f"{entry.name}/{entry.epoch}", begun=self._begun,
+                pod=f"{entry.name}/{entry.epoch}", begun=self._losses,
             )  # fmt: skip
             if suspicion is not None:
                 raise suspicion from None

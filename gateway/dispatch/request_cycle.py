@@ -73,7 +73,13 @@ class RequestCycle(Reservation):
             client.connection_lost()
 
     def outlives(self) -> None:
-        self.hand_over()
+        if not self.is_left:
+            self.hand_over()
+
+    def on_shutdown(self) -> None:
+        """Go on as what the server ends at the end of its drain."""
+        if self.is_begun and not self.is_left:
+            self.hand_over()
 
     def hand_over(self) -> ClientRequest:
         """Let `Request` go on: with a task if it needs one, and to retry, if it may."""
@@ -97,17 +103,23 @@ class RequestCycle(Reservation):
             self._body,
         )  # fmt: skip
         client.keep_alive = self.keep_alive
-        self._connection.replace_served(client)
+        if not self.disconnected:
+            self._connection.replace_served(client)
         return client
 
     def _fail(self) -> None:
         """Of an error that is the gateway's own: within the `except` that caught it."""
         if self.is_left:
             raise
+        self.is_left = True
         if self.pod_connection is not None:
+            self.pod_connection.owner = None
             self.pod_connection.close()
+        self._end_counts()
         if self.is_begun:
             self._release()
+        elif self.work is not None:
+            self.work.end()
         client = self._client()
         client.response_started = self.response_complete
         client.fail()

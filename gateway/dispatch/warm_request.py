@@ -120,6 +120,7 @@ class WarmRequest(RequestCycle):
             self._due = path.deadlines.add(self, self._until_s, loop_s)
         if is_local:
             context.reservations.hold_optimistic(self)
+            self.is_begun = True
             self._send_placed(now_s)
         else:
             context.reservations.ask(self, self._on_reply)
@@ -130,6 +131,7 @@ class WarmRequest(RequestCycle):
                 self._path.context.reservations.release_one(self)
                 self._path.context.placer.notify_change()
         elif is_granted:
+            self.is_begun = True
             try:
                 self._send_placed(self._path.registry_now_s())
             except Exception:
@@ -183,12 +185,15 @@ class WarmRequest(RequestCycle):
         connection.owner, self.pod_connection = self, connection
         self.sent_s = time.perf_counter()
         connection.write(self.sent_head, (self._body,))
+        if path.shutdown.is_draining:  # since it was placed
+            self.hand_over()
 
     # The response
 
     def on_response(self, connection: PodConnection) -> None:
         """Something has come over the connection, or it has ended."""
-        if not (connection.is_complete and connection.is_usual and self.keep_alive):
+        is_usual = connection.is_complete and connection.is_usual and self.keep_alive
+        if not is_usual or self._path.context.lost_pods.remembers:  # the response acquits it
             self.hand_over()
             return
         try:

@@ -76,7 +76,7 @@ class ClientRequest:
 
     message_event: Final = NO_EVENT
     begun: Any = None
-    """What goes on here (`gateway.dispatch.warm_request`); None: nothing was done for it."""
+    """What goes on here (`gateway.dispatch.warm_request`); None: nothing was placed for it."""
     waited_s = 0.0
     disconnected = response_started = response_complete = is_complete = False
     on_disconnect: Callable[[], None] | None = None
@@ -177,6 +177,9 @@ class ClientRequest:
             self._wakeup = self.loop.create_future()
             await self._wakeup
         return self.take_chunks()
+
+    def on_shutdown(self) -> None:
+        """The server waits for it, and ends it at last, by its run."""
 
     def connection_lost(self) -> None:
         self._wake_reader()

@@ -49,7 +49,7 @@ class KnownHead:
     read: RequestHeaders | None = None
     """What `read_headers` reads from it, once it has; without an id if the client gave none."""
     route: Any = None
-    """What follows from it for requests to warm models (`gateway.dispatch.warm_request`)."""
+    """What follows from it for requests to warm models (`gateway.dispatch.warm_route`)."""
 
 
 class KnownHeads(ReadHeads[KnownHead]):

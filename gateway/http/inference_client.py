@@ -24,7 +24,7 @@ class InferenceClient(BodySource, Protocol):
     head: KnownHead | None
     """Of `headers`, if it was not parsed again."""
     begun: Any
-    """A request that was sent to its pod, and goes on as this one; None: it is a new one."""
+    """A request that was begun by callbacks, and goes on as this one; None: it is a new one."""
     loop: asyncio.AbstractEventLoop
     run: RequestRun
     waited_s: float

@@ -191,11 +191,11 @@ class RequestStarts:
         waiting = self._waiting
         count = min(len(waiting), MAX_PER_TURN)
         self._left = MAX_PER_TURN - count
+        self._is_scheduled = count > 0
+        if count:  # before they start: one may fail
+            loop.call_soon(self._next_turn, loop)
         for _ in range(count):
             waiting.popleft().start()
-        self._is_scheduled = count > 0
-        if count:
-            loop.call_soon(self._next_turn, loop)
 
 
 class ConnectionStarts:

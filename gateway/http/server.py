@@ -395,6 +395,12 @@ class GatewayProtocol(InferenceConnection):
         self.cycle = None  # type: ignore[assignment]  # as before the first request
         self.pipeline.clear()
 
+    def shutdown(self) -> None:
+        served = self._served
+        if served is not None and not isinstance(served, RequestResponseCycle):
+            served.on_shutdown()
+        super().shutdown()
+
     def _disconnect_served(self) -> None:
         """Tell the running request, if any, that its response can reach nobody."""
         served = self._served

@@ -79,7 +79,7 @@ class PodConnection(Connection):
         self._shape: Shape | None = None
         """Of the last known head: the next one is like it, mostly."""
         self._response: PodResponse | None = None
-        """Of `_shape`."""
+        """That of `_shape`."""
         super().__init__()
 
     @property
@@ -146,17 +146,17 @@ class PodConnection(Connection):
 
     def _take_known(self, data: bytes) -> bool:
         """Begin a response whose head was parsed before, but for its length and times."""
-        shape, found = self._shape, None
+        shape, response, found = self._shape, self._response, None
+        self._unknown = None
         if shape is not None:
             found = shape.split(data)
         if shape is None or found is None:
-            shape = shape_of(data)
-            self._response, self._unknown = self._known.of(shape), shape
+            shape = self._unknown = shape_of(data)
+            response = self._known.of(shape)
             found = None if shape is None else shape.split(data)
-        response = self._response
         if shape is None or found is None or response is None:
             return False
-        self._shape, self._unknown = shape, None
+        self._shape, self._response, self._unknown = shape, response, None
         length, timing, body = found
         times_ms = usual_times_ms(timing) if timing else _NO_TIMES
         if times_ms is None or not length.isdigit() or len(length) > _MAX_DIGITS:
