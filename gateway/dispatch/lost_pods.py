@@ -39,17 +39,13 @@ class LostPods:
     def __init__(self, now_s: Callable[[], float], pause_s: float = PAUSE_S) -> None:
         self._now_s = now_s
         self._pause_s = pause_s
-        self._records: OrderedDict[bytes, _Record] = OrderedDict()
+        self.records: OrderedDict[bytes, _Record] = OrderedDict()
+        """Without any, no request needs to be looked at."""
         self.losses = 0
         """Attempts so far, of any request, that lost their pod: one pod counts for each of them.
 
         A call remembers it when an attempt begins.
         """
-
-    @property
-    def remembers(self) -> bool:
-        """Whether requests are to be checked."""
-        return bool(self._records)
 
     def check(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """Raises RequestLostPods for a request that lost two pods lately, but for one to try."""
@@ -71,7 +67,7 @@ class LostPods:
         self.losses += 1
         digest = _digest(path, body, size)
         now_s = self._now_s()
-        record = self._records.pop(digest, None)
+        record = self.records.pop(digest, None)
         if record is None or record.until_s <= now_s:
             record = _Record(size, now_s, self.losses)
         record.pods.add(pod)
@@ -79,28 +75,28 @@ class LostPods:
         record.is_proven |= record.first_loss <= begun
         pause_s = self._pause_s if record.is_proven else min(TRIAL_S, self._pause_s)
         record.refused_until_s = now_s + pause_s
-        self._records[digest] = record
-        if len(self._records) > _MAX_RECORDS:
-            self._records.popitem(last=False)
+        self.records[digest] = record
+        if len(self.records) > _MAX_RECORDS:
+            self.records.popitem(last=False)
         return self._error(record) if len(record.pods) >= MAX_PODS else None
 
     def acquit(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """A pod has responded to such a request."""
         found = self._find(path, body, size)
         if found is not None:
-            del self._records[found[0]]
+            del self.records[found[0]]
 
     def _find(self, path: bytes, body: Sequence[bytes], size: int) -> tuple[bytes, _Record] | None:
         """The record, if any; computes a digest only if a record has the body's length."""
-        if not self._records:
+        if not self.records:
             return None
         now_s = self._now_s()
-        while self._records and next(iter(self._records.values())).until_s <= now_s:
-            self._records.popitem(last=False)
-        if all(record.size != size for record in self._records.values()):
+        while self.records and next(iter(self.records.values())).until_s <= now_s:
+            self.records.popitem(last=False)
+        if all(record.size != size for record in self.records.values()):
             return None
         digest = _digest(path, body, size)
-        record = self._records.get(digest)
+        record = self.records.get(digest)
         return None if record is None else (digest, record)
 
     def _error(self, record: _Record) -> RequestLostPods:

@@ -135,7 +135,7 @@ class Request:
         """Place and send the request until a pod responds. Raises GatewayError."""
         lost_pods, path, body = self._context.lost_pods, self._path, self._body
         self.arrival.size_class = size_class(body.received_bytes)
-        if lost_pods.remembers and self._begun_placement is None:
+        if lost_pods.records and self._begun_placement is None:
             lost_pods.check(path, body.buffered, body.received_bytes)
         while True:
             placement = self.placement = await self._place()
@@ -153,7 +153,7 @@ class Request:
                 self._release(placement, is_cancelled=True)
                 raise
             else:
-                if lost_pods.remembers:
+                if lost_pods.records:
                     lost_pods.acquit(path, body.buffered, body.received_bytes)
                 return placement
 

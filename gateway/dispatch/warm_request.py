@@ -79,7 +79,7 @@ class WarmRequest(RequestCycle):
             return False
         if path.shutdown.is_leaving or path.shutdown.is_draining:
             return False
-        if route.models_version != path.state.models_version or path.context.lost_pods.remembers:
+        if route.models_version != path.state.models_version or path.context.lost_pods.records:
             return False
         if route.deadline_s is not None:
             waited_s = self._connection.loop.time() - self.received_s
@@ -193,7 +193,7 @@ class WarmRequest(RequestCycle):
     def on_response(self, connection: PodConnection) -> None:
         """Something has come over the connection, or it has ended."""
         is_usual = connection.is_complete and connection.is_usual and self.keep_alive
-        if not is_usual or self._path.context.lost_pods.remembers:  # the response acquits it
+        if not is_usual or self._path.context.lost_pods.records:  # the response acquits it
             self.hand_over()
             return
         try:
@@ -213,7 +213,7 @@ class WarmRequest(RequestCycle):
         )
         chunks = connection.take_body()
         self._release()  # before the client can send its next request
-        self._connection.transport.write(head + chunks[0] if chunks else head)
+        self._connection.transport.write(b"".join((head, *chunks)))
         self.response_complete = True
         telemetry.served(
             RecentRequest(

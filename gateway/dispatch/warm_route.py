@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Authorised = Callable[[ModelTarget, Headers], ModelTarget | None]
 
+_NO_HEAD: Final = (None, b"")
 ALLOWED_S: Final = 1.0
 """A credential that ends, or is taken back, opens nothing more after this time."""
 _VERBS: Final = (Verb.PREDICT, Verb.INFER, None)
@@ -52,20 +53,20 @@ class WarmRoute:
     read: RequestHeaders
     allowed_until_s: float
     """Loop time until which the head's credential, if any is needed, need not be looked at."""
-    _heads: dict[str, bytes] = field(default_factory=dict)
-    """By address of a pod: the beginning of the head that it is sent."""
+    _heads: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
+    """By address of a pod: the pods' secret, and the beginning of the head with it."""
 
     def head_beginning(self, address: str, secret: PodSecret) -> bytes:
         """See `pod_request`; kept, as it changes with the model and the pods' secret alone."""
-        beginning = self._heads.get(address)
-        if beginning is None or secret.is_required:  # it is read again from time to time
+        line = secret.header_line
+        known_line, beginning = self._heads.get(address, _NO_HEAD)
+        if known_line is not line:
             beginning = head_beginning(
-                self.target, self.read.forwarded, self.spec, address, secret.header_line,
-                self.content_length,
-            )  # fmt: skip
+                self.target, self.read.forwarded, self.spec, address, line, self.content_length
+            )
             if len(self._heads) >= MAX_HEADS:
                 self._heads.clear()
-            self._heads[address] = beginning
+            self._heads[address] = line, beginning
         return beginning
 
 

@@ -8,6 +8,7 @@ Transformers asks for the signature of each layer's feed-forward, computed anew 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,19 +26,25 @@ if TYPE_CHECKING:
 
 
 def shorten_calls(network: PreTrainedModel) -> None:
-    """Of a network in evaluation mode, whose modules stay the same; its weights may change."""
+    """Of a network in evaluation mode, whose modules stay the same; its weights may change.
+
+    Modules refer to themselves weakly: a cycle would keep a device's memory until it is collected.
+    """
     for module in network.modules():
         kind = type(module)
         parts = {name: each for name, each in module._modules.items() if not hasattr(kind, name)}
         vars(module).update(parts)
         chunk = getattr(kind, "feed_forward_chunk", None)
         if chunk is not None:
-            short: Any = partial(chunk, module)
+            short: Any = partial(chunk, weakref.proxy(module))
             short.__signature__ = inspect.signature(short)
             module.feed_forward_chunk = short
         if kind in _CALLS:
             module._compiled_call_impl = _CALLS[kind](
-                module, module._parameters, module._forward_hooks, module._forward_pre_hooks
+                weakref.proxy(module),
+                module._parameters,
+                module._forward_hooks,
+                module._forward_pre_hooks,
             )
 
 

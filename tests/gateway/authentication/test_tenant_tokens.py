@@ -181,7 +181,8 @@ def test_a_token_is_verified_once(tokens: TenantTokens) -> None:
 
 def test_the_cache_is_bounded(tokens: TenantTokens) -> None:
     token = GOOD.encode()
-    check(tokens, "red", token)
+    for _ in range(2):  # the first may read the keys, which clears the cache
+        check(tokens, "red", token)
     [verified, *_] = tokens._cache.values()
     for number in range(MAX_CACHED + 10):
         tokens._add_to_cache(b"%d" % number, verified)

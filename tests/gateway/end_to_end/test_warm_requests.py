@@ -17,6 +17,7 @@ from gateway.app import GatewayApp
 from gateway.authentication import tenant_files
 from gateway.dispatch import reservations
 from gateway.dispatch.warm_request import WarmRequest
+from gateway.http.server import GatewayProtocol
 from gateway.telemetry import explanations
 from registry.domain.model import ModelPolicy, RoutingPolicy
 from registry.domain.reservation import Granted, LoadMode, ReservationRequest
@@ -119,6 +120,7 @@ class Served:
     writer: asyncio.StreamWriter
     begun: list[WarmRequest]
     take: Any
+    protocols: list[GatewayProtocol]
 
     @property
     def state(self) -> Any:
@@ -177,12 +179,12 @@ async def served(
                 begun.append(found)
             return found
 
-        reader, writer, _ = await stack.enter_async_context(
+        reader, writer, protocols = await stack.enter_async_context(
             connected(
                 app.infer, find=app.resolve_target, take_warm=take_noted if by_callbacks else None
             )
         )
-        client = Served(app, pod, reader, writer, begun, take_noted)
+        client = Served(app, pod, reader, writer, begun, take_noted, protocols)
         for _ in range(count):
             assert (await client.ask(request))[2] == b"[]"
         assert bool(begun) is by_callbacks
@@ -298,9 +300,8 @@ async def test_what_redis_refuses_waits_in_the_queue(redis: RedisServer, pool: s
         granted: list[object] = []
         for number in range(4):
             other.reserve(f"other:{number}", terms, granted.append)
-        pod = client.state.pods["pod-a"]
-        await eventually(lambda: pod.slots_used == 4)
-        pod.set_counts(0, 0)  # as if that news had not come
+        await eventually(lambda: client.state.pods["pod-a"].slots_used == 4)
+        client.state.pods["pod-a"].set_counts(0, 0)  # as if that news had not come
         client.writer.write(REQUEST)
         placer = client.app.pools.owner_of(SPEC.name).context.placer
         await eventually(lambda: placer.queued_total == 1)
