@@ -192,15 +192,9 @@ class ExchangeChoice:
     ) -> IncomingRequest:  # fmt: skip
         draw, sequence = self.draw(read)
         now_s = pool.watch.registry_now_s() - client.waited_s
-        return IncomingRequest(
-            id=read.request_id,
-            model=client.target.model,
-            arrival_s=now_s,
-            draw=draw,
-            sequence=sequence,
-            policy=read.policy,
-            deadline_s=None if deadline_s is None else now_s + deadline_s,
-        )
+        until_s = None if deadline_s is None else now_s + deadline_s
+        model = client.target.model
+        return IncomingRequest(read.request_id, model, now_s, draw, sequence, read.policy, until_s)
 
     def draw(self, read: RequestHeaders) -> tuple[float, int]:
         """A new request's random number, and its own: one of each, whatever serves it."""

@@ -153,20 +153,10 @@ class RequestTelemetry:
         status = int(error.status)
         self._ended(
             RecentRequest(
-                request_id,
-                time.time(),
-                model,
-                policy,
-                reason,
-                "",
-                status,
-                "",
-                None,
-                None,
-                str(error),
-                took_s,
+                request_id, time.time(), model, policy, reason, "", status, "", None, None,
+                str(error), took_s,
             )
-        )
+        )  # fmt: skip
 
     def _ended(self, request: RecentRequest) -> None:
         self.recent.add(request)
