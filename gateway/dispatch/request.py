@@ -18,6 +18,7 @@ from gateway.dispatch.pod_request import head_beginning, head_rest, resent_head,
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.inference_client import wait_for_reader
+from gateway.http.pod_response import FIRST_ERROR
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from gateway.upstream.pod_connection import PodConnection
     from registry.domain.pod_state import PodState
 
-FIRST_ERROR: Final = HTTPStatus.BAD_REQUEST.value
 MAX_ERROR_BYTES: Final = 2048
 """Of an error's response, kept for its explanation."""
 
@@ -96,7 +96,7 @@ class Request:
         context.retries.budget.earn()
 
     def _go_on(self, begun: WarmRequest) -> None:
-        """Take over what was placed and sent by callbacks alone."""
+        """Take over what was placed, and perhaps sent, by callbacks alone."""
         self.placement = self._begun_placement = begun.placement(self.arrival)
         self._begun_connection, self._begun_head = begun.pod_connection, begun.sent_head
         self._sent_s = begun.sent_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from common.pod_responses import parse_server_timing
@@ -14,7 +15,7 @@ _READ_ELSEWHERE: Final = HOP_BY_HOP | {LENGTH, TIMING, b"x-request-id"}
 _SENT_AGAIN: Final = frozenset((b"no-memory", b"step-queue"))
 """Refusals that are told, since clients, or schedulers of workflows, may send the request again."""
 
-_FIRST_ERROR: Final = 400
+FIRST_ERROR: Final = HTTPStatus.BAD_REQUEST.value
 _LINE_END: Final = b"\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH_LINE: Final = b"\r\n%b: " % LENGTH
@@ -73,7 +74,7 @@ def read_response(status: int, headers: Headers) -> PodResponse:
             if name == b"content-type" and not response.content_type:
                 response.content_type = value
     response.forwarded = b"".join(lines)
-    is_executed = status < _FIRST_ERROR and response.not_executed is None
+    is_executed = status < FIRST_ERROR and response.not_executed is None
     response.is_usual = is_executed and response.start == "warm"
     return response
 
