@@ -20,7 +20,6 @@ _LINE_END: Final = b"\r\n"
 _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH_LINE: Final = b"\r\n%b: " % LENGTH
 _TIMING_LINE: Final = b"\r\n%b: " % TIMING
-_NO_BYTE: Final = b"\0"
 _KEPT_OPEN: Final = (b"connection", b"keep-alive")
 """What is so without it."""
 
@@ -145,7 +144,7 @@ class KnownResponses(ReadHeads[PodResponse]):
     """
 
     def of(self, shape: Shape | None) -> PodResponse | None:
-        return None if shape is None else self.get(_NO_BYTE.join(shape[:3]))
+        return None if shape is None else self.get(b"\0".join(shape[:3]))
 
     def keep(self, shape: Shape, response: PodResponse) -> None:
         """Keep the head of a response with a length, on a connection that is kept open.
@@ -158,4 +157,4 @@ class KnownResponses(ReadHeads[PodResponse]):
             return
         if len(names) < len(headers) - (_KEPT_OPEN in headers) or names & HOP_BY_HOP:
             return
-        self.put(_NO_BYTE.join(shape[:3]), response, len(names))
+        self.put(b"\0".join(shape[:3]), response, len(names))
