@@ -130,6 +130,8 @@ class Job(Queued):
     """One inference over the contents of several jobs of its batch key."""
     future: asyncio.Future[InferenceResult[Any]]
     is_running: bool = False
+    is_resolved: bool = False
+    """Its outcome has come, also where nobody waits for it any more."""
 
 
 def resolve(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
@@ -137,6 +139,7 @@ def resolve(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) ->
 
     def set_outcomes() -> None:
         for job, outcome in outcomes:
+            job.is_resolved = True
             if job.future.done():
                 continue
             if isinstance(outcome, Exception):

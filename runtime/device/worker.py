@@ -212,8 +212,8 @@ class DeviceWorker:
             return await job.future
         except asyncio.CancelledError:
             with self._lock:
-                is_over = not job.is_running and self._queue.remove(job)
-            if job.future.cancelled() and not is_over:
+                was_queued = not job.is_running and self._queue.remove(job)
+            if not was_queued and not job.is_resolved:
                 job.future = asyncio.get_running_loop().create_future()
                 await asyncio.wait([job.future])
                 job.future.exception()  # nobody else asks for it

@@ -81,6 +81,19 @@ async def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) 
         await caller
 
 
+async def test_caller_cancelled_in_the_turn_of_its_result_ends(device: DeviceWorker) -> None:
+    """Its result comes after the cancellation was asked for, before the caller hears of it."""
+    gate = Gate()
+    caller = asyncio.ensure_future(device.run(gate))
+    await entered(gate)
+    gate.open.set()
+    device.close()  # waits, without the loop, until the device's thread has told it the result
+    caller.cancel()
+    done, _ = await asyncio.wait([caller], timeout=30)
+    assert done
+    assert caller.cancelled()
+
+
 async def test_full_queue_raises(device: DeviceWorker) -> None:
     gate = Gate()
     async with asyncio.TaskGroup() as tasks:
