@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
+from copy import copy
 from http import HTTPStatus
 from typing import Any, Final, Protocol, cast
 
@@ -222,8 +223,8 @@ class Connection(asyncio.Protocol):
         return self.loop.create_future()
 
     def _lost(self) -> Exception:
-        """Why the response does not come."""
-        return self._error or ConnectionLost("the connection is closed")
+        """Why the response does not come; raised itself, the kept error would be a cycle."""
+        return copy(self._error) if self._error else ConnectionLost("the connection is closed")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -293,6 +294,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(ConnectionLost(f"the connection was lost: {exc or 'closed'}"))
         self.resume_writing()
+        del self._parser  # it refers back
 
     def pause_writing(self) -> None:
         self._writable = self.loop.create_future()

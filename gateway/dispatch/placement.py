@@ -64,14 +64,14 @@ class Placement(PendingPlacement):
 
     async def place(self, placer: Placer[Placement]) -> Placement:
         """Reserve a slot, after a time in the queue if the policy decides so. Raises Rejected."""
-        return await self.placed(placer, placer.place(self))
+        self.error = placer.place(self)
+        return await self.placed(placer)
 
-    async def placed(self, placer: Placer[Placement], error: Rejected | None) -> Placement:
+    async def placed(self, placer: Placer[Placement]) -> Placement:
         """As `place`, after the placer's answer."""
-        if error is not None:
-            raise error
-        if self.is_pending:
+        if self.error is None and self.is_pending:
             await self.wait(placer)
+        self._raise_error()
         return self
 
     async def wait(self, placer: Placer[Placement]) -> None:
@@ -87,9 +87,16 @@ class Placement(PendingPlacement):
             raise
         finally:
             self.wakeup = None
-        error, self.error = self.error, None  # kept with its traceback it would be a cycle
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        """Raise it, if any; kept here, or in a frame of its traceback, it would be a cycle."""
+        error, self.error = self.error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                del error
 
     def wake(self) -> None:
         if self.wakeup is not None and not self.wakeup.done():  # else it was cancelled meanwhile

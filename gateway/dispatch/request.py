@@ -166,8 +166,7 @@ class Request:
         begun, self._begun_placement = self._begun_placement, None
         if begun is None:
             return await Placement(self.arrival, self._headers.place_at).place(placer)
-        error, begun.error = begun.error, None
-        return await begun.placed(placer, error)
+        return await begun.placed(placer)
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""
