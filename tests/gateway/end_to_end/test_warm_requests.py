@@ -298,6 +298,8 @@ async def test_what_redis_refuses_waits_in_the_queue(redis: RedisServer, pool: s
         other = await Registry.connect(redis.url, pool)
         stack.push_async_callback(other.close)
         granted: list[object] = []
+        await client.at_rest()
+        await eventually(lambda: client.state.pods["pod-a"].slots_used == 0)  # by Redis' count
         for number in range(4):
             other.reserve(f"other:{number}", terms, granted.append)
         await eventually(lambda: client.state.pods["pod-a"].slots_used == 4)
