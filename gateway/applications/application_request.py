@@ -1,13 +1,14 @@
-"""A request to an application while it is planned, and what the plan gave it. Values only."""
+"""A request to an application while it is planned, what the plan gave it, and its explanation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from gateway.applications.live_window import Variants
-from gateway.selection.window import Assignment, WindowRequest
+from gateway.selection.utility import class_probabilities, penalty_of_one
+from gateway.selection.window import Assignment, Window, WindowRequest
 from gateway.sneakpeek.client import LookOutcome, LookResult
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelName
@@ -59,3 +60,51 @@ class Selection:
     def pod(self) -> str | None:
         """The planned one; None: by the variant's routing policy."""
         return self.assignment.worker or None
+
+
+def explained(
+    request: ApplicationRequest, assignment: Assignment, window: Window
+) -> dict[str, Any]:
+    """A planned request as JSON, for `pilotlight explain`: its window, candidates, posterior."""
+    spec, evidence = request.application, request.in_window(request.id).evidence
+    application = window.application(str(spec.name))
+    posterior = None
+    if evidence is not None:
+        theta = class_probabilities(application.prior_weights, evidence).tolist()
+        posterior = {name: round(each, 4) for name, each in zip(spec.classes, theta, strict=True)}
+    candidates: list[dict[str, Any]] = []
+    for profile in application.variants:
+        accuracy = profile.accuracy_for(evidence, application.prior_weights)
+        soonest_s = window.soonest_s(profile.name, request.arrival_s, is_warm=False)
+        soonest: dict[str, float | None] = {"soonest_s": None, "soonest_utility": None}
+        if soonest_s is not None:
+            late = penalty_of_one(spec.penalty, request.deadline_s, soonest_s)
+            soonest = {
+                "soonest_s": round(soonest_s, 6),
+                "soonest_utility": round(accuracy * (1.0 - late), 6),
+            }
+        candidates.append(
+            {
+                "variant": profile.name,
+                "profiled_accuracy": round(profile.accuracy, 6),
+                "expected_accuracy": round(accuracy, 6),
+                **soonest,
+            }
+        )
+    return {
+        "application": str(spec.name),
+        "policy": str(request.policy),
+        "requests_in_window": len(window.requests),
+        "workers": [each.name for each in window.workers],
+        "variant": assignment.variant,
+        "planned_pod": assignment.worker,
+        "deadline_s": request.deadline_s,
+        "waited_s": round(window.now_s - request.arrival_s, 6),
+        "expected_completion_s": round(assignment.completion_s, 6),
+        "expected_accuracy": round(assignment.accuracy, 6),
+        "expected_utility": round(assignment.utility, 6),
+        "look": str(request.look.outcome),
+        "posterior": posterior,
+        "candidates": candidates,
+        "left_out": list(request.variants.problems),
+    }
