@@ -115,9 +115,8 @@ class ExchangeChoice:
         arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
         return ApplicationRequest(
             pool.context, client, read, arrival, body, application,
-            read.selection_policy or application.policy, selector=pool.selector,
-            sneak_peek=pool.sneak_peek, registry_now_s=pool.watch.registry_now_s,
-            deadline_s=deadline_s,
+            read.selection_policy or application.policy, windows=pool.windows,
+            sneak_peek=pool.sneak_peek, deadline_s=deadline_s,
         )  # fmt: skip
 
     async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from common.pod_client import PodClient
-from gateway.applications.selector import ApplicationSelector
+from gateway.applications.open_windows import OpenWindows
 from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.lost_pods import PAUSE_S, LostPods
 from gateway.dispatch.placer import Placer
@@ -44,7 +44,7 @@ class GatewayPool(ServedPool):
     """One pool's share of a gateway."""
 
     context: RequestContext
-    selector: ApplicationSelector
+    windows: OpenWindows
     sneak_peek: SneakPeekClient
     runs: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
 
@@ -150,17 +150,18 @@ def create_pool(
     pods = PodClient(connections.secret, connections.tls)
     loads = ModelLoads(pods, watch.state)
     planner = WindowPlanner()
-    selector = ApplicationSelector(
-        watch.state, explanations, watch.registry_now_s, loads.request, planner, LoopTimers()
-    )
+    windows = OpenWindows(
+        watch.state, planner.plan, loads.request, LoopTimers(), watch.registry_now_s,
+        explanations.record_selection,
+    )  # fmt: skip
     for on_change in (
         placer.notify_change, reservations.retry_releases, sneak_peek.sync,
-        selector.notify_change,
+        windows.notify_change,
     ):  # fmt: skip
         watch.subscribe(on_change)
     return GatewayPool(
         pool, watch, explanations, placer, reservations, ModelMetadata(pods, watch.state),
-        context, selector, sneak_peek,
+        context, windows, sneak_peek,
         (
             watch.run, reservations.renew_periodically, reservations.register_periodically,
             arrival_counter.run, sneak_peek.run, planner.run, loads.run, events.run,

@@ -3,18 +3,19 @@
 A window holds the requests of one tenant under one policy. It closes when its time is over, when
 waiting longer would cost a request its deadline, when it is full, or, unless it is fixed, at once
 while a pod that holds a variant is idle. Tenants take turns in being planned. Requests for which
-the planned pod has no slot left join the next window. Without tasks or I/O: timers are real or
-virtual.
+the planned pod has no slot left join the next window. Timers and plans are real or simulated.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from gateway.applications.application_request import ApplicationRequest, Selection
+from gateway.applications.application_request import ApplicationRequest, Selection, explained
 from gateway.applications.cold_variants import ColdVariants
 from gateway.applications.live_window import (
     Variants,
@@ -39,8 +40,8 @@ from registry.domain.model import ModelName
 Key = tuple[str, str]
 Plan = Callable[[str, Window, Callable[[SelectionPlan | None], object]], None]
 """Calls back with a window's plan by a policy, now or later; None: no pod can run a variant."""
-Explain = Callable[[ApplicationRequest, Assignment, Window], object]
-
+Explain = Callable[[str, str, Callable[[], dict[str, Any]]], object]
+"""Keeps why a request, by its application and id, is served so: what gives that as JSON."""
 
 MAX_REQUESTS: Final = 64
 """Of a window; planning takes some 10 ms for 24."""
@@ -69,13 +70,13 @@ class OpenWindows:
         self, state: ClusterState, plan: Plan, load: Callable[[ModelName, str], object],
         timers: Timers, now_s: Callable[[], float], explain: Explain = lambda *_: None,
     ) -> None:  # fmt: skip
-        """`load` a variant at a pod in the background; `explain`: keep why it is served so."""
+        """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
         self._state = state
         self._plan = plan
         self._load = load
         self._explain = explain
         self._timers = timers
-        self._now_s = now_s
+        self.now_s = now_s
         self._variants: dict[ModelName, Variants] = {}
         """By application, of `_version` of the models, applications and profiles."""
         self._version = -1
@@ -101,6 +102,16 @@ class OpenWindows:
             self._make_ready(window)
         else:
             self._close_by(window, self._patience_s(request))
+
+    async def select(self, request: ApplicationRequest) -> Selection:
+        """Wait until the request's window is planned. Raises NotReady without a usable variant."""
+        chosen: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
+        request.on_selected = partial(_choose, chosen)
+        self.join(request)
+        try:
+            return await chosen
+        finally:
+            request.is_over = True
 
     def notify_change(self) -> None:
         """Plan what found no slot again: the cluster changed, or a request ended."""
@@ -130,12 +141,12 @@ class OpenWindows:
             pod.estimates[spec.key].stages.hold_s
             for spec, pod in request.variants.warm(self._state)
         ]
-        waited_s = self._now_s() - request.arrival_s
+        waited_s = self.now_s() - request.arrival_s
         spare_s = request.deadline_s - waited_s - min(holds, default=0.0)
         return max(0.0, min(application.window_s, spare_s))
 
     def _close_by(self, window: _OpenWindow, delay_s: float) -> None:
-        time_s = self._now_s() + delay_s
+        time_s = self.now_s() + delay_s
         if time_s < window.closes_s and not window.is_ready:
             if window.timer is not None:
                 window.timer.cancel()
@@ -168,7 +179,7 @@ class OpenWindows:
             return
         window = live_window(
             [each.in_window(str(at)) for at, each in enumerate(waiting)],
-            self._applications(waiting), self._state, self._now_s(),
+            self._applications(waiting), self._state, self.now_s(),
         )  # fmt: skip
 
         def follow(plan: SelectionPlan | None) -> None:
@@ -217,7 +228,10 @@ class OpenWindows:
             request = waiting[at]
             if request.is_over:  # it was cancelled meanwhile
                 continue
-            self._explain(request, assignment, window)
+            self._explain(
+                str(request.application.name), request.id,
+                partial(explained, request, assignment, window),
+            )  # fmt: skip
             if assignment.variant == SHORT_CIRCUIT:
                 alpha = window.application(str(request.application.name)).prior_weights
                 answered = Selection(assignment, request.policy, None, alpha=alpha)
@@ -232,6 +246,12 @@ class OpenWindows:
             joined = self._add(key, request)
             joined.is_carried = True
             self._close_by(joined, request.application.window_s)
+
+
+def _choose(chosen: asyncio.Future[Selection], selection: Selection) -> None:
+    """A plan may come after the request was cancelled and before its task has seen that."""
+    if not chosen.done():
+        chosen.set_result(selection)
 
 
 def _select(request: ApplicationRequest, selection: Selection) -> None:

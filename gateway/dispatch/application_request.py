@@ -23,10 +23,8 @@ from gateway.http.targets import target_of_variant
 from gateway.selection.utility import class_probabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gateway.applications.application_request import Selection
-    from gateway.applications.selector import ApplicationSelector
+    from gateway.applications.open_windows import OpenWindows
     from gateway.dispatch.request_context import RequestContext
     from gateway.http.body import IncomingBody
     from gateway.http.headers import RequestHeaders
@@ -54,14 +52,12 @@ class ApplicationRequest(Request):
     def __init__(
         self, context: RequestContext, client: InferenceClient, headers: RequestHeaders,
         arrival: IncomingRequest, body: IncomingBody, application: ApplicationSpec, policy: str, *,
-        selector: ApplicationSelector, sneak_peek: SneakPeekClient,
-        registry_now_s: Callable[[], float], deadline_s: float,
+        windows: OpenWindows, sneak_peek: SneakPeekClient, deadline_s: float,
     ) -> None:  # fmt: skip
         super().__init__(context, client, headers, arrival, body)
         self._application_target = client.target
-        self._selector = selector
+        self._windows = windows
         self._sneak_peek = sneak_peek
-        self._registry_now_s = registry_now_s
         self._plans = 0
         self._pod_until_s: float | None = None
         self._asked = AskedApplication(
@@ -85,7 +81,7 @@ class ApplicationRequest(Request):
         """Raises ShortCircuit, GatewayError."""
         placer = self._context.placer
         while True:
-            selection = await self._selector.select(self._asked)
+            selection = await self._windows.select(self._asked)
             self._plans += 1
             self._take_variant(selection)
             placement = Placement(self.arrival)
@@ -118,11 +114,11 @@ class ApplicationRequest(Request):
     def _left_ms(self, until_s: float) -> float:
         if self._pod_until_s is None:
             return super()._left_ms(until_s)
-        return (self._pod_until_s - self._registry_now_s()) * 1000
+        return (self._pod_until_s - self._windows.now_s()) * 1000
 
     def _release(self, placement: Placement, *, is_cancelled: bool = False) -> None:
         super()._release(placement, is_cancelled=is_cancelled)
-        self._selector.notify_change()
+        self._windows.notify_change()
 
     async def _look(self) -> LookResult:
         body, asked = self._body, self._asked

@@ -11,7 +11,6 @@ from gateway.applications.application_request import ApplicationRequest, Selecti
 from gateway.applications.open_windows import OpenWindows
 from gateway.applications.window_planner import plan_or_none
 from gateway.dispatch.retries import FailedAttempts
-from gateway.errors import NotReady
 from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT, SelectionPlan, Window
 from gateway.sneakpeek.client import LookOutcome, LookResult, Seen
@@ -67,23 +66,18 @@ class ApplicationArrival(ApplicationRequest):
 
 
 class SimulatedApplications:
-    """The open windows of the simulated gateway."""
+    """The open windows of the simulated gateway, and the requests that join them."""
 
     def __init__(
         self, events: EventQueue, state: ClusterState, plans: Sequence[ApplicationPlan], seed: int,
         load: Callable[[ModelName, str], object],
     ) -> None:  # fmt: skip
         """`load` a variant at a pod in the background."""
-        self.on_selected: Callable[[ApplicationArrival, Selection], object] = lambda *_: None
-        self.windows: list[tuple[Window, SelectionPlan | None]] | None = None
-        """What was planned, if it is to be kept."""
-        self._by_name = {(plan.spec.name.namespace, plan.spec.name.name): plan for plan in plans}
+        self.by_name = {plan.spec.name: plan for plan in plans}
+        self.planned: list[tuple[Window, SelectionPlan | None]] | None = None
+        """Windows with their plans, if they are to be kept."""
         self._seed = seed
-        self._windows = OpenWindows(state, self._plan, load, events, events.now)
-        self.notify_change = self._windows.notify_change
-
-    def find(self, tenant: str, name: str) -> ApplicationPlan | None:
-        return self._by_name.get((tenant, name))
+        self.windows = OpenWindows(state, self._plan, load, events, events.now)
 
     def arrival(
         self, plan: ApplicationPlan, id_: str, row: int, now_s: float, deadline_s: float | None,
@@ -102,25 +96,10 @@ class SimulatedApplications:
                 found.look = LookResult(LookOutcome.SEEN, seen, plan.look_accuracy)
         return found
 
-    def join(self, arrival: ApplicationArrival) -> str | None:
-        """Let it wait for a plan, as `on_selected` reports; or why it cannot be served."""
-
-        def selected(selection: Selection) -> None:
-            arrival.selection = selection
-            arrival.plans += 1
-            self.on_selected(arrival, selection)
-
-        arrival.on_selected = selected
-        try:
-            self._windows.join(arrival)
-        except NotReady as error:
-            return str(error)
-        return None
-
     def _plan(
         self, policy: str, window: Window, then: Callable[[SelectionPlan | None], object]
     ) -> None:
         plan = plan_or_none(policy, window)
-        if self.windows is not None:
-            self.windows.append((window, plan))
+        if self.planned is not None:
+            self.planned.append((window, plan))
         then(plan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.applications.open_windows import MAX_PLANS
@@ -14,6 +15,7 @@ from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
+from gateway.errors import NotReady
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from load.errors import LoadError
@@ -106,8 +108,6 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self._applications = applications
         self._asked: dict[str, ApplicationArrival] = {}
         """Open requests to applications by id."""
-        if applications is not None:
-            applications.on_selected = self._on_selected
 
     def _new_placer(self, queueing: QueueOptions) -> Placer[SimulatedRequest]:
         events, state = self._events, self._state
@@ -175,15 +175,17 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
     def _arrive_at_application(self, id_: str, row: Row) -> bool:
         """False: there is no such application."""
         now_s, tenant, name, input_size, output_size, deadline_s = row
-        plan = None if self._applications is None else self._applications.find(tenant, name)
-        if self._applications is None or plan is None:
+        applications = self._applications
+        plan = applications.by_name.get(ModelName(tenant, name)) if applications else None
+        if applications is None or plan is None:
             return False
         self._sequence += 1
         self._retries.budget.earn()
-        asked = self._applications.arrival(
+        asked = applications.arrival(
             plan, id_, self._row, now_s, deadline_s, input_size=input_size,
             output_size=output_size, draw=self._draw(), sequence=self._sequence,
         )  # fmt: skip
+        asked.on_selected = partial(self._on_selected, asked)
         self._asked[id_] = asked
         if plan.spec.refuses_late:
             self._events.at(asked.due_s, self._application_deadline_passed, asked)
@@ -192,12 +194,15 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     def _join_window(self, asked: ApplicationArrival) -> None:
         assert self._applications is not None
-        error = self._applications.join(asked)
-        if error is not None:
-            self._finish(self._attempt(asked, None), 503, error, "not-ready")
+        try:
+            self._applications.windows.join(asked)
+        except NotReady as error:
+            self._finish(self._attempt(asked, None), 503, str(error), "not-ready")
 
     def _on_selected(self, asked: ApplicationArrival, selection: Selection) -> None:
         """As the live gateway's `ApplicationRequest`: plans are tried up to a limit."""
+        asked.selection = selection
+        asked.plans += 1
         if asked.id not in self._asked:
             return
         request = self._attempt(asked, selection.variant)
@@ -290,7 +295,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
     def _notify_change(self) -> None:
         self.placer.notify_change()
         if self._applications is not None:
-            self._applications.notify_change()
+            self._applications.windows.notify_change()
 
     # PodListener
 

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from gateway.applications.application_request import ApplicationRequest
-from gateway.applications.selector import ApplicationSelector
+from gateway.applications.open_windows import OpenWindows
 from gateway.applications.window_planner import WindowPlanner, plan_or_none
 from gateway.request_run import LoopTimers
 from gateway.selection.selection_policies import plan_window
 from gateway.selection.window import SelectionPlan
-from gateway.telemetry.explanations import Explanations
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
@@ -55,16 +54,13 @@ async def _started(planner: WindowPlanner) -> int:
     return planner.process.pid
 
 
-def _selector(planner: WindowPlanner) -> ApplicationSelector:
+def _windows(planner: WindowPlanner) -> OpenWindows:
     """Of a cluster with a variant and without a pod."""
     state = cluster()
     spec = declare(state, application="app")
     profile = AccuracyProfile(spec.key, APPLICATION.classes, ((9, 1), (1, 9)))
     state.accuracies[spec.name] = profile
-    timers, explanations = LoopTimers(), Explanations()
-    return ApplicationSelector(
-        state, explanations, lambda: NOW_S, lambda name, pod: None, planner, timers
-    )
+    return OpenWindows(state, planner.plan, lambda name, pod: None, LoopTimers(), lambda: NOW_S)
 
 
 def _request(name: str) -> ApplicationRequest:
@@ -126,16 +122,16 @@ def test_requests_that_end_while_they_are_planned_do_not_stop_others() -> None:
 
     async def act(planner: WindowPlanner) -> None:
         before = await _started(planner)
-        selector = _selector(planner)
+        windows = _windows(planner)
         os.kill(before, signal.SIGSTOP)
-        ended = [asyncio.create_task(selector.select(_request(name))) for name in "ab"]
+        ended = [asyncio.create_task(windows.select(_request(name))) for name in "ab"]
         while not planner.process.pending:  # noqa: ASYNC110 - until their window is planned
             await asyncio.sleep(0.005)
         for task in ended:
             task.cancel()
         await asyncio.gather(*ended, return_exceptions=True)
         os.kill(before, signal.SIGKILL)
-        selection = await selector.select(_request("c"))
+        selection = await windows.select(_request("c"))
         assert selection.variant == ModelName("default", "m")
 
     _run(act)

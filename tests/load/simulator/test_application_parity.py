@@ -119,7 +119,7 @@ def _simulated(pace: float) -> list[tuple[str, int]]:
     )
     assert run.applications is not None
     windows: list[tuple[Window, SelectionPlan | None]] = []
-    run.applications.windows = windows
+    run.applications.planned = windows
     variants = [each["variant"] for each in records(run)]
     sizes = [len(window.requests) for window, _ in windows for _ in window.requests]
     return list(zip(variants, sizes, strict=True))

@@ -91,7 +91,7 @@ def test_requests_without_a_slot_join_the_next_window() -> None:
     )
     assert run.applications is not None
     planned: list[tuple[Window, SelectionPlan | None]] = []
-    run.applications.windows = planned
+    run.applications.planned = planned
     assert [each["status"] for each in records(run)] == [200] * 3
     sizes = [len(window.requests) for window, _ in planned]
     assert sizes[0] == 3
@@ -132,7 +132,7 @@ def test_when_a_window_closes(
     run = Simulation(plan, trace(rows, deadline_s=[5.0, 0.3][-len(rows) :]))
     assert run.applications is not None
     planned: list[tuple[Window, SelectionPlan | None]] = []
-    run.applications.windows = planned
+    run.applications.planned = planned
     assert {each["status"] for each in records(run)} == {200}
     last = planned[-1][0]
     least_s, most_s = waited_s
@@ -160,7 +160,7 @@ def test_tenants_take_turns_in_being_planned() -> None:
     run = Simulation(plan, trace(rows, tenants=[tenant for tenant, _, _ in names]))
     assert run.applications is not None
     planned: list[tuple[Window, SelectionPlan | None]] = []
-    run.applications.windows = planned
+    run.applications.planned = planned
     assert [each["status"] for each in records(run)] == [200] * 3
     assert [window.requests[0].application for window, _ in planned] == ["a/two", "b/one", "a/one"]
 
