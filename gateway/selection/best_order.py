@@ -14,13 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from gateway.selection.greedy_placement import place_greedily
+from gateway.selection.greedy_placement import GroupChoices, place_greedily
 from gateway.selection.planning_problem import (
     Floats,
     Ints,
     PlanningProblem,
     mean_utility,
-    penalty_by_kind,
 )
 
 _ROUNDING: Final = 1e-9
@@ -70,49 +69,23 @@ class _Search:
     """Extends partial plans, a row each, by groups and their choices."""
 
     def __init__(self, problem: PlanningProblem, groups: Sequence[Ints], budget: int) -> None:
-        self._problem = problem
         self._budget = budget
         workers = len(problem.workers)
         self.free = slice(_STATE, _STATE + workers)
         self._loaded = slice(_STATE + workers, _STATE + 2 * workers)
-        firsts = np.array([group[0] for group in groups])
-        self._variant, self._worker = problem.variant[firsts], problem.worker[firsts]
-        self.choices = self._variant.shape[1]
+        self._of = GroupChoices(problem, groups)
+        self.choices = self._of.variant.shape[1]
         """Of a group at most."""
-        self._takes_time = self._variant != problem.short_circuit
-        self._swap_s = problem.swap_s[firsts]
-        size = max(len(group) for group in groups)
-        self._total_s = problem.latency_s[firsts] * [[len(group)] for group in groups]
-        shape = (*self._variant.shape, size)  # requests that smaller groups lack are worthless
-        self._accuracy, beside_s = np.zeros(shape), np.zeros(shape)
-        self._deadline_s = np.ones((len(groups), 1, size))
-        for at, group in enumerate(groups):
-            self._accuracy[at, :, : len(group)] = problem.accuracy[group].T
-            beside_s[at, :, : len(group)] = problem.beside_s[group].T
-            self._deadline_s[at, 0, : len(group)] = problem.deadline_s[group, 0]
-        turns_s = problem.latency_s[firsts][:, :, None] * np.arange(1, size + 1)
-        self._ends_s = turns_s + beside_s
-        """[groups, choices, requests]: what is added to the group's start for completions."""
-        longest_s = np.where(self._takes_time, self._total_s + self._swap_s, 0.0).max(axis=1)
-        self._step_s = max(float(longest_s.sum()) / _BOUND_TIMES, _ROUNDING)
-        self._penalty_kind = problem.penalty_kind[firsts][:, :1, None]
-
-    def _gained(self, start_s: Floats, group: Ints) -> Floats:
-        """[plans, choices]: the utility of a group for each of them, begun at `start_s`."""
-        late = penalty_by_kind(
-            self._problem.penalties, self._penalty_kind[group], self._deadline_s[group],
-            start_s[..., None] + self._ends_s[group],
-        )  # fmt: skip
-        gained = (self._accuracy[group] * (1.0 - late)).sum(axis=-1)
-        return np.where(self._variant[group] < 0, -np.inf, gained)  # no choice
+        takes_s = np.where(self._of.takes_time, self._of.total_s + self._of.swap_s, 0.0)
+        self._step_s = max(float(takes_s.max(axis=1).sum()) / _BOUND_TIMES, _ROUNDING)
 
     def _soonest(self, free_s: Floats) -> Floats:
         """[plans, groups]: the most that each group can get once a worker is free."""
         first_s = free_s[:, : max(1, free_s.shape[1] - 1)].min(axis=1)
         times, which = np.unique(first_s // self._step_s, return_inverse=True)
-        groups = np.arange(len(self._variant))
-        starts = np.where(self._takes_time, (times * self._step_s)[:, None, None], 0.0)
-        return np.asarray(self._gained(starts, groups).max(axis=-1)[which])
+        groups = np.arange(len(self._of.variant))
+        starts = np.where(self._of.takes_time, (times * self._step_s)[:, None, None], 0.0)
+        return np.asarray(self._of.gained(starts, groups).max(axis=-1)[which])
 
     def extended(self, partials: Floats, least: float) -> Floats:
         """Every plan with every choice for each group not done, if it can be worth `least`.
@@ -120,17 +93,17 @@ class _Search:
         None where the budget is spent.
         """
         free_s, done = partials[:, self.free], partials[:, _DONE].astype(np.int64)
-        is_left = done[:, None] & (1 << np.arange(len(self._variant))) == 0
+        is_left = done[:, None] & (1 << np.arange(len(self._of.variant))) == 0
         rest = np.where(is_left, self._soonest(free_s), 0.0)
         most = partials[:, _UTILITY] + rest.sum(axis=1)
         plan, group = np.nonzero(is_left & (most >= least)[:, None])
         self._budget -= len(plan) * self.choices
         if self._budget < 0:
             return partials[:0]
-        variant, worker = self._variant[group], self._worker[group]
+        variant, worker = self._of.variant[group], self._of.worker[group]
         is_loaded = partials[plan[:, None], self._loaded.start + worker] == variant
-        starts = free_s[plan[:, None], worker] + np.where(is_loaded, 0.0, self._swap_s[group])
-        gained = self._gained(starts, group)
+        starts = free_s[plan[:, None], worker] + np.where(is_loaded, 0.0, self._of.swap_s[group])
+        gained = self._of.gained(starts, group)
         others = most[plan] - rest[plan, group]
         pair, choice = np.nonzero(others[:, None] + gained >= least)
         plan, group, worker = plan[pair], group[pair], worker[pair, choice]
@@ -138,10 +111,10 @@ class _Search:
         found[:, _UTILITY] += gained[pair, choice]
         found[:, _DONE] += 1 << group
         found[:, _ORIGIN] = np.stack([plan, group, choice], axis=1)
-        timed = np.flatnonzero(self._takes_time[group, choice])
-        ends_s = starts[pair, choice] + self._total_s[group, choice]
+        timed = np.flatnonzero(self._of.takes_time[group, choice])
+        ends_s = starts[pair, choice] + self._of.total_s[group, choice]
         found[timed, self.free.start + worker[timed]] = ends_s[timed]
-        found[timed, self._loaded.start + worker[timed]] = self._variant[group, choice][timed]
+        found[timed, self._loaded.start + worker[timed]] = self._of.variant[group, choice][timed]
         return found
 
     def without_dominated(self, partials: Floats) -> Floats:

@@ -6,13 +6,11 @@ mean utility is highest (eq. 13). Pure.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
-from gateway.selection.planning_problem import Choice, Ints, PlanningProblem
-from gateway.selection.utility import penalty_of_one
+from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, penalty_by_kind
 
 
 def by_deadline(problem: PlanningProblem) -> list[Ints]:
@@ -50,6 +48,48 @@ def share_among_workers(problem: PlanningProblem, groups: Sequence[Ints]) -> lis
     return _sorted(problem, shared) if len(shared) > len(groups) else list(groups)
 
 
+class GroupChoices:
+    """What each group gets by each of its choices: its requests run one after another.
+
+    Arrays are [groups, choices].
+    """
+
+    def __init__(self, problem: PlanningProblem, groups: Sequence[Ints]) -> None:
+        self._penalties = problem.penalties
+        firsts = np.array([group[0] for group in groups])
+        self.variant, self.worker = problem.variant[firsts], problem.worker[firsts]
+        self.takes_time = self.variant != problem.short_circuit
+        self.swap_s = problem.swap_s[firsts]
+        counts = np.array([[len(group)] for group in groups])
+        self.total_s = problem.latency_s[firsts] * counts
+        places = np.arange(counts.max())
+        # Requests that smaller groups lack are their first one again, and worthless.
+        members = np.array(
+            [[*group, *group[:1].repeat(len(places) - len(group))] for group in groups]
+        )
+        accuracy = np.where((places < counts)[:, :, None], problem.accuracy[members], 0.0)
+        self._accuracy = _by_choice(accuracy)
+        self._deadline_s = problem.deadline_s[members, 0][:, None]
+        turns_s = problem.latency_s[firsts][:, :, None] * (places + 1)
+        self._ends_s = turns_s + _by_choice(problem.beside_s[members])
+        """[groups, choices, requests]: what is added to the group's start for completions."""
+        self._penalty_kind = problem.penalty_kind[firsts][:, :1, None]
+
+    def gained(self, start_s: Floats, group: Ints | int) -> Floats:
+        """[..., choices]: the utility of a group for each of them, begun at `start_s`."""
+        late = penalty_by_kind(
+            self._penalties, self._penalty_kind[group], self._deadline_s[group],
+            start_s[..., None] + self._ends_s[group],
+        )  # fmt: skip
+        gained = (self._accuracy[group] * (1.0 - late)).sum(axis=-1)
+        return np.where(self.variant[group] < 0, -np.inf, gained)  # no choice
+
+
+def _by_choice(values: Floats) -> Floats:
+    """[groups, choices, requests] of [groups, requests, choices]."""
+    return np.ascontiguousarray(values.transpose(0, 2, 1))
+
+
 def place_greedily(
     problem: PlanningProblem, groups: Sequence[Ints], *, by_accuracy: bool = False
 ) -> list[int]:
@@ -57,39 +97,16 @@ def place_greedily(
 
     `by_accuracy`: each group has its most accurate variant whatever its lateness.
     """
-    free_s, loaded = problem.free_s.tolist(), problem.loaded.tolist()
+    free_s, loaded = problem.free_s.copy(), problem.loaded.copy()
+    choices = GroupChoices(problem, groups)
     steps: list[int] = []
-    for group in groups:
-        members = group.tolist()
-        taken, value, end_s = -1, -math.inf, math.inf
-        for at, choice in enumerate(problem.choices[members[0]]):
-            start_s = free_s[choice.worker]
-            if loaded[choice.worker] != choice.variant:
-                start_s += choice.swap_s
-            found = _value(problem, members, at, None if by_accuracy else start_s)
-            ends_s = start_s + choice.latency_s * len(members)
-            if found > value or (found == value and ends_s < end_s):
-                taken, value, end_s = at, found, ends_s
-        best = problem.choices[members[0]][taken]
-        if best.variant != problem.short_circuit:
-            free_s[best.worker], loaded[best.worker] = end_s, best.variant
-        steps += [problem.choices[each][taken].step for each in members]
+    for at, group in enumerate(groups):
+        variant, worker = choices.variant[at], choices.worker[at]
+        start_s = free_s[worker] + np.where(loaded[worker] == variant, 0.0, choices.swap_s[at])
+        gained = choices.gained(np.full_like(start_s, -np.inf) if by_accuracy else start_s, at)
+        end_s = start_s + choices.total_s[at]
+        best = int(np.lexsort((end_s, -gained))[0])
+        if choices.takes_time[at, best]:
+            free_s[worker[best]], loaded[worker[best]] = end_s[best], variant[best]
+        steps += (group * len(variant) + best).tolist()
     return steps
-
-
-def _value(
-    problem: PlanningProblem, members: Sequence[int], at: int, start_s: float | None
-) -> float:
-    """The utilities of requests with the same choice from `start_s` on; None: their accuracies."""
-    total = 0.0
-    for place, request in enumerate(members, 1):
-        choice: Choice = problem.choices[request][at]
-        value = choice.accuracy
-        if start_s is not None:
-            deadline_s = problem.requests[request].deadline_s
-            completion_s = start_s + choice.latency_s * place + choice.beside_s
-            if completion_s > deadline_s:
-                kind = problem.penalties[problem.penalty_kind[request, 0]]
-                value *= 1.0 - penalty_of_one(kind, deadline_s, completion_s)
-        total += value
-    return total

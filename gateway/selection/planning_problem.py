@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -37,19 +37,6 @@ _FORBIDDEN: Final = -1.0
 """In place of the accuracy of a choice that does not serve the request."""
 _NO_CHOICE: Final = (-2.0, 0.0, 0.0, 0.0, 0.0)
 """Where an application has fewer choices than others."""
-
-
-class Choice(NamedTuple):
-    """A variant at a worker for one request, as plain numbers."""
-
-    step: int
-    variant: int
-    worker: int
-    latency_s: float
-    swap_s: float
-    beside_s: float
-    """What is added to the end of its turn, for the completion from arrival."""
-    accuracy: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,8 +72,6 @@ class PlanningProblem:
     """[requests]."""
     likely: Ints
     """[requests]: the class that is likelier than all others together; -1: none, or unknown."""
-    choices: tuple[tuple[Choice, ...], ...]
-    """Of each request, for policies that place one after another."""
 
     @property
     def short_circuit(self) -> int:
@@ -145,17 +130,7 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
         np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age, priorities, likely,
-        _as_numbers(variant, worker, latency, swap, beside, accuracy),
     )  # fmt: skip
-
-
-def _as_numbers(*columns: NDArray[np.generic]) -> tuple[tuple[Choice, ...], ...]:
-    requests, most = columns[0].shape
-    rows = list(map(Choice, range(requests * most), *(each.ravel().tolist() for each in columns)))
-    return tuple(
-        tuple(each for each in rows[at : at + most] if each.variant >= 0)
-        for at in range(0, len(rows), most)
-    )
 
 
 def _choices(

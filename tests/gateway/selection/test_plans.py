@@ -38,11 +38,8 @@ def _planned(
 ) -> SelectionPlan:
     """The plan of steps with a request, a variant and a worker each."""
     problem = planning_problem(window, SelectionOptions(short_circuit=short_circuit))
-    found = {
-        (request, choice.variant, choice.worker): choice.step
-        for request, choices in enumerate(problem.choices)
-        for choice in choices
-    }
+    chosen = zip(problem.variant.ravel().tolist(), problem.worker.ravel().tolist(), strict=True)
+    found = {(at // problem.variant.shape[1], *each): at for at, each in enumerate(chosen)}
     return plan_of(problem, [found[each] for each in steps])
 
 

@@ -44,6 +44,12 @@ def _windows(count: int, *, seed: int, requests: int = 5, workers: int = 1) -> l
     ]  # fmt: skip
 
 
+def _steps(problem: PlanningProblem) -> list[list[int]]:
+    """Those that each request may take."""
+    steps = np.arange(problem.variant.size).reshape(problem.variant.shape)
+    return [each[is_one].tolist() for each, is_one in zip(steps, problem.variant >= 0, strict=True)]
+
+
 @pytest.mark.parametrize("options", ALL_OPTIONS)
 @pytest.mark.parametrize("policy", list(SELECTION))
 @pytest.mark.parametrize("workers", [1, 2])
@@ -86,8 +92,8 @@ def test_exact_equals_enumeration(options: SelectionOptions, workers: int) -> No
         problem = planning_problem(window, options)
         best = max(
             plan_of(problem, steps).mean_utility
-            for order in itertools.permutations(problem.choices)
-            for steps in itertools.product(*([each.step for each in of] for of in order))
+            for order in itertools.permutations(_steps(problem))
+            for steps in itertools.product(*order)
         )
         exact = plan_window(SelectionPolicy.EXACT, window, options)
         assert exact.mean_utility == pytest.approx(best, abs=1e-9)
@@ -97,21 +103,21 @@ def test_exact_equals_enumeration(options: SelectionOptions, workers: int) -> No
 def test_grouped_is_the_best_grouped_plan(options: SelectionOptions) -> None:
     for window in _windows(20, seed=4, requests=6):
         problem = planning_problem(window, options)
-        groups = by_application(problem, is_split=options.splits_groups)
+        groups, steps = by_application(problem, is_split=options.splits_groups), _steps(problem)
         if len(groups) > 4:
             continue
         best = max(
             plan_of(
                 problem,
                 [
-                    problem.choices[request][chosen[at]].step
+                    steps[request][chosen[at]]
                     for at in order
                     for request in groups[at].tolist()
                 ],
             ).mean_utility
             for order in itertools.permutations(range(len(groups)))
             for chosen in itertools.product(*(
-                range(len(problem.choices[each[0]])) for each in groups
+                range(len(steps[each[0]])) for each in groups
             ))
         )  # fmt: skip
         grouped = plan_window(SelectionPolicy.GROUPED, window, options)
@@ -177,7 +183,7 @@ def test_changes_that_help_alone_are_made_together() -> None:
     """Without deadlines in danger each request's best choice is independent of the others'."""
     window = random_window(3, requests=12, penalty=Penalty.NONE)
     problem = planning_problem(window, PLAIN)
-    worst = [min(each, key=lambda choice: choice.accuracy).step for each in problem.choices]
+    worst = [min(each, key=problem.accuracy.take) for each in _steps(problem)]
     changes = 12 * 2
     within = planning_problem(window, replace(PLAIN, max_evaluations=3 * changes))
     best = problem.accuracy.max(axis=1).sum()
