@@ -76,7 +76,6 @@ class Connection(asyncio.Protocol):
         self.idle_since_s = 0.0
         self._writable: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
-        self._parser = httptools.HttpResponseParser(self)
         self._chunks: list[bytes] = []
         self._reset()
 
@@ -249,6 +248,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has no such base
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         """Parse, and wake the reader once per segment: a small response costs one wake-up."""

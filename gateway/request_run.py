@@ -223,9 +223,8 @@ class RequestRun:
 @coroutine
 def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, None, None]:
     """The rest of a coroutine, for a task; it waits for a future now, or for the task itself."""
-    is_ready = waits_for is None
+    is_ready, error = waits_for is None, None
     while True:
-        error = None
         try:
             if not is_ready:
                 yield waits_for
@@ -236,6 +235,8 @@ def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any
             waits_for = work.send(None) if error is None else work.throw(error)
         except StopIteration:
             return
+        finally:
+            error = None  # kept in a frame of its traceback it would be a cycle
 
 
 def waker(loop: asyncio.AbstractEventLoop) -> RequestRun | asyncio.Future[None]:

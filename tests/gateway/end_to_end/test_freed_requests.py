@@ -5,6 +5,7 @@ A collection of 45,000 objects of refused requests took 60 ms, in which no other
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from collections import Counter
 from collections.abc import Iterator
@@ -12,13 +13,15 @@ from contextlib import contextmanager
 
 import pytest
 
+from gateway.upstream.pod_connection import PodConnectionPool, PodUnreachable
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_visited_files import REQUEST, SPEC
 from tests.gateway.end_to_end.test_warm_requests import CASES, DEADLINE, KINDS, Served, served
 from tests.gateway.placer_harness import eventually
-from tests.servers import RedisServer
+from tests.servers import RedisServer, free_port
 
-LATE = REQUEST.replace(b"content-length", DEADLINE.replace(b"200", b"1") + b"content-length")
+WITH_DEADLINE = REQUEST.replace(b"content-length", DEADLINE + b"content-length")
+LATE = WITH_DEADLINE.replace(b"200", b"1")
 
 
 @contextmanager
@@ -90,3 +93,28 @@ async def test_a_request_whose_client_leaves_the_queue_is_freed(
             client.writer.transport.abort()
             await eventually(lambda: placer.queued_total == 0)
             client.begun.clear()
+
+
+@pytest.mark.parametrize("by_deadline", [True, False])
+@run_async
+async def test_a_cancelled_request_that_has_a_task_is_freed(
+    *, by_deadline: bool, redis: RedisServer, pool: str
+) -> None:
+    """It waits for its body, as others for their turn or a connection."""
+    async with served(redis, pool) as client:
+        others = len(asyncio.all_tasks())
+        with no_garbage():
+            client.writer.write((WITH_DEADLINE if by_deadline else REQUEST)[:-1])
+            await eventually(lambda: len(asyncio.all_tasks()) > others)
+            if by_deadline:
+                assert (await client.read())[0].startswith(b"HTTP/1.1 504 ")
+            else:
+                client.writer.transport.abort()
+            await eventually(lambda: len(asyncio.all_tasks()) == others)
+
+
+@run_async
+async def test_a_connection_that_a_pod_refuses_is_freed() -> None:
+    pool = PodConnectionPool()
+    with no_garbage(), pytest.raises(PodUnreachable):
+        await pool.connect(f"127.0.0.1:{free_port()}")

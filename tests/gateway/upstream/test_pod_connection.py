@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 
@@ -165,11 +166,17 @@ async def test_known_heads_are_read_as_by_the_parser() -> None:
     pool.close()
 
 
+def opened(known: KnownResponses) -> PodConnection:
+    connection = PodConnection(known)
+    connection.connection_made(Mock(asyncio.Transport))
+    return connection
+
+
 @run_async
 async def test_a_known_response_may_be_cut_anywhere() -> None:
     known, response = KnownResponses(), TIMED % (7, 3, b"abc")
     for cut in range(len(response)):
-        connection = PodConnection(known)
+        connection = opened(known)
         for number in range(2):
             connection.start()
             connection.data_received(response[: cut if number else None])
@@ -207,11 +214,11 @@ async def test_what_resembles_a_known_head_is_read_as_by_the_parser(
     known, usual = KnownResponses(), TIMED % (0, 3, b"abc")
     for at in range(len(usual)):
         other = usual[:at] + more + usual[at + width :]
-        connection = PodConnection(known)
+        connection = opened(known)
         for _ in range(2):  # it knows the head's shape from then on
             read(connection, usual)
         assert known
-        assert read(connection, other) == read(PodConnection(KnownResponses()), other)
+        assert read(connection, other) == read(opened(KnownResponses()), other)
 
 
 @pytest.mark.parametrize("has_rest", [False, True])
