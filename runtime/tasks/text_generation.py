@@ -53,13 +53,13 @@ class TextPrompts:
         self._sandbox = sandbox
         # Tokenizers store padding and truncation as state: a copy that never sets either can be
         # shared by threads without a lock.
-        self._tokenizer: PreTrainedTokenizerBase = copy.deepcopy(encoder.tokenizer)
+        self.tokenizer: PreTrainedTokenizerBase = copy.deepcopy(encoder.tokenizer)
         self._max_characters = encoder.max_tokens * MAX_CHARACTERS_PER_TOKEN
 
     @property
     def vocabulary(self) -> int:
         """Tokens that tokenizer and network both know are below it."""
-        return min(len(self._tokenizer), self._encoder.vocabulary_size)
+        return min(len(self.tokenizer), self._encoder.vocabulary_size)
 
     def ids(self, text: str, *, is_rendered: bool = False) -> list[int]:
         """Tokens of a prompt; blocks, raises PromptTooLong.
@@ -71,7 +71,7 @@ class TextPrompts:
                 f"the prompt has {len(text)} characters, this model takes fewer than"
                 f" {self._max_characters}"
             )
-        return self._encoder.token_ids(self._tokenizer, text, add_special_tokens=not is_rendered)
+        return self._encoder.token_ids(self.tokenizer, text, add_special_tokens=not is_rendered)
 
     def check_ids(self, token_ids: Sequence[int]) -> list[int]:
         """Tokens that a client sent; raises InvalidRequest for one outside the vocabulary."""
@@ -93,7 +93,7 @@ class TextPrompts:
         `owner`: the model's key; `options`: variables of the template, and how its text ends.
         Raises InvalidRequest, ExpressionStopped, ExpressionRefused.
         """
-        if not self._tokenizer.chat_template:
+        if not self.tokenizer.chat_template:
             raise InvalidRequest("the model has no chat template; use /openai/v1/completions")
         if self._sandbox is None:
             raise InvalidRequest("this process renders no chat templates")
@@ -104,7 +104,7 @@ class TextPrompts:
                 f" {self._max_characters}"
             )
         try:
-            template = self._tokenizer.get_chat_template()
+            template = self.tokenizer.get_chat_template()
             if len(template) > MAX_TEMPLATE_CHARACTERS:
                 raise InvalidRequest(
                     f"the chat template has {len(template)} characters, may have"
@@ -116,7 +116,7 @@ class TextPrompts:
                 operation="render",
                 template=template,
                 messages=list(messages),
-                variables={**self._tokenizer.special_tokens_map, **options},
+                variables={**self.tokenizer.special_tokens_map, **options},
             )
         except (InvalidExpression, ValueError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}") from error
@@ -234,7 +234,7 @@ class TextGeneration(TextOutputs):
             max_new_tokens=new_tokens,
             pad_token_id=self._padding,
             eos_token_id=sorted(self.end_ids) or None,
-            tokenizer=self.encoder.tokenizer,  # for the strings that end a text
+            tokenizer=self.prompts.tokenizer,  # for the strings that end a text
         )
         return output_ids
 

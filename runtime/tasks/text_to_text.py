@@ -132,7 +132,7 @@ class TextToText(TextOutputs):
                 **arguments,
                 **parameters,
                 eos_token_id=sorted(self.end_ids) or None,
-                tokenizer=self.encoder.tokenizer,  # for the strings that end a text
+                tokenizer=self.prompts.tokenizer,  # for the strings that end a text
             )
             .cpu()
             .numpy()
@@ -149,7 +149,8 @@ class TextToText(TextOutputs):
     def warm_up(self, network: PreTrainedModel) -> None:
         """Generate one token: a whole output would cost as much as a request."""
         inputs = torch_inputs(self.preprocess(["warm"]), network)
-        network.generate(**inputs, min_new_tokens=1, max_new_tokens=1)
+        tokenizer = self.prompts.tokenizer
+        network.generate(**inputs, min_new_tokens=1, max_new_tokens=1, tokenizer=tokenizer)
 
     def input_types(self) -> list[dict[str, Any]]:
         """All inputs but the text are optional."""

@@ -16,6 +16,7 @@ from runtime.engines.networks.position_limit import output_limit, position_limit
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
+from tests.servers import copy_model
 
 ROWS = 40
 """Of the table of positions."""
@@ -111,6 +112,25 @@ def test_an_output_ends_at_the_decoders_last_position(models: Path, tmp_path: Pa
     processor, network = load_processor(folder, None), load_network(folder)
     (output,) = processor.infer(network, processor.preprocess([LONG]))
     assert 20 <= output.shape[1] <= 24
+
+
+@pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-t5"])
+def test_texts_are_padded_and_cut_beside_strings_that_end_outputs(
+    models: Path, tmp_path: Path, name: str
+) -> None:
+    """Transformers tokenises a text itself to find these strings, without padding or limit."""
+    folder = copy_model(models / name, tmp_path / "m")
+    settings = folder / "generation_config.json"
+    fields = json.loads(settings.read_text()) if settings.exists() else {}
+    settings.write_text(json.dumps({**fields, "stop_strings": ["zuzu"]}))
+    texts = ["fox", "the quick fox", " ".join(["fox"] * 5000)]
+    expected = named_arrays(load_processor(folder, None).preprocess(texts))
+    processor, network = load_processor(folder, None), load_network(folder)
+    processor.warm_up(network)
+    found = named_arrays(processor.preprocess(texts))
+    assert {name: array.tolist() for name, array in found.items()} == {
+        name: array.tolist() for name, array in expected.items()
+    }
 
 
 def test_token_ids_are_cut_to_the_positions_of_the_network(models: Path, tmp_path: Path) -> None:
