@@ -13,7 +13,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from gateway.console.last_minute import LastMinute
-from gateway.console.text import load_progress
+from gateway.console.page_files import duration
 from gateway.console.traffic import Traffic
 from gateway.selection.select_version import can_be_served
 from registry.domain.action_log import ActionOutcome, ActionRecord
@@ -28,6 +28,8 @@ from registry.redis.watch import ClusterWatch
 MAX_ROWS: Final = 100
 MAX_PODS: Final = 64
 """Columns; further pods are counted."""
+_STEPS: Final = 20
+"""Shares of loads are rounded to so many steps: every change is sent to every browser."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,7 @@ class Overview:
                 pod: progress
                 for pod, residency in holders.items()
                 if pod in state.pods
-                and (progress := load_progress(spec.key, state.pods[pod], residency, now_s))
+                and (progress := _load_progress(spec.key, state.pods[pod], residency, now_s))
             },
             "ready": can_be_served(record, state),
             "pinned": spec.policy.pin,
@@ -238,3 +240,23 @@ def cell_text(residency: Residency) -> str:
     if residency.loading_from is not None:
         return f"loading from {residency.loading_from}"
     return str(residency.tier)
+
+
+def _load_progress(
+    key: str, pod: PodState, residency: Residency, now_s: float
+) -> dict[str, Any] | None:
+    """`share` (0 to 1) and `text` of a load in progress; None without one.
+
+    By the time that loads from its tier took before; `share` is None where none was measured.
+    """
+    if residency.loading_from is None:
+        return None
+    whole = pod.estimates[key].load_from(residency.loading_from, pod.info.link_bytes_per_s)
+    elapsed_s = max(now_s - residency.since_s, 0.0)
+    if not whole.is_measured:
+        return {"share": None, "text": f"for {int(elapsed_s)} s"}
+    share = int(_STEPS * elapsed_s / max(whole.seconds, 1e-6)) / _STEPS
+    if share >= 1:
+        late = f"late: {int(elapsed_s)} s of about {duration(whole.seconds)}"
+        return {"share": 1.0, "text": late}
+    return {"share": share, "text": f"{share:.0%} of about {duration(whole.seconds)}"}

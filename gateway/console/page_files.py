@@ -1,10 +1,13 @@
-"""Templates and static files of the console, read when the gateway starts.
+"""Templates and static files of the console, and how they write times and sizes.
 
-A running gateway keeps to them: files that an upgrade replaces belong to other code.
+The files are read when the gateway starts, which keeps to them while it runs: those that an
+upgrade puts there belong to other code.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -13,7 +16,7 @@ from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from gateway.console.text import FILTERS
+from gateway.telemetry import explanations
 
 PREFIX: Final = "/console"
 _MEDIA_TYPES: Final = {".css": "text/css", ".js": "text/javascript"}
@@ -51,7 +54,7 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        environment.filters |= FILTERS
+        environment.filters |= _FILTERS
         environment.globals |= {"gateway": gateway, "model_url": model_url}
         self._templates = {
             name: environment.get_template(name) for name in environment.list_templates()
@@ -75,3 +78,52 @@ def viewer_of(request: Request) -> str | None:
 def model_url(name: str) -> str:
     """The page of the model `namespace/name`."""
     return f"{PREFIX}/models/{quote(name)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Such as `21 ms`, `1.4 s`, `3 min`; `-` for None."""
+    if seconds is None:
+        return "-"
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min"
+    return explanations.duration(seconds)
+
+
+def size(count: float | None) -> str:
+    """Such as `242 MB`; `-` for None."""
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def number(value: float | None) -> str:
+    """Such as `0.382` or `1,240`; `-` for None."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def clock(at_s: float) -> str:
+    """Time of day, UTC."""
+    return time.strftime("%H:%M:%S", time.gmtime(at_s))
+
+
+def bar_parts(stages_ms: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    """Parts of a stacked bar, in % of its length; those of no length are left out."""
+    total_ms = sum(ms for _, ms in stages_ms)
+    parts, begin = [], 0.0
+    for name, ms in stages_ms:
+        if ms > 0:
+            width = 100 * ms / total_ms
+            parts.append({"name": name, "seconds": ms / 1000, "begin": begin, "width": width})
+            begin += width
+    return parts
+
+
+_FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
+    "duration": duration, "size": size, "number": number, "clock": clock, "bar_parts": bar_parts,
+}  # fmt: skip
