@@ -204,15 +204,15 @@ def test_reads_one_file_of_trusted_issuers_per_tenant(tmp_path: Path) -> None:
     (tmp_path / "..data").mkdir()
     blue, red = read_issuers(tmp_path)
     assert red == TrustedIssuer(
-        "red",
-        "https://id.example.com",
-        frozenset(("pilotlight",)),
-        "https://id.example.com/keys",
-        frozenset(("RS256", "ES256")),
+        tenant="red",
+        issuer="https://id.example.com",
+        audience=frozenset(("pilotlight",)),
+        jwks="https://id.example.com/keys",
+        algorithms=frozenset(("RS256", "ES256")),
     )
-    assert sorted(blue.audiences) == ["a", "b"]
+    assert sorted(blue.audience) == ["a", "b"]
     assert sorted(blue.algorithms) == ["EdDSA"]
-    assert blue.claims == (("groups", "team-blue"),)
+    assert blue.claims == {"groups": "team-blue"}
 
 
 @pytest.mark.parametrize(
@@ -273,5 +273,7 @@ def test_only_public_key_algorithms_can_be_trusted() -> None:
 def test_a_token_is_accepted_by_audience_and_claims(
     claims: dict[str, Any], is_accepted: bool
 ) -> None:
-    issuer = TrustedIssuer("red", "i", frozenset("a"), "/keys", claims=(("groups", "team"),))
+    issuer = TrustedIssuer(
+        tenant="red", issuer="i", audience=frozenset("a"), jwks="/keys", claims={"groups": "team"}
+    )
     assert issuer.accepts(claims) is is_accepted
