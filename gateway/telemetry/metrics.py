@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import Counter as Counts
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ _STAGE_BUCKETS: Final = (
 _FOLDED: Final = 1024
 """Requests counted at once, if nobody reads before; about 0.7 ms."""
 _OUTCOME: Final = itemgetter(2, 3, 4, 5, 6)
-"""Of a `RecentRequest`: the fields of a `RequestOutcome`."""
+"""Of a `RecentRequest`: its labels, in the order of `RequestCounts`."""
 
 
 class GatewayMetrics:
@@ -122,7 +122,7 @@ class GatewayMetrics:
         with self._lock:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
             for outcome, count in Counts(map(_OUTCOME, ended)).items():
-                self.outcomes.add(RequestOutcome(*outcome), count)
+                self.outcomes.add(*outcome, count=count)
             served = [each for each in ended if each.timings is not None]
             if served:
                 self._fold_times(served)
@@ -186,80 +186,67 @@ def _owners(
     return [series_of(name) for name in numbers], owners
 
 
-class RequestOutcome(NamedTuple):
-    """Labels of a request that ended."""
-
-    model: str
-    policy: str
-    reason: str
-    tier: str
-    """Tier of the load that the request waited for, or `warm`; empty if no pod responded."""
-    code: int
-
-
 class RequestCounts(Collector):
+    """Requests that ended by model, policy, reason, tier and status.
+
+    The tier is that of the load that the request waited for, or `warm`; empty if no pod responded.
+    """
+
     def __init__(
         self, labels: ModelLabels, registry: CollectorRegistry, fold: Callable[[], None]
     ) -> None:
         """`fold` is called before each reading."""
         self._labels = labels
         self._fold = fold
-        self._counts: defaultdict[RequestOutcome, int] = defaultdict(int)
+        self._counts = Counts[tuple[str, str, str, str, int]]()
         labels.on_gone.append(self._drop)
         registry.register(self)
 
     def _drop(self, gone: AbstractSet[str]) -> None:
-        kept = (
-            (outcome, count) for outcome, count in self._counts.items() if outcome.model not in gone
-        )
-        self._counts = defaultdict(int, kept)  # at once: a scrape may read it in a thread
+        # replaced at once: a scrape may read it in a thread
+        self._counts = Counts({key: n for key, n in self._counts.items() if key[0] not in gone})
 
-    def add(self, outcome: RequestOutcome, count: int = 1) -> None:
-        label = self._labels.label(outcome.model)
-        self._counts[outcome if label == outcome.model else outcome._replace(model=label)] += count
+    def add(
+        self, model: str, policy: str, reason: str, tier: str, status: int, count: int = 1
+    ) -> None:
+        self._counts[self._labels.label(model), policy, reason, tier, status] += count
 
     def totals(self) -> dict[str, tuple[int, int, int]]:
         """By model: requests, cold starts, and responses with a status of 500 or more."""
         self._fold()
         totals: dict[str, tuple[int, int, int]] = {}
-        for outcome, count in self._counts.items():
-            requests, cold, failed = totals.get(outcome.model, (0, 0, 0))
-            cold += count if outcome.tier not in ("", "warm") else 0
-            failed += count if outcome.code >= 500 else 0
-            totals[outcome.model] = (requests + count, cold, failed)
+        for (model, _, _, tier, status), count in self._counts.items():
+            requests, cold, failed = totals.get(model, (0, 0, 0))
+            cold += count if tier not in ("", "warm") else 0
+            failed += count if status >= 500 else 0
+            totals[model] = (requests + count, cold, failed)
         return totals
 
-    def starts(self, model: str) -> Counts[str]:
+    def starts(self, of: str) -> Counts[str]:
         """Responses to one model's requests by `warm`, or the tier that they waited from."""
         self._fold()
         found = Counts[str]()
-        for outcome, count in self._counts.items():
-            if outcome.model == model and outcome.tier:
-                found[outcome.tier] += count
+        for (model, _, _, tier, _), count in self._counts.items():
+            if model == of and tier:
+                found[tier] += count
         return found
 
     def collect(self) -> Iterable[CounterMetricFamily]:
         self._fold()
-        requests, decisions, starts = (defaultdict[tuple[str, ...], int](int) for _ in range(3))
+        requests, decisions, starts = (Counts[tuple[str, ...]]() for _ in range(3))
         counts = dict(self._counts)  # called in a thread: an iteration could see a change
-        for outcome, count in counts.items():
-            requests[outcome.model, outcome.policy, str(outcome.code)] += count
-            decisions[outcome.model, outcome.policy, outcome.reason] += count
-            if outcome.tier:
-                starts[outcome.model, outcome.tier] += count
-        yield _family("requests", "Responses to requests.", ("model", "policy", "code"), requests)
-        yield _family(
-            "decisions", "Requests by the reason of their last decision.",
-            ("model", "policy", "reason"), decisions,
-        )  # fmt: skip
-        yield _family("starts", "Responses by the tier they had to wait from.", ("model", "tier"),
-                      starts)  # fmt: skip
-
-
-def _family(
-    name: str, documentation: str, labels: tuple[str, ...], counts: dict[tuple[str, ...], int]
-) -> CounterMetricFamily:
-    family = CounterMetricFamily(f"pilotlight_gateway_{name}", documentation, labels=labels)
-    for values, count in counts.items():
-        family.add_metric(values, count)
-    return family
+        for (model, policy, reason, tier, status), count in counts.items():
+            requests[model, policy, str(status)] += count
+            decisions[model, policy, reason] += count
+            if tier:
+                starts[model, tier] += count
+        for name, documentation, labels, found in (
+            ("requests", "Responses to requests.", ("model", "policy", "code"), requests),
+            ("decisions", "Requests by the reason of their last decision.",
+             ("model", "policy", "reason"), decisions),
+            ("starts", "Responses by the tier they had to wait from.", ("model", "tier"), starts),
+        ):  # fmt: skip
+            family = CounterMetricFamily(f"pilotlight_gateway_{name}", documentation, labels=labels)
+            for values, count in found.items():
+                family.add_metric(values, count)
+            yield family

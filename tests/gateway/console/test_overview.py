@@ -10,7 +10,7 @@ from gateway.console.last_minute import LastMinute
 from gateway.console.live_updates import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
 from gateway.console.overview import Overview, RowWindow
 from gateway.console.traffic import Traffic
-from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
+from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
@@ -48,7 +48,7 @@ class Copy:
         watch: Any = self
         metrics = GatewayMetrics()
         for model in requested:
-            metrics.outcomes.add(RequestOutcome(model, "auto", "warm", "warm", 200))
+            metrics.outcomes.add(model, "auto", "warm", "warm", 200)
         traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
         traffic.sample(time.time())
         missed = LastMinute(self.recent, self.state)

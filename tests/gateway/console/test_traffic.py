@@ -1,11 +1,11 @@
 """Rates, history and latency of the console, from the counters of the metrics."""
 
 from gateway.console.traffic import Traffic
-from gateway.telemetry.metrics import GatewayMetrics, RequestOutcome
+from gateway.telemetry.metrics import GatewayMetrics
 
 
 def served(metrics: GatewayMetrics, model: str, *, tier: str = "warm", code: int = 200) -> None:
-    metrics.outcomes.add(RequestOutcome(model, "auto", "warm", tier, code))
+    metrics.outcomes.add(model, "auto", "warm", tier, code)
     metrics.models.of(model).counts[3] += 1
 
 
