@@ -122,7 +122,7 @@ class GatewayMetrics:
         with self._lock:
             ended = [self._ended.popleft() for _ in range(len(self._ended))]
             for outcome, count in Counts(map(_OUTCOME, ended)).items():
-                self.outcomes.add(*outcome, count=count)
+                self.outcomes.add(outcome, count)
             served = [each for each in ended if each.timings is not None]
             if served:
                 self._fold_times(served)
@@ -206,9 +206,8 @@ class RequestCounts(Collector):
         # replaced at once: a scrape may read it in a thread
         self._counts = Counts({key: n for key, n in self._counts.items() if key[0] not in gone})
 
-    def add(
-        self, model: str, policy: str, reason: str, tier: str, status: int, count: int = 1
-    ) -> None:
+    def add(self, outcome: tuple[str, str, str, str, int], count: int = 1) -> None:
+        model, policy, reason, tier, status = outcome
         self._counts[self._labels.label(model), policy, reason, tier, status] += count
 
     def totals(self) -> dict[str, tuple[int, int, int]]:

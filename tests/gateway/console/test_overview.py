@@ -48,7 +48,7 @@ class Copy:
         watch: Any = self
         metrics = GatewayMetrics()
         for model in requested:
-            metrics.outcomes.add(model, "auto", "warm", "warm", 200)
+            metrics.outcomes.add((model, "auto", "warm", "warm", 200))
         traffic = Traffic(metrics, lambda _: (0, 0.0, 0.0, 0.0))
         traffic.sample(time.time())
         missed = LastMinute(self.recent, self.state)

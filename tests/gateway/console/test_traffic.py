@@ -5,7 +5,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 
 
 def served(metrics: GatewayMetrics, model: str, *, tier: str = "warm", code: int = 200) -> None:
-    metrics.outcomes.add(model, "auto", "warm", tier, code)
+    metrics.outcomes.add((model, "auto", "warm", tier, code))
     metrics.models.of(model).counts[3] += 1
 
 

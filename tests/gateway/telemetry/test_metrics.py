@@ -29,7 +29,7 @@ def test_metrics_can_be_read_while_requests_are_counted() -> None:
 
     def count() -> None:
         for number in range(4_000):
-            metrics.outcomes.add(f"m{number}", "auto", "warm", "warm", 200)
+            metrics.outcomes.add((f"m{number}", "auto", "warm", "warm", 200))
             metrics.durations.labels(f"policy-{number}").observe(0.1)
 
     counting = threading.Thread(target=count)
@@ -44,7 +44,7 @@ def test_metrics_can_be_read_while_requests_are_counted() -> None:
 def test_models_beyond_the_bound_are_counted_as_other() -> None:
     metrics = GatewayMetrics(max_models=2)
     for model in ("a", "b", "c", "d", "a"):
-        metrics.outcomes.add(model, "auto", "warm", "warm", 200)
+        metrics.outcomes.add((model, "auto", "warm", "warm", 200))
         metrics.models.of(model).counts[0] += 1
     text = generate_latest(metrics.registry).decode()
     name = "pilotlight_gateway_requests_total"
@@ -59,7 +59,7 @@ def test_series_of_deleted_models_make_room() -> None:
     metrics.labels.is_declared = lambda label: label in declared[-2:]
     for number in range(500):
         declared.append(f"default/m{number}")
-        metrics.outcomes.add(declared[-1], "auto", "warm", "warm", 200)
+        metrics.outcomes.add((declared[-1], "auto", "warm", "warm", 200))
         metrics.models.of(declared[-1]).counts[0] += 1
     for labels in (metrics.outcomes.totals().keys(), metrics.models.series.keys()):
         assert len(labels) <= 4
@@ -72,7 +72,7 @@ def test_series_of_deleted_models_make_room() -> None:
 def test_models_that_are_declared_keep_their_labels() -> None:
     metrics = GatewayMetrics(max_models=2)
     for number in range(200):
-        metrics.outcomes.add(f"default/m{number}", "auto", "warm", "warm", 200)
+        metrics.outcomes.add((f"default/m{number}", "auto", "warm", "warm", 200))
     assert set(metrics.outcomes.totals()) == {"default/m0", "default/m1", "other"}
 
 
