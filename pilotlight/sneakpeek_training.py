@@ -27,6 +27,10 @@ from gateway.sneakpeek.trained_file import (
     NearestExamples,
     Vectors,
 )
+from load.errors import InvalidExamples
+from load.labelled_examples import LabelledExamples, read_examples
+from pilotlight.errors import InvalidInput
+from registry.domain.application import ApplicationSpec
 
 CANDIDATES: Final = (1, 3, 5, 7, 9, 15)
 """Values of k that cross-validation compares."""
@@ -40,6 +44,16 @@ class TrainedSneakPeek:
     """[classes, classes] on the validation part; rows are true classes."""
     fold_accuracy: dict[int, float]
     """By k, where it was chosen by cross-validation."""
+
+
+def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
+    """Labelled examples of the application's classes. Raises InvalidInput."""
+    try:
+        return read_examples(
+            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
+        )
+    except InvalidExamples as error:
+        raise InvalidInput(error.problems) from error
 
 
 def train(

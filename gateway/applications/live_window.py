@@ -25,7 +25,7 @@ from gateway.selection.window import (
     Worker,
 )
 from registry.domain.application import ApplicationSpec
-from registry.domain.application_variants import accuracy_of, named_variants
+from registry.domain.application_variants import accuracy_of, named_variants, no_variants
 from registry.domain.cluster import ClusterState
 from registry.domain.measures import seconds_at_size
 from registry.domain.model import ModelName, ModelSpec
@@ -104,8 +104,7 @@ def require_usable(application: ApplicationSpec, variants: Variants) -> None:
             f"application {name} has no variant that can be chosen; run `pilotlight profile {name} "
             f"--examples FILE`: {'; '.join(variants.problems)}"
             if variants.problems
-            else f"application {name} has no variants: annotate models of its namespace with "
-            f"pilotlight.io/application: {name.name}",
+            else no_variants(application),
             retry_after_s=1.0,
         )
 

@@ -31,6 +31,18 @@ def read_rules_examples(rules: ExampleRules) -> LabelledExamples:
     return read_examples(Path(rules.path), classes=_MAX_CLASSES, inputs=[], needs_every_class=False)
 
 
+def example_body(examples: LabelledExamples, row: int) -> bytes:
+    """A V2 request for one example."""
+    inputs = [
+        {
+            "name": name, "datatype": "FP32", "shape": [1, *values.shape[1:]],
+            "data": values[row].ravel().tolist(),
+        }
+        for name, values in examples.inputs.items()
+    ]  # fmt: skip
+    return orjson.dumps({"inputs": inputs})
+
+
 def judge(result: RequestResult, arrival: TraceArrival, rules: ExampleRules, body: bytes) -> None:
     """Set the result's prediction and the utility that it has achieved; a failure has none."""
     result.utility = 0.0

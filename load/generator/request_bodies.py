@@ -13,13 +13,12 @@ from functools import cache
 from typing import Any, Final
 
 import numpy as np
-import orjson
 from PIL import Image
 
 from common.inference_protocol.bodies import encode_request
 from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
 from load.generator.content import Content, ContentKind, ExampleRules
-from load.generator.labelled_bodies import drawn_example, read_rules_examples
+from load.generator.labelled_bodies import drawn_example, example_body, read_rules_examples
 from load.generator.settings import RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
 from load.labelled_examples import LabelledExamples
@@ -82,14 +81,7 @@ class RequestBodies:
             self._examples[rules.path] = read_rules_examples(rules)
         examples = self._examples[rules.path]
         at = drawn_example(self._seed, arrival.row, len(examples.labels))
-        inputs = [
-            {
-                "name": name, "datatype": "FP32", "shape": [1, *values.shape[1:]],
-                "data": values[at].ravel().tolist(),
-            }
-            for name, values in examples.inputs.items()
-        ]  # fmt: skip
-        return RequestBody(orjson.dumps({"inputs": inputs}), label=int(examples.labels[at]))
+        return RequestBody(example_body(examples, at), label=int(examples.labels[at]))
 
     def body(self, arrival: TraceArrival, content: Content) -> RequestBody:
         if content.examples is not None:

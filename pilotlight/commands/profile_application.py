@@ -1,17 +1,16 @@
 """Accuracy, times and costs of each variant of an application, through gateway and real pods."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from gateway.selection.utility import profiled_accuracy, recalls
-from load.errors import InvalidExamples
-from load.labelled_examples import LabelledExamples, read_examples
+from load.generator.labelled_bodies import example_body
+from load.labelled_examples import LabelledExamples
 from pilotlight.commands.declaration_check import VariantMetadata, read_metadata
 from pilotlight.commands.pod_profile import (
     POINT_COLUMNS,
@@ -23,11 +22,11 @@ from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
-from pilotlight.sneakpeek_training import confusion_matrix, stratified_subset
+from pilotlight.sneakpeek_training import confusion_matrix, examples_for, stratified_subset
 from registry.domain.application import AccuracyProfile, ApplicationSpec
-from registry.domain.application_variants import metadata_problems, named_variants
+from registry.domain.application_variants import metadata_problems, named_variants, no_variants
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelSpec, Tier
+from registry.domain.model import ModelName, ModelSpec, Tier
 
 _PARALLEL: Final = 4
 """Requests in flight. Each has one row, as an application's requests mostly have: the latencies
@@ -52,15 +51,19 @@ async def profile_application(
 
     Pods then measure each variant by batch size, by `plan` as `profile MODEL` does.
     """
-    examples = _examples(spec, path, limit)
+    examples = examples_for(spec, path)
+    if limit is not None:
+        examples = examples.take(stratified_subset(examples.labels, limit))
     async with target.registry() as registry:
         state = await registry.cluster()
-        variants = _variants(spec, state)
+        variants = [variant for variant, _ in named_variants(spec, state)]
+        if not variants:
+            raise InvalidInput([no_variants(spec)])
         metadata = await _checked_metadata(target, state, spec, variants)
         found = []
         for variant, tensors in zip(variants, metadata, strict=True):
             output.note(f"profiling {variant.name} with {len(examples.labels)} examples")
-            predicted = await _predictions(target, spec, variant, examples)
+            predicted = await _predictions(target, spec, variant.name, examples)
             confusion = confusion_matrix(examples.labels, predicted, len(spec.classes))
             profile = AccuracyProfile(
                 variant.key, spec.classes, tuple(map(tuple, confusion.tolist())),
@@ -71,31 +74,7 @@ async def profile_application(
             pods = pods_by_product(await registry.cluster(), variant.key)
             batches = [await measure_profile(target, pod, variant.name, plan) for pod in pods]
             found.append(_Profiled(variant, confusion, batches))
-        costs = variant_costs(await registry.cluster(), variants)
-    _print(output, found, costs)
-
-
-def _examples(spec: ApplicationSpec, path: Path, limit: int | None) -> LabelledExamples:
-    try:
-        examples = read_examples(
-            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
-        )
-    except InvalidExamples as error:
-        raise InvalidInput(error.problems) from error
-    if limit is None:
-        return examples
-    return examples.take(stratified_subset(examples.labels, limit))
-
-
-def _variants(spec: ApplicationSpec, state: ClusterState) -> list[ModelSpec]:
-    """Raises InvalidInput if there is none."""
-    variants = [variant for variant, _ in named_variants(spec, state)]
-    if not variants:
-        raise InvalidInput([
-            f"application {spec.name} has no variants: annotate models of its namespace with "
-            f"pilotlight.io/application: {spec.name.name}"
-        ])  # fmt: skip
-    return variants
+        _print(output, found, await registry.cluster())
 
 
 async def _checked_metadata(
@@ -117,16 +96,19 @@ async def _checked_metadata(
     return found
 
 
-def _print(output: Output, found: Sequence[_Profiled], costs: "Mapping[str, VariantCosts]") -> None:
+def _print(output: Output, found: Sequence[_Profiled], state: ClusterState) -> None:
+    costs = [_costs(state, each.variant) for each in found]
     output.table(
         ("VARIANT", "ACCURACY", "LATENCY", "LOAD", "MEMORY", "RECALLS"),
         [
             (
                 str(each.variant.name), f"{profiled_accuracy(each.confusion):.3f}",
-                *costs[each.variant.key].texts(),
+                _shown(cost["latency_s"], lambda value: f"{value * 1000:.2f} ms"),
+                _shown(cost["load_s"], lambda value: f"{value * 1000:.0f} ms"),
+                _shown(cost["memory_bytes"], lambda value: format_bytes(int(value))),
                 ", ".join(f"{recall:.2f}" for recall in recalls(each.confusion)),
             )
-            for each in found
+            for each, cost in zip(found, costs, strict=True)
         ],
     )  # fmt: skip
     output.line()
@@ -143,17 +125,34 @@ def _print(output: Output, found: Sequence[_Profiled], costs: "Mapping[str, Vari
         output.result([
             {
                 "model": str(each.variant.name), "accuracy": profiled_accuracy(each.confusion),
-                **asdict(costs[each.variant.key]), "confusion": each.confusion.tolist(),
-                "batches": each.batches,
+                **cost, "confusion": each.confusion.tolist(), "batches": each.batches,
             }
-            for each in found
+            for each, cost in zip(found, costs, strict=True)
         ])  # fmt: skip
 
 
+def _shown(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
+
+
+def _costs(state: ClusterState, spec: ModelSpec) -> dict[str, float | None]:
+    """An inference with its preparation, over all kinds of accelerators; a load; device memory.
+
+    The load is from the fastest tier that it was loaded from. None: not measured yet.
+    """
+    measured = state.measured(spec.key)
+    loads = [measured.get(f"load:{tier}") for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE)]
+    stages = measured.stages
+    return {
+        "latency_s": stages.hold_s if stages.is_measured else None,
+        "load_s": next((each.seconds for each in loads if each is not None), None),
+        "memory_bytes": state.residency.device_bytes.get(spec.key),
+    }
+
+
 async def _predictions(
-    target: PlatformTarget, spec: ApplicationSpec, variant: ModelSpec, examples: LabelledExamples
+    target: PlatformTarget, spec: ApplicationSpec, name: ModelName, examples: LabelledExamples
 ) -> np.ndarray:
-    name = variant.name
     path = f"/serving/{name.namespace}/{name.name}/v2/models/{name.name}/infer"
     labels = np.zeros(len(examples.labels), np.int64)
     rows = iter(range(len(labels)))
@@ -161,14 +160,14 @@ async def _predictions(
     async def send_rows() -> None:
         for row in rows:
             response = await target.request_gateway(
-                "POST", path, content=orjson.dumps(_body(examples, row)),
+                "POST", path, content=example_body(examples, row),
                 headers={"content-type": "application/json"},
             )  # fmt: skip
             if response.status_code != _OK:
                 raise RequestFailed(
                     f"{name} returned {response.status_code}: {response.text[:500]}"
                 )
-            [labels[row]] = _labels(spec, variant, response.json())
+            labels[row] = _label(spec, name, response.json())
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -179,69 +178,17 @@ async def _predictions(
     return labels
 
 
-def _body(examples: LabelledExamples, row: int) -> dict[str, Any]:
-    """A V2 request for one example."""
-    return {
-        "inputs": [
-            {
-                "name": tensor,
-                "datatype": "FP32",
-                "shape": [1, *values.shape[1:]],
-                "data": values[row].ravel().tolist(),
-            }
-            for tensor, values in examples.inputs.items()
-        ]
-    }
-
-
-def _labels(spec: ApplicationSpec, variant: ModelSpec, document: dict[str, Any]) -> list[int]:
-    for output in document.get("outputs", []):
-        if output.get("name") == spec.output:
-            found = [int(each) for each in output["data"]]
-            if all(0 <= each < len(spec.classes) for each in found):
-                return found
-            raise RequestFailed(
-                f"{variant.name}: output {spec.output} must be 0 to {len(spec.classes) - 1}, the "
-                f"application's classes, was {max(found)}"
-            )
-    named = ", ".join(str(each.get("name")) for each in document.get("outputs", []))
-    raise RequestFailed(
-        f"{variant.name} has no output {spec.output!r}, which application {spec.name} names; its "
-        f"outputs: {named}"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class VariantCosts:
-    """None: not measured yet."""
-
-    latency_s: float | None
-    """Of an inference with its preparation, over all kinds of accelerators."""
-    load_s: float | None
-    """From the fastest tier that it was loaded from."""
-    memory_bytes: int | None
-    """On the device."""
-
-    def texts(self) -> tuple[str, str, str]:
-        return (
-            "-" if self.latency_s is None else f"{self.latency_s * 1000:.2f} ms",
-            "-" if self.load_s is None else f"{self.load_s * 1000:.0f} ms",
-            "-" if self.memory_bytes is None else format_bytes(self.memory_bytes),
+def _label(spec: ApplicationSpec, name: ModelName, document: dict[str, Any]) -> int:
+    outputs = {str(each.get("name")): each for each in document.get("outputs", [])}
+    if spec.output not in outputs:
+        raise RequestFailed(
+            f"{name} has no output {spec.output!r}, which application {spec.name} names; its "
+            f"outputs: {', '.join(outputs)}"
         )
-
-
-def variant_costs(state: ClusterState, variants: Sequence[ModelSpec]) -> dict[str, VariantCosts]:
-    """By model key."""
-    return {spec.key: _costs(state, spec) for spec in variants}
-
-
-def _costs(state: ClusterState, spec: ModelSpec) -> VariantCosts:
-    measured = state.measured(spec.key)
-    stages = measured.stages
-    loads = [measured.get(f"load:{tier}") for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE)]
-    load = next((each for each in loads if each is not None), None)
-    return VariantCosts(
-        stages.hold_s if stages.is_measured else None,
-        None if load is None else load.seconds,
-        state.residency.device_bytes.get(spec.key),
-    )
+    [label] = map(int, outputs[spec.output]["data"])
+    if not 0 <= label < len(spec.classes):
+        raise RequestFailed(
+            f"{name}: output {spec.output} must be 0 to {len(spec.classes) - 1}, the "
+            f"application's classes, was {label}"
+        )
+    return label

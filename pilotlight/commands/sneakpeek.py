@@ -8,15 +8,14 @@ import numpy as np
 import typer
 
 from gateway.sneakpeek.trained_file import ARRAYS, FACTS, MAX_DIMENSIONS, MAX_EXAMPLES
-from load.errors import InvalidExamples
-from load.labelled_examples import LabelledExamples, read_examples
+from load.labelled_examples import LabelledExamples
 from pilotlight.commands import flags
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from pilotlight.sneakpeek_training import train, write_sneakpeek
-from registry.domain.application import DEFAULT_K, ApplicationSpec
+from pilotlight.sneakpeek_training import examples_for, train, write_sneakpeek
+from registry.domain.application import DEFAULT_K
 
 _EVERY: int = 4
 """Without a validation file, each fourth example of a class validates."""
@@ -66,11 +65,11 @@ def train_sneakpeek(
     [application] = parse_model_names([name], namespace)
     require_known([str(application)], [str(each) for each in state.applications])
     spec = state.applications[application]
-    given = _read(examples, spec)
+    given = examples_for(spec, examples)
     if validation is None:
         rows, labels, held = _split(given)
     else:
-        other = _read(validation, spec)
+        other = examples_for(spec, validation)
         rows, labels, held = given.features(), given.labels, (other.features(), other.labels)
     if held[0].shape[1] != rows.shape[1]:
         raise InvalidInput(
@@ -110,15 +109,6 @@ def _neighbours(text: str) -> int | None:
     if text.isdecimal() and 1 <= int(text) <= 100:
         return int(text)
     raise InvalidInput([f"--k must be auto or a whole number from 1 to 100, was {text!r}"])
-
-
-def _read(path: Path, spec: ApplicationSpec) -> LabelledExamples:
-    try:
-        return read_examples(
-            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
-        )
-    except InvalidExamples as error:
-        raise InvalidInput(error.problems) from error
 
 
 def _split(given: LabelledExamples) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:

@@ -20,6 +20,15 @@ def named_variants(
     return [(spec, _problem(application, spec, state)) for spec in specs]
 
 
+def no_variants(application: ApplicationSpec) -> str:
+    """What to do about an application that no model names."""
+    name = application.name
+    return (
+        f"application {name} has no variants: annotate models of its namespace with "
+        f"pilotlight.io/application: {name.name}"
+    )
+
+
 def accuracy_of(spec: ModelSpec, state: ClusterState) -> AccuracyProfile | None:
     """The model's own, or that of the model which `pilotlight.io/profile` names."""
     return state.accuracies.get(_profiled_model(spec))
