@@ -93,11 +93,19 @@ def _start_again(cause: Cause, lost: set[tuple[int, int]]) -> None:
         lambda: not lost & {each.identity for each in cause.platform.processes()},
         what="processes gone",
     )
+    servers.wait_until(lambda: _has_registry(cause), what="a registry, without which none starts")
     for _ in range(_STARTS - 1):
         with suppress(RuntimeError):  # a machine too busy to start it in time
             cause.platform.up()
             return
     cause.platform.up()
+
+
+def _has_registry(cause: Cause) -> bool:
+    with suppress(RegistryUnavailable):
+        asyncio.run(cause.platform.state())
+        return True
+    return False
 
 
 def _stop(role: str) -> Callable[[Cause], Fault]:
