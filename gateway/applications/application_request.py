@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from gateway.applications.live_window import Variants
 from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import Assignment, Window, WindowRequest
-from gateway.sneakpeek.client import LookOutcome, LookResult
+from gateway.sneakpeek.client import Look
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelName
-
-_UNSEEN: Final = LookResult(LookOutcome.UNAVAILABLE)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +23,7 @@ class ApplicationRequest:
     arrival_s: float
     deadline_s: float
     policy: str
-    look: LookResult = _UNSEEN
+    look: Look = field(default_factory=Look)
     on_selected: Callable[[Selection], object] = lambda _: None
     variants: Variants = field(init=False)
     """Set when it joins a window."""
@@ -34,12 +32,11 @@ class ApplicationRequest:
 
     def in_window(self, id_: str) -> WindowRequest:
         """With the labels of the nearest examples, summed over the request's rows."""
-        seen = self.look.seen
-        rows = () if seen is None else seen.rows
+        rows = self.look.rows
         return WindowRequest(
             id_, str(self.application.name), self.arrival_s, self.deadline_s,
             tuple(map(sum, zip(*rows, strict=True))) if rows else None,
-            bool(rows) and seen is not None and seen.is_answerable,
+            self.look.is_answerable,
         )  # fmt: skip
 
 

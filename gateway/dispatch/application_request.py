@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gateway.http.headers import RequestHeaders
     from gateway.http.inference_client import InferenceClient
     from gateway.routing.route_request import IncomingRequest
-    from gateway.sneakpeek.client import LookResult, Seen, SneakPeekClient
+    from gateway.sneakpeek.client import Look, SneakPeekClient
     from registry.domain.application import ApplicationSpec
 
 PROBABILITIES: Final = "probabilities"
@@ -120,22 +120,21 @@ class ApplicationRequest(Request):
         super()._release(placement, is_cancelled=is_cancelled)
         self._windows.notify_change()
 
-    async def _look(self) -> LookResult:
+    async def _look(self) -> Look:
         body, asked = self._body, self._asked
         length = next((value for name, value in self._client.headers if name == _LENGTH), None)
-        result = await self._sneak_peek.look(
+        found = await self._sneak_peek.look(
             asked.application, None if body.has_file else body.buffered,
             json_length=None if length is None else length.decode("latin-1"),
             deadline_s=asked.deadline_s,
         )  # fmt: skip
-        if result.seen is not None and result.seen.problem:
-            raise BadRequest(f"application {asked.application.name}: {result.seen.problem}")
-        return result
+        if found.problem:
+            raise BadRequest(f"application {asked.application.name}: {found.problem}")
+        return found
 
     def _answer(self, selection: Selection) -> None:
-        application, seen = self._asked.application, self._asked.look.seen
-        assert seen is not None  # the plan had its evidence
-        body = answer(application, seen, selection.alpha)
+        application = self._asked.application
+        body = answer(application, self._asked.look, selection.alpha)
         lines = self._context.telemetry.answered_by_look(
             self.arrival.id, str(application.name), str(selection.policy),
             accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
@@ -144,16 +143,16 @@ class ApplicationRequest(Request):
         self._client.write_body(body, is_last=True)
 
 
-def answer(application: ApplicationSpec, seen: Seen, alpha: tuple[float, ...]) -> bytes:
+def answer(application: ApplicationSpec, look: Look, alpha: tuple[float, ...]) -> bytes:
     """The response to a request that the look answers: the likeliest class of each row.
 
     In V1 or V2 JSON, with the probabilities of the classes; it bears the application's name.
     """
-    theta = class_probabilities(alpha, np.array(seen.rows, np.float64))
+    theta = class_probabilities(alpha, np.array(look.rows, np.float64))
     labels = theta.argmax(axis=1)
-    if seen.is_v2:
+    if look.is_v2:
         tensors = (numeric_tensor(application.output, labels), numeric_tensor(PROBABILITIES, theta))
-        request = V2Request((), seen.request_id)
+        request = V2Request((), look.request_id)
         return encode_response(tensors, model_name=application.name.name, request=request).content
     rows = [
         {application.output: label, PROBABILITIES: shares}

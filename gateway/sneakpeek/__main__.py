@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gateway.function_process import serve
 from gateway.selection.utility import profiled_accuracy
-from gateway.sneakpeek.client import Loaded, Seen
+from gateway.sneakpeek.client import Look, LookOutcome
 from gateway.sneakpeek.request_rows import MismatchedBody, UnreadableBody, read_rows
 from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_for
 from registry.domain.application import ApplicationSpec
@@ -19,31 +19,30 @@ from registry.domain.application import ApplicationSpec
 
 @dataclass(slots=True)
 class Looking:
-    """The trained looks in use, by application."""
+    """The trained looks in use, with their accuracies, by application."""
 
-    _models: dict[str, tuple[ApplicationSpec, SneakPeekModel]] = field(default_factory=dict)
+    _models: dict[str, tuple[ApplicationSpec, SneakPeekModel, float]] = field(default_factory=dict)
 
     def forget(self, application: str) -> None:
         """The application's data is not to be looked at any more."""
         self._models.pop(application, None)
 
-    def load(self, application: str, spec: ApplicationSpec) -> Loaded:
-        """Read an application's files."""
+    def load(self, application: str, spec: ApplicationSpec) -> str:
+        """Read an application's files; why they cannot be used, empty: they are in use."""
         self.forget(application)
         assert spec.sneak_peek is not None
         try:
             with tempfile.TemporaryDirectory() as folder:
                 model = read_for(spec, fetch(spec.sneak_peek.uri, Path(folder)))
         except InvalidSneakPeek as error:
-            return Loaded(problem=str(error))
-        self._models[application] = (spec, model)
-        return Loaded(profiled_accuracy(model.confusion))
+            return str(error)
+        self._models[application] = (spec, model, profiled_accuracy(model.confusion))
+        return ""
 
-    def look(self, application: str, body: bytes, json_length: str | None) -> Seen:
-        found = self._models.get(application)
-        if found is None:
-            return Seen()
-        spec, model = found
+    def look(self, application: str, body: bytes, json_length: str | None) -> Look:
+        if application not in self._models:
+            return Look(LookOutcome.UNREADABLE)
+        spec, model, accuracy = self._models[application]
         try:
             read = read_rows(body, json_length, model.inputs, spec.inputs, spec.output)
             width = model.examples.centre.shape[0]
@@ -52,12 +51,12 @@ class Looking:
                     f"the inputs must have {width} numbers per row, were {read.rows.shape[1]}"
                 )
         except MismatchedBody as error:
-            return Seen(problem=str(error))
+            return Look(LookOutcome.SEEN, accuracy, problem=str(error))
         except UnreadableBody:
-            return Seen()
-        evidence = model.examples.evidence(read.rows)
-        return Seen(
-            tuple(map(tuple, evidence.tolist())), read.is_v2, read.request_id, read.is_answerable
+            return Look(LookOutcome.UNREADABLE, accuracy)
+        rows = tuple(map(tuple, model.examples.evidence(read.rows).tolist()))
+        return Look(
+            LookOutcome.SEEN, accuracy, rows, read.is_v2, read.request_id, read.is_answerable
         )
 
 

@@ -45,17 +45,12 @@ class LookOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    accuracy: float = 0.0
+class Look:
+    """What was found of a request's data."""
+
+    outcome: LookOutcome = LookOutcome.UNAVAILABLE
+    accuracy: float | None = None
     """Profiled, of the look itself."""
-    problem: str = ""
-    """Why the files cannot be used; empty: they are in use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """What the look at a request found."""
-
     rows: tuple[tuple[float, ...], ...] = ()
     """Evidence by row and class; empty: none."""
     is_v2: bool = False
@@ -65,14 +60,6 @@ class Seen:
     """A short circuit may answer: the request asks for no binary tensors or other outputs."""
     problem: str = ""
     """Why no variant of the application can answer the request; empty: none is known."""
-
-
-@dataclass(frozen=True, slots=True)
-class LookResult:
-    outcome: LookOutcome
-    seen: Seen | None = None
-    accuracy: float | None = None
-    """Profiled, of the look itself."""
 
 
 class SneakPeekClient:
@@ -88,18 +75,16 @@ class SneakPeekClient:
         self._is_granted = is_granted
         self._wanted: dict[str, ApplicationSpec] = {}
         self._models_version = -1
-        self._loaded: dict[str, Loaded] = {}
+        self._problems: dict[str, str] = {}
+        """Why the files of an application cannot be used; empty: they are in use."""
         self.process = FunctionProcess(
             "gateway.sneakpeek", silent_s=SILENT_S, on_start=self._load_all,
-            on_end=self._loaded.clear,
+            on_end=self._problems.clear,
         )  # fmt: skip
 
     def problem(self, application: str) -> str:
         """Why the application's data is not looked at now; empty: it is."""
-        loaded = self._loaded.get(application)
-        return (
-            "the looking process has not read its files yet" if loaded is None else loaded.problem
-        )
+        return self._problems.get(application, "the looking process has not read its files yet")
 
     def sync(self) -> None:
         """Load what applications want now; called after each change of the cluster state."""
@@ -112,13 +97,14 @@ class SneakPeekClient:
             for name, spec in self._state.applications.items()
             if spec.sneak_peek is not None
         }
-        for name in before.keys() - self._wanted.keys():
-            self._loaded.pop(name, None)
-            self._call("forget", name)
-        for name, spec in self._wanted.items():
-            if name not in before or _looked_with(before[name]) != _looked_with(spec):
-                self._loaded.pop(name, None)
-                self._load(name, spec)
+        for name in {**before, **self._wanted}:
+            spec = self._wanted.get(name)
+            if _looked_with(before.get(name)) != _looked_with(spec):
+                self._problems.pop(name, None)
+                if spec is None:
+                    self._call("forget", name)
+                else:
+                    self._load(name, spec)
         self.process.want(is_wanted=bool(self._wanted))
 
     def _load_all(self) -> None:
@@ -132,56 +118,52 @@ class SneakPeekClient:
             called.add_done_callback(partial(self._on_loaded, name, spec))
         else:
             problem = f"namespace {namespace} may not have {uri} read (--sneakpeek-prefixes)"
-            self._loaded[name] = Loaded(problem=problem)
+            self._problems[name] = problem
 
-    def _call(self, function: str, *arguments: object) -> asyncio.Future[Loaded]:
+    def _call(self, function: str, *arguments: object) -> asyncio.Future[str]:
         called = self.process.call(function, *arguments)
         called.add_done_callback(asyncio.Future.exception)  # what has ended is loaded again
         return called
 
-    def _on_loaded(self, name: str, spec: ApplicationSpec, done: asyncio.Future[Loaded]) -> None:
-        wanted = self._wanted.get(name)
-        if done.exception() is not None or wanted is None:
-            return
-        if _looked_with(wanted) == _looked_with(spec):
-            loaded, before = done.result(), self._loaded.get(name)
-            self._loaded[name] = loaded
-            if loaded.problem and before != loaded:
-                logger.warning("data is not looked at", extra={"problem": loaded.problem})
+    def _on_loaded(self, name: str, spec: ApplicationSpec, done: asyncio.Future[str]) -> None:
+        if done.exception() is None and _looked_with(self._wanted.get(name)) == _looked_with(spec):
+            problem, before = done.result(), self._problems.get(name)
+            self._problems[name] = problem
+            if problem and before != problem:
+                logger.warning("data is not looked at", extra={"problem": problem})
 
     async def look(
         self, application: ApplicationSpec, body: Sequence[bytes] | None, *,
         json_length: str | None, deadline_s: float,
-    ) -> LookResult:  # fmt: skip
+    ) -> Look:  # fmt: skip
         """What a body's data says; within `TIMEOUT_S`, never an exception. None: not in memory."""
         if application.sneak_peek is None:
-            return LookResult(LookOutcome.UNAVAILABLE)
+            return Look()
         if body is None:
-            result = LookResult(LookOutcome.TOO_LARGE)
+            found = Look(LookOutcome.TOO_LARGE)
         else:
-            result = await self._look(str(application.name), body, json_length, deadline_s)
-        self._count(result.outcome)
-        return result
+            found = await self._look(str(application.name), body, json_length, deadline_s)
+        self._count(found.outcome)
+        return found
 
     async def _look(
         self, application: str, body: Sequence[bytes], json_length: str | None, deadline_s: float
-    ) -> LookResult:
-        loaded, child = self._loaded.get(application), self.process.child
-        if loaded is None or loaded.problem or child is None:
-            return LookResult(LookOutcome.UNAVAILABLE)
+    ) -> Look:
+        child = self.process.child
+        if child is None or self.problem(application):
+            return Look()
         if child.unread_bytes > MAX_UNREAD_BYTES or len(self.process.pending) >= MAX_IN_FLIGHT:
-            return LookResult(LookOutcome.UNAVAILABLE)
+            return Look()
         timeout_s = min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
         try:
-            seen: Seen = await self.process.call(
+            found: Look = await self.process.call(
                 "look", application, b"".join(body), json_length, timeout_s=timeout_s
             )
         except TimeoutError:
-            return LookResult(LookOutcome.LATE)
+            return Look(LookOutcome.LATE)
         except ProcessEnded:
-            return LookResult(LookOutcome.UNAVAILABLE)
-        outcome = LookOutcome.SEEN if seen.rows or seen.problem else LookOutcome.UNREADABLE
-        return LookResult(outcome, seen, loaded.accuracy)
+            return Look()
+        return found
 
     async def run(self) -> None:
         """Keep the process alive while an application wants it, until cancelled."""
@@ -194,11 +176,11 @@ class SneakPeekClient:
         while True:
             await asyncio.sleep(_RETRY_S)
             for name, spec in self._wanted.items():
-                if (loaded := self._loaded.get(name)) is not None and loaded.problem:
+                if self._problems.get(name):
                     self._load(name, spec)
 
 
-def _looked_with(spec: ApplicationSpec) -> object:
+def _looked_with(spec: ApplicationSpec | None) -> object:
     """What a look at the application's data depends on."""
-    peek = spec.sneak_peek
-    return peek and (peek.uri, peek.k, spec.classes, spec.inputs, spec.output)
+    peek = spec and spec.sneak_peek
+    return spec and peek and (peek.uri, peek.k, spec.classes, spec.inputs, spec.output)

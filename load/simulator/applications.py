@@ -13,7 +13,7 @@ from gateway.applications.window_planner import plan_or_none
 from gateway.dispatch.retries import FailedAttempts
 from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT, SelectionPlan, Window
-from gateway.sneakpeek.client import LookOutcome, LookResult, Seen
+from gateway.sneakpeek.client import Look, LookOutcome
 from load.generator.labelled_bodies import drawn_example
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
 from load.simulator.event_queue import EventQueue
@@ -92,8 +92,8 @@ class SimulatedApplications:
         if examples is not None:
             found.example = drawn_example(self._seed, row, len(examples.labels))
             if examples.evidence:
-                seen = Seen((examples.evidence[found.example],), is_answerable=True)
-                found.look = LookResult(LookOutcome.SEEN, seen, plan.look_accuracy)
+                rows = (examples.evidence[found.example],)
+                found.look = Look(LookOutcome.SEEN, plan.look_accuracy, rows, is_answerable=True)
         return found
 
     def _plan(

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from gateway.sneakpeek import client as client_module
-from gateway.sneakpeek.client import LookOutcome, LookResult, SneakPeekClient
+from gateway.sneakpeek.client import Look, LookOutcome, SneakPeekClient
 from pilotlight.sneakpeek_training import train, write_sneakpeek
 from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.cluster import ClusterState
@@ -68,7 +68,7 @@ def _run(
     return counted
 
 
-async def _look(client: SneakPeekClient) -> LookResult:
+async def _look(client: SneakPeekClient) -> Look:
     return await client.look(ASKED, [BODY], json_length=None, deadline_s=1000.0)
 
 
@@ -79,7 +79,7 @@ async def _loaded(client: SneakPeekClient) -> str:
     return client.problem(str(NAME))
 
 
-async def _until(client: SneakPeekClient, outcome: LookOutcome) -> LookResult:
+async def _until(client: SneakPeekClient, outcome: LookOutcome) -> Look:
     while (result := await _look(client)).outcome is not outcome:  # noqa: ASYNC110 - as above
         await asyncio.sleep(0.02)
     return result
@@ -91,8 +91,7 @@ def test_a_look_counts_the_labels_of_each_rows_nearest_examples(tmp_path: Path) 
     async def act(client: SneakPeekClient) -> None:
         assert await _loaded(client) == ""
         result = await _until(client, LookOutcome.SEEN)
-        assert result.seen is not None
-        assert result.seen.rows == ((5.0, 0.0), (0.0, 5.0))
+        assert result.rows == ((5.0, 0.0), (0.0, 5.0))
         assert result.accuracy == 1.0
 
     assert "seen" in _run(_state(f"file://{tmp_path}"), act)
@@ -126,7 +125,7 @@ def test_a_process_that_stands_still_makes_looks_late_and_is_replaced(
         os.kill(first, signal.SIGSTOP)
         with monkeypatch.context() as impatient:
             impatient.setattr(client_module, "TIMEOUT_S", 0.02)
-            assert (await _until(client, LookOutcome.LATE)).seen is None
+            assert (await _until(client, LookOutcome.LATE)).rows == ()
             await _until(client, LookOutcome.UNAVAILABLE)
         await _until(client, LookOutcome.SEEN)
         assert client.process.pid != first
