@@ -64,41 +64,38 @@ class GatewayApp:
         if scope["method"] == "HEAD":  # the server drops the body, by its own scope's method
             scope = {**scope, "method": "GET"}
         path: str = scope["path"]
-        if path == CONSOLE or path.startswith(f"{CONSOLE}/"):
-            await self._show_console(scope, receive, send)
-            return
+        if b"%" in scope["raw_path"]:
+            path = scope["raw_path"].decode("latin-1")
         try:
-            if b"%" in scope["raw_path"]:
-                path = scope["raw_path"].decode("latin-1")
-            model_path = parse_path(path, _host(scope), self.pools.names)
-            if path == "/" and model_path.name is None and scope["method"] == "POST":
-                model_path = graph_path(_host(scope))
-            if self.access is not None:
-                model_path = await self._authorise_path(self.access, path, model_path, scope)
-            if _is_action(model_path.path) and scope["method"] != "POST":
-                raise MethodNotAllowed(scope["method"], path, ("POST",))
-            if is_inference(model_path.path):
-                target_of(model_path)  # raises the error for which it was not resolved
+            if scope["path"] == CONSOLE or scope["path"].startswith(f"{CONSOLE}/"):
+                access = self.access
+                viewer = None if access is None else await access.viewer(scope["headers"])
+                scope["pilotlight.viewer"] = viewer
             else:
-                refuse_other_name(model_path)
+                await self._resolve(scope, path)
         except GatewayError as error:
             await send_error(send, error, is_openai=is_openai(path))
             return
+        await self._api(scope, receive, send)
+
+    async def _resolve(self, scope: Scope, path: str) -> None:
+        """Let the scope name what its path does, with the caller's right to it."""
+        host: str = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
+        model_path = parse_path(path, host, self.pools.names)
+        if path == "/" and model_path.name is None and scope["method"] == "POST":
+            model_path = graph_path(host)
+        if self.access is not None:
+            model_path = await self._authorise_path(self.access, path, model_path, scope)
+        if _is_action(model_path.path) and scope["method"] != "POST":
+            raise MethodNotAllowed(scope["method"], path, ("POST",))
+        if is_inference(model_path.path):
+            target_of(model_path)  # raises the error for which it was not resolved
+        else:
+            refuse_other_name(model_path)
         scope["pilotlight.namespace"] = model_path.namespace
         scope["pilotlight.name"] = model_path.name
         scope["pilotlight.called"] = model_path.called
         scope["path"], scope["raw_path"] = unquote(model_path.path), model_path.path.encode()
-        await self._api(scope, receive, send)
-
-    async def _show_console(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            access = self.access
-            viewer = None if access is None else await access.viewer(scope["headers"])
-        except GatewayError as error:
-            await send_error(send, error, is_openai=False)
-            return
-        scope["pilotlight.viewer"] = viewer
-        await self._api(scope, receive, send)
 
     async def _authorise_path(
         self, access: Access, path: str, model_path: ModelPath, scope: Scope
@@ -134,11 +131,3 @@ def _is_action(path: str) -> bool:
     Routes of a model's or workflow's name match some of them as well.
     """
     return is_inference(path) or _RUN.fullmatch(path) is not None
-
-
-def _host(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"host":
-            text: str = value.decode("latin-1")
-            return text
-    return ""

@@ -36,18 +36,17 @@ def files_of(folder: Path) -> list[Path]:
     ]
 
 
-async def wait_and_reload(
-    read: Callable[[Path], T], folder: Path, use: Callable[[T], object]
-) -> None:
-    """Wait for the reload interval, then read the folder; an invalid file changes nothing."""
+async def reread(read: Callable[[Path], T], folder: Path, previous: T) -> T:
+    """The folder's content after the reload interval; the previous if a file is invalid."""
     await asyncio.sleep(RELOAD_INTERVAL_S)
     try:
-        use(await asyncio.to_thread(read, folder))
+        return await asyncio.to_thread(read, folder)
     except (OSError, ValueError) as error:
         logger.warning(
             "cannot read tenant files; the previous content stays in use",
             extra={"folder": str(folder)}, exc_info=error,
         )  # fmt: skip
+        return previous
 
 
 class TenantKeys:
@@ -60,10 +59,7 @@ class TenantKeys:
 
     async def reload_periodically(self) -> None:
         while True:
-            await wait_and_reload(read_keys, self._folder, self._set_digests)
-
-    def _set_digests(self, digests: Mapping[str, Sequence[bytes]]) -> None:
-        self._digests = digests
+            self._digests = await reread(read_keys, self._folder, self._digests)
 
     def contains(self, namespace: str, key: bytes) -> bool:
         return _is_among(hashlib.sha256(key).digest(), self._digests.get(namespace, ()))

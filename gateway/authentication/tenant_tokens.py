@@ -18,7 +18,7 @@ import jwt
 
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.key_set import KeySet
-from gateway.authentication.tenant_files import wait_and_reload
+from gateway.authentication.tenant_files import reread
 from gateway.errors import Forbidden, GatewayError, InvalidToken
 
 if TYPE_CHECKING:
@@ -60,11 +60,11 @@ class TenantTokens:
         self._cache: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         self._cache_clears = 0
         self._key_sets: dict[str, KeySet] = {}
-        self._issuers: Sequence[TrustedIssuer] = ()
+        self._issuers: list[TrustedIssuer] = []
         self._set_issuers(read_issuers(folder))
 
-    def _set_issuers(self, issuers: Sequence[TrustedIssuer]) -> None:
-        if list(issuers) == list(self._issuers):
+    def _set_issuers(self, issuers: list[TrustedIssuer]) -> None:
+        if issuers == self._issuers:
             return
         self._issuers = sorted(issuers, key=lambda each: (each.jwks, each.tenant))
         previous = self._key_sets
@@ -83,7 +83,7 @@ class TenantTokens:
             async with asyncio.TaskGroup() as group:
                 for key_set in self._key_sets.values():
                     group.create_task(key_set.refresh_if_old())
-            await wait_and_reload(read_issuers, self._folder, self._set_issuers)
+            self._set_issuers(await reread(read_issuers, self._folder, self._issuers))
 
     async def check(self, namespace: str, token: bytes) -> None:
         """Check that a token is valid for the tenant.
