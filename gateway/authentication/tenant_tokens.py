@@ -64,9 +64,10 @@ class TenantTokens:
         self._set_issuers(read_issuers(folder))
 
     def _set_issuers(self, issuers: list[TrustedIssuer]) -> None:
+        issuers = sorted(issuers, key=lambda each: (each.jwks, each.tenant))
         if issuers == self._issuers:
             return
-        self._issuers = sorted(issuers, key=lambda each: (each.jwks, each.tenant))
+        self._issuers = issuers
         previous = self._key_sets
         self._key_sets = {
             location: previous.get(location) or KeySet(location, self._clear_cache)

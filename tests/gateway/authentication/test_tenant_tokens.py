@@ -179,6 +179,15 @@ def test_a_token_is_verified_once(tokens: TenantTokens) -> None:
     assert tokens._cache[hashlib.sha256(token).digest()] is seen
 
 
+def test_issuers_that_are_read_again_as_they_were_keep_verified_tokens(tmp_path: Path) -> None:
+    trust(tmp_path, "blue", "/keys/z.json")
+    trust(tmp_path, "red", "/keys/a.json")
+    tokens = TenantTokens(tmp_path)
+    tokens._add_to_cache(b"digest", VerifiedToken(frozenset(("red",)), NOW_S))
+    tokens._set_issuers(read_issuers(tmp_path))
+    assert b"digest" in tokens._cache
+
+
 def test_the_cache_is_bounded(tokens: TenantTokens) -> None:
     token = GOOD.encode()
     for _ in range(2):  # the first may read the keys, which clears the cache
