@@ -14,6 +14,7 @@ from registry.domain.application import (
     parse_confusion,
     read_tensors,
 )
+from registry.domain.application_variants import named_variants
 from registry.domain.cluster import ClusterState
 
 KIND: Final = "pilotlight accuracy profiles"
@@ -22,17 +23,14 @@ KIND: Final = "pilotlight accuracy profiles"
 def accuracy_document(spec: ApplicationSpec, state: ClusterState) -> dict[str, Any]:
     """The stored profiles of the application's variants."""
     variants = {
-        name.name: {
-            "generation": state.models[name].serving.generation,
+        each.name.name: {
+            "generation": each.generation,
             "confusion": profile.confusion,
-            "inputs": [asdict(each) for each in profile.inputs],
+            "inputs": [asdict(tensor) for tensor in profile.inputs],
             "outputs": list(profile.outputs),
         }
-        for name, profile in sorted(state.accuracies.items())
-        if name.namespace == spec.name.namespace
-        and name in state.models
-        and state.models[name].serving.policy.application == spec.name.name
-        and profile.key == state.models[name].serving.key
+        for each, _ in named_variants(spec, state)
+        if (profile := state.accuracies.get(each.name)) is not None and profile.key == each.key
     }
     return {
         "kind": KIND,
@@ -76,12 +74,7 @@ def parse_accuracies(
 def _parse(
     name: str, document: Any, spec: ApplicationSpec, state: ClusterState
 ) -> tuple[str, AccuracyProfile | None]:
-    models = {
-        model.name: record.serving
-        for model, record in state.models.items()
-        if model.namespace == spec.name.namespace
-        and record.serving.policy.application == spec.name.name
-    }
+    models = {each.name.name: each for each, _ in named_variants(spec, state)}
     model = models.get(name)
     if model is None:
         return f"is no variant of {spec.name}; it has {', '.join(sorted(models)) or 'none'}", None
@@ -92,10 +85,10 @@ def _parse(
             f"run `pilotlight profile {spec.name} --examples FILE`",
             None,
         )
-    size = len(spec.classes)
-    confusion = parse_confusion(document.get("confusion"), size)
-    if confusion is None:
-        return f"confusion must be {size} rows of {size} counts, with an example in each", None
+    try:
+        confusion = parse_confusion(document.get("confusion"), len(spec.classes))
+    except ValueError as error:
+        return f"confusion must be {error}", None
     try:
         inputs = read_tensors(document.get("inputs", ()))
         outputs = tuple(map(str, document.get("outputs", ())))

@@ -107,18 +107,17 @@ class AccuracyProfile:
     """Names, likewise."""
 
 
-def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...] | None:
-    """A confusion matrix: counts, with an example in each row; None: it is none."""
-    if not isinstance(rows, list | tuple) or len(rows) != classes:
-        return None
-    is_matrix = all(
-        isinstance(row, list | tuple)
-        and len(row) == classes
-        and all(type(count) is int and count >= 0 for count in row)
-        and any(row)
-        for row in rows
-    )
-    return tuple(map(tuple, rows)) if is_matrix else None
+def parse_confusion(rows: object, classes: int) -> tuple[tuple[int, ...], ...]:
+    """Raises ValueError, with what it must be, for what is no confusion matrix."""
+    if (
+        isinstance(rows, list | tuple)
+        and len(rows) == classes
+        and all(isinstance(row, list | tuple) and len(row) == classes for row in rows)
+        and all(type(count) is int and count >= 0 for row in rows for count in row)
+        and all(map(any, rows))
+    ):
+        return tuple(map(tuple, rows))
+    raise ValueError(f"{classes} rows of {classes} counts, with an example in each")
 
 
 def encode_application(spec: ApplicationSpec) -> str:

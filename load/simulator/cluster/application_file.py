@@ -103,15 +103,11 @@ def _confusions(
         rows = section.profile
     found = {}
     for name in variants:
-        confusion = parse_confusion(rows.get(name), len(spec.classes))
-        if confusion is None:
-            size = len(spec.classes)
-            problems.append(
-                f"profile: variant {name} must have {size} rows of {size} counts, with an example "
-                f"in each, was {str(rows.get(name))[:80]}"
-            )
-        else:
-            found[name] = confusion
+        try:
+            found[name] = parse_confusion(rows.get(name), len(spec.classes))
+        except ValueError as error:
+            shown = str(rows.get(name))[:80]
+            problems.append(f"profile: variant {name} must have {error}, was {shown}")
     return found
 
 
