@@ -7,9 +7,9 @@ upgrade puts there belong to other code.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
 from fastapi import Request, Response
@@ -31,18 +31,13 @@ HEADERS: Final = {
 }
 
 
-class Asset(NamedTuple):
-    content: bytes
-    media_type: str
-
-
 class Pages:
     """Renders templates."""
 
     def __init__(self, gateway: str, folder: Path = Path(__file__).parent) -> None:
         """`folder`: has `templates` and `assets`."""
-        self._assets = {
-            each.name: Asset(each.read_bytes(), _MEDIA_TYPES[each.suffix])
+        self.assets = {
+            each.name: (each.read_bytes(), _MEDIA_TYPES[each.suffix])
             for each in folder.joinpath("assets").iterdir()
             if each.suffix in _MEDIA_TYPES
         }
@@ -59,9 +54,6 @@ class Pages:
         self._templates = {
             name: environment.get_template(name) for name in environment.list_templates()
         }
-
-    def asset(self, name: str) -> Asset | None:
-        return self._assets.get(name)
 
     def render(self, request: Request, template: str, status: int = 200, **values: Any) -> Response:
         values |= {"viewer": viewer_of(request), "page": template}
@@ -112,18 +104,6 @@ def clock(at_s: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(at_s))
 
 
-def bar_parts(stages_ms: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
-    """Parts of a stacked bar, in % of its length; those of no length are left out."""
-    total_ms = sum(ms for _, ms in stages_ms)
-    parts, begin = [], 0.0
-    for name, ms in stages_ms:
-        if ms > 0:
-            width = 100 * ms / total_ms
-            parts.append({"name": name, "seconds": ms / 1000, "begin": begin, "width": width})
-            begin += width
-    return parts
-
-
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "duration": duration, "size": size, "number": number, "clock": clock, "bar_parts": bar_parts,
+    "duration": duration, "size": size, "number": number, "clock": clock,
 }  # fmt: skip

@@ -221,11 +221,11 @@ class Console:
         )  # fmt: skip
 
     async def asset(self, name: str) -> Response:
-        found = self._pages.asset(name)
-        if found is None:
+        if name not in self._pages.assets:
             raise HTTPException(404, f"no such file: {name}")
+        content, media_type = self._pages.assets[name]
         headers = {**HEADERS, "cache-control": "max-age=600"}
-        return Response(found.content, media_type=found.media_type, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
 
     async def unknown(self, path: str) -> Response:
         raise HTTPException(404, f"the console has no page {path!r}")
