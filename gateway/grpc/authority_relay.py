@@ -39,27 +39,17 @@ _MAX_HEADER_BYTES: Final = 1024 * 1024
 _READ_BYTES: Final = 256 * 1024
 
 
-class InvalidBlock(ValueError):
-    """A header block that HPACK does not allow."""
+def header_decoder() -> Decoder:
+    """Of HTTP/2's compressed headers (HPACK, RFC 7541), for all blocks of one connection."""
+    decoder = Decoder(max_header_list_size=_MAX_HEADER_BYTES)
+    decoder.max_allowed_table_size = _MAX_TABLE_BYTES
+    return decoder
 
 
-class AuthorityDecoder:
-    """Finds `:authority` in HTTP/2's compressed headers (HPACK, RFC 7541).
-
-    It belongs to one connection and must see all its header blocks: later ones refer to earlier.
-    """
-
-    def __init__(self) -> None:
-        self._decoder = Decoder(max_header_list_size=_MAX_HEADER_BYTES)
-        self._decoder.max_allowed_table_size = _MAX_TABLE_BYTES
-
-    def read(self, block: bytes) -> bytes:
-        """The authority of a block; empty: it has none. Raises InvalidBlock."""
-        try:
-            headers = self._decoder.decode(block, raw=True)
-        except HPACKError as error:
-            raise InvalidBlock(str(error)) from error
-        return next((bytes(value) for name, value in headers if name == AUTHORITY), b"")
+def authority_of(decoder: Decoder, block: bytes) -> bytes:
+    """The `:authority` of a block; empty: it has none. Raises HPACKError."""
+    headers = decoder.decode(block, raw=True)
+    return next((bytes(value) for name, value in headers if name == AUTHORITY), b"")
 
 
 def literal(name: bytes, value: bytes) -> bytes:
@@ -72,7 +62,7 @@ class RequestFrames:
     """The bytes of one client's connection, with the header added."""
 
     def __init__(self) -> None:
-        self._decoder = AuthorityDecoder()
+        self._decoder = header_decoder()
         self._passed = _PREFACE_BYTES
         """Bytes that are no frame of headers."""
         self._begun = b""
@@ -80,7 +70,7 @@ class RequestFrames:
         self._block = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What the server gets for these bytes. Raises InvalidBlock."""
+        """What the server gets for these bytes. Raises HPACKError."""
         if self._begun:
             data, self._begun = self._begun + data, b""
         parts: list[bytes] = []
@@ -99,7 +89,7 @@ class RequestFrames:
                     self._passed = size
                     continue
                 if size > _MAX_BLOCK_BYTES:
-                    raise InvalidBlock(f"a frame of headers has {size} bytes")
+                    raise HPACKError(f"a frame of headers has {size} bytes")
             if end - at < size:
                 self._begun = data[at:]
                 parts.append(data[start:at])
@@ -116,11 +106,13 @@ class RequestFrames:
         """The last frame of a request's headers, and one with the header; empty: not the last."""
         self._block += _fragment(frame)
         if len(self._block) > _MAX_BLOCK_BYTES:
-            raise InvalidBlock(f"a request's headers have {len(self._block)} bytes or more")
+            raise HPACKError(f"a request's headers have {len(self._block)} bytes or more")
         if not frame[4] & _END_HEADERS:
             return b""
         block, self._block = self._block, b""
-        header = literal(AUTHORITY_HEADER, self._decoder.read(block)[:_MAX_AUTHORITY_BYTES])
+        header = literal(
+            AUTHORITY_HEADER, authority_of(self._decoder, block)[:_MAX_AUTHORITY_BYTES]
+        )
         head = len(header).to_bytes(3, "big") + bytes((_CONTINUATION, _END_HEADERS)) + frame[5:9]
         return b"".join((frame[:4], bytes((frame[4] & ~_END_HEADERS,)), frame[5:], head, header))
 
@@ -136,14 +128,14 @@ def _fragment(frame: bytes) -> bytes:
     if frame[4] & _HAS_PRIORITY:
         content = content[5:]
     if padding > len(content):
-        raise InvalidBlock("a frame is shorter than its padding")
+        raise HPACKError("a frame is shorter than its padding")
     return content[: len(content) - padding]
 
 
 async def _copy(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
 ) -> None:
-    """Until either side ends, which ends the other. Raises InvalidBlock."""
+    """Until either side ends, which ends the other. Raises HPACKError."""
     try:
         while data := await reader.read(_READ_BYTES):
             writer.write(change(data))
@@ -164,7 +156,7 @@ async def _relay(path: str, reader: asyncio.StreamReader, writer: asyncio.Stream
         async with asyncio.TaskGroup() as group:
             group.create_task(_copy(reader, server_writer, RequestFrames().feed))
             group.create_task(_copy(server_reader, writer, bytes))
-    except* (OSError, InvalidBlock) as errors:
+    except* (OSError, HPACKError) as errors:
         logger.debug("a connection broke off", extra={"error": str(errors.exceptions[0])})
         writer.transport.abort()
 
