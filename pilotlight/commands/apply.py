@@ -39,6 +39,7 @@ from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 
 Declared: TypeAlias = ModelSpec | ApplicationSpec | GraphSpec
+_KINDS = {ModelSpec: Kind.MODEL, ApplicationSpec: Kind.APPLICATION, GraphSpec: Kind.GRAPH}
 T = TypeVar("T")
 
 app = typer.Typer()
@@ -96,7 +97,7 @@ async def delete(
     objects = parse_object_names(names or [], namespace)
     if filename:
         objects = [
-            ObjectName(_kind(each), each.name) for each in read_declared(filename, namespace)
+            ObjectName(_KINDS[type(each)], each.name) for each in read_declared(filename, namespace)
         ]
     await _delete(target, output, objects)
 
@@ -220,25 +221,21 @@ async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> li
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
     state = await registry.cluster()
-    log = WorkflowLog(registry)
     outcomes = []
     for spec in specs:
+        before: object
+        after: object
         match spec:
             case ModelSpec():
-                record = state.models.get(spec.name)
-                outcome = _outcome(None if record is None else record.spec, spec)
+                before, after = getattr(state.models.get(spec.name), "spec", None), spec
             case ApplicationSpec():
-                outcome = _outcome(state.applications.get(spec.name), spec)
+                before, after = state.applications.get(spec.name), spec
             case GraphSpec():
-                outcome = _outcome(await log.workflow(spec.name), spec.definition())
-        outcomes.append(f"{outcome} (dry run)")
+                log = WorkflowLog(registry)
+                before, after = await log.workflow(spec.name), spec.definition()
+        changed = "unchanged" if before == after else "configured"
+        outcomes.append(f"{'created' if before is None else changed} (dry run)")
     return outcomes
-
-
-def _outcome(before: object | None, after: object) -> str:
-    if before is None:
-        return "created"
-    return "unchanged" if before == after else "configured"
 
 
 def models_of(specs: Sequence[Declared]) -> list[ModelSpec]:
@@ -306,7 +303,7 @@ def print_applied(
     }
     applied = list(zip(specs, outcomes, strict=True))
     lines = [
-        f"{_kind(spec)}/{shown_name(spec.name)} {outcome}"
+        f"{_KINDS[type(spec)]}/{shown_name(spec.name)} {outcome}"
         + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
         for spec, outcome in applied
     ]
@@ -323,16 +320,6 @@ def print_applied(
     ]  # fmt: skip
     output.result(documents, lines)
     return unserved
-
-
-def _kind(spec: Declared) -> Kind:
-    match spec:
-        case ModelSpec():
-            return Kind.MODEL
-        case ApplicationSpec():
-            return Kind.APPLICATION
-        case GraphSpec():
-            return Kind.GRAPH
 
 
 async def _delete(target: PlatformTarget, output: Output, objects: Sequence[ObjectName]) -> None:

@@ -139,31 +139,25 @@ def _action_document(action: Action) -> dict[str, Any]:
 
 def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
     """The observations and forecasts behind the plan, per model."""
-    view, documents, refused = plan.view, [], plan.contradictions
+    view, demand, documents = plan.view, plan.view.demand, []
     for row, model in enumerate(view.models):
-        demand = view.demand
         idle_s = view.time_s - model.last_arrival_s
-        column = 1  # the forecast window of 60 s
-        documents.append(
-            {
-                "model": str(model.spec.name),
-                "warm": sum(each.is_warm for each in model.holders.values()),
-                "waiting": model.waiting.requests,
-                "idle_s": idle_s if idle_s < float("inf") else None,
-                "p_minute": None if demand is None else float(demand.p_minute[row]),
-                "mean_minute": None if demand is None else float(demand.forecast.mean[row, column]),
-                "quantiles_minute": None
-                if demand is None
-                else dict(
-                    zip(
-                        map(str, demand.horizon.probabilities),
-                        demand.forecast.quantiles[row, column].tolist(),
-                        strict=True,
-                    )
-                ),
-                "refused": refused.get(model.key, ""),
-            }
-        )
+        document: dict[str, Any] = {
+            "model": str(model.spec.name),
+            "warm": sum(each.is_warm for each in model.holders.values()),
+            "waiting": model.waiting.requests,
+            "idle_s": idle_s if idle_s < float("inf") else None,
+            **dict.fromkeys(("p_minute", "mean_minute", "quantiles_minute")),
+            "refused": plan.contradictions.get(model.key, ""),
+        }
+        if demand is not None:
+            column = 1  # the forecast window of 60 s
+            quantiles = demand.forecast.quantiles[row, column].tolist()
+            names = map(str, demand.horizon.probabilities)
+            document["p_minute"] = float(demand.p_minute[row])
+            document["mean_minute"] = float(demand.forecast.mean[row, column])
+            document["quantiles_minute"] = dict(zip(names, quantiles, strict=True))
+        documents.append(document)
     return documents
 
 

@@ -46,12 +46,6 @@ class Checked:
 NOT_CHECKED: Final = Checked()
 
 
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    message: str
-    status: int
-
-
 async def check_declared(
     target: PlatformTarget, registry: Registry, state: ClusterState, specs: Sequence[ModelSpec]
 ) -> Checked:
@@ -71,7 +65,7 @@ async def check_declared(
         return Checked({}, unchecked)
     limit = asyncio.Semaphore(_PARALLEL)
 
-    async def check(index: int, spec: ModelSpec) -> _Problem | None:
+    async def check(index: int, spec: ModelSpec) -> LoadFailure | None:
         async with limit:
             first = index % len(pods)
             try:
@@ -81,12 +75,10 @@ async def check_declared(
                 return None
 
     problems = await asyncio.gather(*(check(*each) for each in enumerate(asked)))
-    found = [(spec, each) for spec, each in zip(asked, problems, strict=True) if each is not None]
-    for spec, each in found:
-        await registry.report_unreadable(
-            LoadFailure(spec.key, UNREADABLE, each.message, 0, 0.0, each.status)
-        )
-    return Checked({spec.name: each.message for spec, each in found}, unchecked)
+    found = {spec.name: each for spec, each in zip(asked, problems, strict=True) if each}
+    for each in found.values():
+        await registry.report_unreadable(each)
+    return Checked({name: each.message for name, each in found.items()}, unchecked)
 
 
 def _scheme(spec: ModelSpec) -> str:
@@ -95,7 +87,7 @@ def _scheme(spec: ModelSpec) -> str:
 
 async def _problem(
     target: PlatformTarget, pods: Sequence[PodState], spec: ModelSpec
-) -> _Problem | None:
+) -> LoadFailure | None:
     """Why no pod can read the model; None where one can, or all are at fault themselves.
 
     Raises TimeoutError while a pod reads it: another one would read the same files.
@@ -103,15 +95,13 @@ async def _problem(
     problem = None
     for pod in pods:
         found = await _problem_at(target, pod, spec)
-        if isinstance(found, bool):
-            if found:
-                return None
-        else:
-            problem = found
+        if found is True:
+            return None
+        problem = found or problem
     return problem
 
 
-async def _problem_at(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> _Problem | bool:
+async def _problem_at(target: PlatformTarget, pod: PodState, spec: ModelSpec) -> LoadFailure | bool:
     """Why the pod cannot read the model; True where it can, False where the pod is at fault."""
     path = f"/v2/repository/models/{spec.name.path_segment}/versions/{spec.generation}/check"
     try:
@@ -129,10 +119,9 @@ async def _problem_at(target: PlatformTarget, pod: PodState, spec: ModelSpec) ->
         message = str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         message = f"HTTP {response.status_code} from {pod.name}"
-    return _Problem(message, response.status_code)
+    return LoadFailure(spec.key, UNREADABLE, message, 0, 0.0, response.status_code)
 
 
-_OK: Final = 200
 _APPLY_TIMEOUT_S: Final = 10.0
 """`apply` waits no longer for metadata; `profile` and `get applications` compare them as well."""
 
@@ -153,7 +142,7 @@ async def read_metadata(
         raise RequestFailed("no pod accepts requests; start pods with `pilotlight up`")
     path = f"/v2/models/{variant.name.path_segment}"
     response = await target.request_pod(pod, "GET", path, timeout_s=timeout_s)
-    if response.status_code != _OK:
+    if response.status_code != HTTPStatus.OK:
         raise RequestFailed(
             f"pod {pod.name}: metadata of {variant.name}: {response.status_code} "
             f"{response.text[:500]}"

@@ -175,13 +175,10 @@ def model_document(
         },
         "autoscaler": None if action is None else action_document(action),
         "traffic": _traffic_document(traffic_of(record.spec, state.models, canaries)),
-        "failure": None
-        if failure is None
-        else {
-            "reason": failure.reason,
-            "message": failure.message,
-            "attempts": failure.attempts,
-            "http_status": failure.http_status,
+        "failure": failure
+        and {
+            name: getattr(failure, name)
+            for name in ("reason", "message", "attempts", "http_status")
         },
     }
 
