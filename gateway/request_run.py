@@ -229,7 +229,7 @@ def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any
             if not is_ready:
                 yield waits_for
         except BaseException as raised:  # the task was cancelled, or its loop is gone
-            error = raised
+            error, waits_for = raised, None  # which may be a future of that error
         is_ready = False
         try:
             waits_for = work.send(None) if error is None else work.throw(error)

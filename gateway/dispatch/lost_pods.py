@@ -59,8 +59,8 @@ class LostPods:
 
     def record(
         self, path: bytes, body: Sequence[bytes], size: int, *, pod: str, begun: int
-    ) -> RequestLostPods | None:
-        """Count an attempt that lost its pod; the error if the request has lost too many pods.
+    ) -> None:
+        """Count an attempt that lost its pod. Raises RequestLostPods from the second pod on.
 
         `begun`: `losses` when the attempt began.
         """
@@ -78,7 +78,8 @@ class LostPods:
         self.records[digest] = record
         if len(self.records) > _MAX_RECORDS:
             self.records.popitem(last=False)
-        return self._error(record) if len(record.pods) >= MAX_PODS else None
+        if len(record.pods) >= MAX_PODS:
+            raise self._error(record) from None
 
     def acquit(self, path: bytes, body: Sequence[bytes], size: int) -> None:
         """A pod has responded to such a request."""

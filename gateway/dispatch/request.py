@@ -275,12 +275,10 @@ class Request:
         context = self._context
         if retry.reason is NotExecuted.POD_DIED:
             entry, body = placement.reservation.entry, self._body
-            suspicion = context.lost_pods.record(
+            context.lost_pods.record(
                 self._path, body.buffered, body.received_bytes,
                 pod=f"{entry.name}/{entry.epoch}", begun=self._losses,
             )  # fmt: skip
-            if suspicion is not None:
-                raise suspicion from None
         context.telemetry.retried(retry.reason)
         error = context.retries.take_retry(self._failures(), retry.reason, is_free=retry.is_free)
         if error is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import unquote
 
 import grpc
@@ -187,18 +187,20 @@ def _with_errors(method: Method) -> Method:
         try:
             return await method(content, context)
         except CallFailed as error:
-            await _abort(context, error.status, str(error), error.metadata)
+            _fail(context, error.status, str(error), error.metadata)
         except GatewayError as error:
             reason = [(b"x-pilotlight-reason", str(error.reason).encode())]
-            await _abort(context, int(error.status), str(error), reason)
+            _fail(context, int(error.status), str(error), reason)
+        return b""
 
     return handle
 
 
-async def _abort(context: Context, status: int, message: str, metadata: Headers) -> NoReturn:
-    code = grpc.StatusCode[code_of(status)]
-    await context.abort(code, message[:MAX_DETAIL_CHARACTERS], _metadata(metadata))
-    raise AssertionError("abort raises")
+def _fail(context: Context, status: int, message: str, metadata: Headers) -> None:
+    """Without `abort`: the context keeps its error, which would be a cycle."""
+    context.set_code(grpc.StatusCode[code_of(status)])
+    context.set_details(message[:MAX_DETAIL_CHARACTERS])
+    context.set_trailing_metadata(_metadata(metadata))
 
 
 def _metadata(headers: Headers) -> tuple[tuple[str, str], ...]:

@@ -167,6 +167,7 @@ async def _unless_disconnected(request: Request, exchange: Coroutine[Any, Any, R
     finally:
         head.cancel()
         leaving.cancel()
+        del head  # it keeps its error, which would be a cycle
 
 
 def workflow_routes(proxy: WorkflowProxy) -> APIRouter:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -124,3 +127,34 @@ async def test_work_is_ended_before_its_task_has_begun() -> None:
     await asyncio.sleep(0)
     await eventually(lambda: not work.running)
     assert work.steps == [("began", False), ("cancelled", True)]
+
+
+class Refused(Exception):
+    """Of which weak references can be made."""
+
+
+@run_async
+async def test_an_error_is_freed_when_the_work_has_handled_it() -> None:
+    errors: list[weakref.ref[Refused]] = []
+
+    def refuse(future: asyncio.Future[None]) -> None:
+        error = Refused()
+        errors.append(weakref.ref(error))
+        future.set_exception(error)
+
+    async def for_refusal(work: Work) -> None:
+        loop = asyncio.get_running_loop()
+        work.wakeup = loop.create_future()
+        loop.call_soon(refuse, work.wakeup)
+        with contextlib.suppress(Refused):
+            await work.wakeup
+
+    work = Work(for_refusal)
+    gc.disable()
+    try:
+        await begin(work)
+        await eventually(lambda: not work.running)
+        work.wakeup = None
+        assert errors[0]() is None
+    finally:
+        gc.enable()

@@ -116,9 +116,10 @@ class Clock:
 def test_a_request_whose_second_attempt_loses_a_pod_too_is_refused_for_the_pause() -> None:
     clock = Clock()
     lost = LostPods(clock)
-    assert lost.record(PATH, BODY, SIZE, pod="a", begun=lost.losses) is None
+    lost.record(PATH, BODY, SIZE, pod="a", begun=lost.losses)
     lost.check(PATH, BODY, SIZE)
-    assert lost.record(PATH, BODY, SIZE, pod="b", begun=lost.losses) is not None
+    with pytest.raises(RequestLostPods):
+        lost.record(PATH, BODY, SIZE, pod="b", begun=lost.losses)
     clock.now_s = PAUSE_S - 1
     with pytest.raises(RequestLostPods, match=r"2 pods were lost.* for 1 s"):
         lost.check(PATH, BODY, SIZE)
@@ -128,8 +129,9 @@ def test_a_request_whose_second_attempt_loses_a_pod_too_is_refused_for_the_pause
 
 def lose_two_pods_at_once(lost: LostPods) -> None:
     begun = lost.losses
-    assert lost.record(PATH, BODY, SIZE, pod="a", begun=begun) is None
-    assert lost.record(PATH, BODY, SIZE, pod="b", begun=begun) is not None
+    lost.record(PATH, BODY, SIZE, pod="a", begun=begun)
+    with pytest.raises(RequestLostPods):
+        lost.record(PATH, BODY, SIZE, pod="b", begun=begun)
 
 
 def test_after_pods_lost_at_once_one_request_is_tried_and_its_response_acquits() -> None:
@@ -152,7 +154,8 @@ def test_a_tried_request_that_loses_its_pod_is_refused_for_the_pause() -> None:
     lose_two_pods_at_once(lost)
     clock.now_s = TRIAL_S
     lost.check(PATH, BODY, SIZE)
-    lost.record(PATH, BODY, SIZE, pod="c", begun=lost.losses)
+    with pytest.raises(RequestLostPods):
+        lost.record(PATH, BODY, SIZE, pod="c", begun=lost.losses)
     clock.now_s += PAUSE_S - 1
     with pytest.raises(RequestLostPods, match="3 pods"):
         lost.check(PATH, BODY, SIZE)

@@ -11,12 +11,23 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
 
+from gateway.grpc.server import serving_grpc
+from gateway.settings import GatewaySettings
 from gateway.upstream.pod_connection import PodConnectionPool, PodUnreachable
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_visited_files import REQUEST, SPEC
-from tests.gateway.end_to_end.test_warm_requests import CASES, DEADLINE, KINDS, Served, served
+from tests.gateway.end_to_end.test_warm_requests import (
+    CASES,
+    DEADLINE,
+    FAILED,
+    KINDS,
+    Served,
+    served,
+)
+from tests.gateway.grpc import calls
 from tests.gateway.placer_harness import eventually
 from tests.servers import RedisServer, free_port
 
@@ -118,3 +129,32 @@ async def test_a_connection_that_a_pod_refuses_is_freed() -> None:
     pool = PodConnectionPool()
     with no_garbage(), pytest.raises(PodUnreachable):
         await pool.connect(f"127.0.0.1:{free_port()}")
+
+
+@pytest.mark.parametrize("model", ["m", "undeclared"])
+@run_async
+async def test_a_call_over_grpc_is_freed(model: str, redis: RedisServer, pool: str) -> None:
+    port = free_port()
+    async with (
+        served(redis, pool) as client,
+        serving_grpc(client.app, GatewaySettings(redis_url=redis.url, grpc_port=port)),
+    ):
+        client.pod.script = [[FAILED]] * 3
+        content, others = calls.rows(model, 1.0).SerializeToString(), len(asyncio.all_tasks())
+        with no_garbage():
+            for _ in range(3):  # the server keeps its last two calls
+                error = await asyncio.to_thread(calls.refused, port, "ModelInfer", content)
+            await eventually(lambda: len(asyncio.all_tasks()) == others)
+        assert "does not exist" in error.details() or model == "m"
+
+
+@run_async
+async def test_a_request_to_a_lost_scheduler_of_workflows_is_freed(
+    redis: RedisServer, pool: str
+) -> None:
+    lost = f"http://127.0.0.1:{free_port()}"
+    async with served(redis, pool, workflows_url=lost) as client:
+        transport = httpx.ASGITransport(client.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as asked:
+            with no_garbage():
+                assert (await asked.get("/v1/workflows")).status_code == 503
