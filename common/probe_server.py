@@ -88,7 +88,10 @@ class _ProbeServer:
                 continue
             with connection, suppress(OSError):
                 connection.settimeout(_REQUEST_TIMEOUT_S)
-                self._respond(connection)
+                try:
+                    self._respond(connection)
+                except (TypeError, ValueError, LookupError, RuntimeError):
+                    logger.exception("a probe failed")  # such as for the header that it sent
 
     def _respond(self, connection: socket.socket) -> None:
         head = connection.recv(_MAX_HEAD_BYTES)

@@ -59,3 +59,19 @@ async def test_metrics_are_in_the_form_that_the_client_accepts() -> None:
         assert accepted.headers["content-type"].startswith(openmetrics)
         refused = probe("POST", url)
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize("fault", ["header", "collector"])
+async def test_a_request_that_fails_does_not_end_the_server(fault: str) -> None:
+    port = servers.free_port()
+    url, accept = f"http://127.0.0.1:{port}", {"accept": "text/plain; version=other"}
+
+    def metrics(accept: str) -> tuple[bytes, str]:
+        if fault == "collector":
+            raise RuntimeError("dictionary changed size during iteration")
+        return exposition(REGISTRY, accept)
+
+    with serving_probes("127.0.0.1", port, is_ready=lambda: True, metrics=metrics):
+        with pytest.raises(httpx.RemoteProtocolError):
+            probe("GET", f"{url}/metrics", headers=accept)
+        assert probe("GET", f"{url}/healthz").status_code == 200
