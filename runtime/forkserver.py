@@ -32,6 +32,7 @@ from runtime.warm_imports import import_everything
 
 DEFAULT_GRACE_S = 30.0
 POLL_INTERVAL_S = 0.05
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass(slots=True)
@@ -99,9 +100,13 @@ class Forkserver:
         if settings.name in self._children:
             raise ValueError(f"pod {settings.name} already runs")
         parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _run_pod_process(settings, parent)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)  # here they would stop all pods
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _run_pod_process(settings, parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self._children[settings.name] = _Child(settings.name, pid)
         self._emit({"spawned": settings.name, "pid": pid})
 
@@ -139,8 +144,9 @@ def _run_pod_process(settings: RuntimeSettings, parent: int) -> NoReturn:
         die_with(parent)
         set_process_title(settings.name)
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        for number in _HANDLED:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         _redirect(settings)
         bind_to_share(gpu=settings.gpu, cores=settings.cores, share_pct=settings.share)
         from runtime.pod.lifecycle import run_pod

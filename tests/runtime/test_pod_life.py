@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.frames import received
+from common.frames import frame, received
 from registry.domain.pod import default_slots
 from registry.domain.pod_state import PodState
 from registry.domain.profile import Profile, ProfilePoint
@@ -221,6 +221,19 @@ def test_forkserver_outlives_a_fork_that_fails(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
+def test_a_pod_that_is_stopped_in_its_first_moment_stops_no_other(
+    cluster: Cluster, forkserver: servers.Forkserver
+) -> None:
+    pod = cluster.pod()
+    for number in range(8):
+        name = f"brief-{number}"
+        commands = ({"spawn": {"name": name}}, {"stop": name, "grace_s": 60})
+        forkserver.connection.sendall(b"".join(frame(each) for each in commands))
+        assert forkserver.wait_event(exited=name, timeout_s=30)["status"] == -signal.SIGTERM
+        forkserver.wait_event(spawned=name)
+    assert servers.is_alive(pod.pid)
+
+
 def test_no_pod_outlives_its_forkserver(redis: servers.RedisServer, tmp_path: Path) -> None:
     with (
         servers.forkserver() as parent,
