@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 SYNC_INTERVAL_S: Final = 1.0
 RECONNECT: Final = Backoff(initial_s=0.2, max_s=2.0)
 """Between two attempts to connect; with a random factor, so that pods do not come all at once."""
-_PUSH_TIMEOUT_S: Final = 0.05
-"""A message that has not arrived this long after a sync returned its version is lost."""
 
 
 class ClusterWatch:
@@ -128,25 +126,18 @@ class ClusterWatch:
         address = await find_server(self.registry.url, self.registry.transactions.prefix)
         connection = await RedisConnection.open(address, on_message=self._on_message)
         try:
-            await self._subscribe(connection)
+            channel = self.registry.transactions.prefix + self._channel
+            await _ask(connection, "SUBSCRIBE", channel)
             await self._take_snapshot()
             self.is_connected = True
             while connection.is_open:
-                if await self._is_snapshot_needed():
+                if await self._is_snapshot_needed(connection):
                     await self._take_snapshot()
                     self.repairs_total += 1
         finally:
             connection.close()
 
-    async def _subscribe(self, connection: RedisConnection) -> None:
-        channel = self.registry.transactions.prefix + self._channel
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                await connection.call("SUBSCRIBE", channel)
-        except TimeoutError as error:
-            raise RegistryUnavailable("Redis did not reply to a subscription") from error
-
-    async def _is_snapshot_needed(self) -> bool:
+    async def _is_snapshot_needed(self, connection: RedisConnection) -> bool:
         """Wait until a gap is noticed, at most `SYNC_INTERVAL_S`, then check for one by a sync."""
         try:
             async with asyncio.timeout(SYNC_INTERVAL_S):
@@ -160,7 +151,7 @@ class ClusterWatch:
             if version < before:
                 return True
             if before == self._pushed_version < version:
-                await asyncio.sleep(_PUSH_TIMEOUT_S)
+                await _ask(connection, "PING")  # its reply comes after what was pushed
                 return version > self._pushed_version
             self._confirmed_at_s = time.monotonic()
             return False
@@ -241,3 +232,12 @@ class ClusterWatch:
         self._unreadable_total = applier.unreadable_total
         for callback in self._callbacks:
             callback()
+
+
+async def _ask(connection: RedisConnection, *command: str) -> None:
+    """Have Redis reply over the connection for pushes. Raises RegistryUnavailable."""
+    try:
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
+            await connection.call(*command)
+    except TimeoutError as error:
+        raise RegistryUnavailable(f"Redis did not reply to {command[0]}") from error

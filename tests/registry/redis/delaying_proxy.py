@@ -13,6 +13,8 @@ class ProxiedConnection:
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
     is_subscription: bool = False
+    is_silent: bool = False
+    """Replies and pushes are dropped."""
     held_requests: bytearray = field(default_factory=bytearray)
     held_replies: bytearray = field(default_factory=bytearray)
     is_released: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,7 +92,7 @@ class DelayingProxy:
             while data := await replies.read(65536):
                 if self.holds_replies and not connection.is_subscription:
                     connection.held_replies += data
-                else:
+                elif not connection.is_silent:
                     connection.client.write(data)
             connection.client.close()
 

@@ -255,10 +255,7 @@ async def test_a_version_that_went_back_leads_to_a_snapshot(
     await until(lambda: set(watch.state.pods) == {"a", "b"})
 
 
-async def test_a_sync_publishes_expired_pods(
-    watching: Watching, registry: Registry, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("registry.redis.watch._PUSH_TIMEOUT_S", 5.0)
+async def test_a_sync_publishes_expired_pods(watching: Watching, registry: Registry) -> None:
     first, second = await watching(), await watching()
     pod = await Pod.join_warm(registry, "a")
     await until(lambda: KEY in first.state.residency)

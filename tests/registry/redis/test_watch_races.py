@@ -67,10 +67,7 @@ async def test_an_own_change_newer_than_the_snapshot_is_applied(scene: Scene) ->
     assert await agrees(scene.watch, scene.other)
 
 
-async def test_a_message_during_a_sync_is_no_version_that_went_back(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("registry.redis.watch._PUSH_TIMEOUT_S", 5.0)
+async def test_a_message_during_a_sync_is_no_version_that_went_back(scene: Scene) -> None:
     scene.proxy.holds_replies = True
     await until(lambda: scene.proxy.held_replies > 0, what="a sync")
     await Pod.join(scene.other, "b")
@@ -99,7 +96,6 @@ async def test_an_own_change_with_a_lost_reply_is_applied(scene: Scene) -> None:
 async def test_an_own_change_made_after_the_timeout_is_applied(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("registry.redis.watch._PUSH_TIMEOUT_S", 5.0)
     monkeypatch.setattr("registry.redis.transactions.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
     scene.proxy.holds_requests = True
     reserved = asyncio.ensure_future(reserve(scene.watch.registry, "a"))
@@ -115,3 +111,24 @@ async def test_an_own_change_made_after_the_timeout_is_applied(
     await until(lambda: scene.watch.state.pods["a"].slots_used == 1)
     assert scene.watch.repairs_total == repairs
     assert scene.watch.state.holders(KEY)["a"].is_warm
+
+
+async def test_a_connection_for_pushes_that_fell_silent_is_replaced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a firewall forgets it: both ends take it for open."""
+    monkeypatch.setattr("registry.redis.watch.REPLY_TIMEOUT_S", REPLY_TIMEOUT_S)
+    silent = [each for each in scene.proxy.connections if each.is_subscription]
+    for each in silent:
+        each.is_silent = True
+    await Pod.join(scene.other, "b")
+    await until(lambda: "b" in scene.watch.state.pods)
+    await until(
+        lambda: sum(each.is_subscription for each in scene.proxy.connections) > len(silent),
+        what="another connection for pushes", timeout_s=10,
+    )  # fmt: skip
+    await until(lambda: scene.watch.is_connected)
+    repairs = scene.watch.repairs_total
+    await Pod.join(scene.other, "c")
+    await until(lambda: "c" in scene.watch.state.pods)
+    assert scene.watch.repairs_total == repairs
