@@ -238,15 +238,20 @@ def _earlier_twins(alike: Sequence[int], steps: Sequence[Step]) -> list[list[int
 def _longest_rests(after: Sequence[Sequence[int]], shortest_s: Sequence[float]) -> list[float]:
     """By step, the least time between its end and the run's: computation on its longest path."""
     rests: dict[int, float] = {}
+    for step in range(len(after)):
+        _find_rest(step, after, shortest_s, rests)
+    return [rests[step] for step in range(len(after))]
 
-    def rest(step: int) -> float:
-        if step not in rests:
-            rests[step] = max(
-                (shortest_s[next_] + rest(next_) for next_ in after[step]), default=0.0
-            )
-        return rests[step]
 
-    return [rest(step) for step in range(len(after))]
+def _find_rest(
+    step: int, after: Sequence[Sequence[int]], shortest_s: Sequence[float], rests: dict[int, float]
+) -> float:
+    if step not in rests:
+        found = (
+            shortest_s[each] + _find_rest(each, after, shortest_s, rests) for each in after[step]
+        )
+        rests[step] = max(found, default=0.0)
+    return rests[step]
 
 
 def _mask(steps: Iterable[int]) -> int:

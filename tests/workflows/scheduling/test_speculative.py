@@ -1,5 +1,6 @@
 """The exact placement of a run against enumeration, and the paper's own example."""
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -26,6 +27,18 @@ def test_no_schedule_ends_earlier(problem: SchedulingProblem) -> None:
     schedule = speculative(problem, max_states=10**6)
     assert schedule.exact
     assert schedule.finish_s == earliest_finish_s(problem)
+
+
+@settings(max_examples=10, deadline=None)
+@given(problems())
+def test_a_search_leaves_nothing_to_the_garbage_collector(problem: SchedulingProblem) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        speculative(problem)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @settings(max_examples=60, deadline=None)
