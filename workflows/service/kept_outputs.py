@@ -25,6 +25,7 @@ MAX_FETCH_BYTES: Final = 4 * 1024**2
 """Outputs that a run's code may fetch at once: it is given them in one message, through a pipe."""
 ANSWER_TIMEOUT_S: Final = 2.0
 """What a pod keeps that does not answer by then is made again."""
+FETCH_TIMEOUT_S: Final = 10.0
 DROP_TIMEOUT_S: Final = 10.0
 MAX_FREED: Final = 128
 """Outputs that one request names, as many as a pod takes."""
@@ -53,7 +54,9 @@ class KeptOutputs:
         lost = frozenset((kept.identity,))
         path = f"{_path(run)}/{quote(kept.identity, safe='')}"
         try:
-            response = await self._client.request("GET", kept.address, path, self._secret.headers)
+            response = await self._client.request(
+                "GET", kept.address, path, self._secret.headers, timeout_s=FETCH_TIMEOUT_S
+            )
         except HttpError as error:
             raise InputsLost(f"the pod that keeps {name!r} is gone: {error}", lost) from error
         if response.status != 200 or len(response.body) != kept.size_bytes:

@@ -1,0 +1,31 @@
+"""Outputs that a pod keeps and does not send are lost, as those of a pod that is gone."""
+
+import asyncio
+import socket
+
+import pytest
+
+from common.inference_protocol.tensors import TensorReference
+from common.pod_secret import PodSecret
+from registry.domain.model import ModelName
+from workflows.service import kept_outputs
+from workflows.service.errors import InputsLost
+from workflows.service.kept_outputs import KeptOutputs
+from workflows.service.run import Run, RunStep
+from workflows.service.tensors import StoredTensor
+
+
+async def test_a_pod_that_does_not_answer_has_lost_what_it_keeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept_outputs, "FETCH_TIMEOUT_S", 0.2)
+    name = ModelName("default", "m")
+    run, step = Run("r", name, {}, 0.0, 60.0, "greedy"), RunStep(0, name, {}, 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        host, port = listener.getsockname()
+        kept = TensorReference("one", f"{host}:{port}", 8)
+        step.outputs = {"x": StoredTensor("x", "FP32", (2,), b"", kept)}
+        with pytest.raises(InputsLost) as lost:
+            async with asyncio.timeout(10):
+                await KeptOutputs(PodSecret()).fetch(run, step)
+        assert lost.value.identities == {"one"}
