@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -23,8 +22,9 @@ _START: Final = (
 )
 """`-I` ignores PYTHONPATH; the runner executes the same code as its scheduler."""
 PING_INTERVAL_S: Final = 1.0
-ANSWER_TIMEOUT_S: Final = 5.0
-"""After which a runner that does not answer is killed; a busy machine misses fewer pings."""
+MAX_UNANSWERED: Final = 5
+"""Pings after which a runner that does not answer is killed; a busy machine misses fewer. They are
+counted: after a pause of the scheduler, the time since an answer would be the pause's."""
 LOAD_TIMEOUT_S: Final = 20.0
 MAX_STEPS: Final = 256
 """That one run may begin: a loop without an end is ended by it."""
@@ -41,7 +41,7 @@ class RunnerProcess:
         self._on_message = on_message
         self._on_exit = on_exit
         self._child: Child | None = None
-        self._heard_s = 0.0
+        self._unanswered = 0
         self.is_stopping = False
         """It ends because the scheduler wants it to."""
 
@@ -83,11 +83,9 @@ class RunnerProcess:
         settings = (self._settings.runner_memory, MAX_STEPS)
         words = [sys.executable, "-I", "-c", _START, _REPOSITORY, *map(str, settings)]
         try:
-            child = await start(Command("runner", words, {}, folder=Path("/")), is_connected=True)
+            return await start(Command("runner", words, {}, folder=Path("/")), is_connected=True)
         except OSError as error:
             raise RunnerFailed(f"no runner can be started: {error}") from error
-        self._heard_s = time.monotonic()
-        return child
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message; raises BadFrame for one that is too large."""
@@ -110,7 +108,7 @@ class RunnerProcess:
             return
         try:
             while (found := await self._child.receive()) is not None:
-                message, self._heard_s = found[0], time.monotonic()
+                message, self._unanswered = found[0], 0
                 if message.get("type") != "pong":
                     self._on_message(message)
         except BadFrame as error:
@@ -120,10 +118,11 @@ class RunnerProcess:
         """Kill the process if it does not answer: its interpreter is blocked."""
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
-            if time.monotonic() - self._heard_s > ANSWER_TIMEOUT_S:
+            if self._unanswered == MAX_UNANSWERED:
                 logger.warning("runner does not answer and is killed", extra={"pid": self.pid})
                 self.kill()
                 return
+            self._unanswered += 1
             self.send({"type": "ping"})
 
     def kill(self) -> None:
