@@ -92,15 +92,21 @@ def test_a_resumed_run_gets_the_same_pieces(harness: WorkflowHarness) -> None:
             found = []
             async for piece in model("words-hold")(text):
                 found.append((await model("judge")(texts=piece))["texts"])
+                print(piece)
             return found
         """
     )
     location = harness.start(name, {"text": "one two three"})
-    servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="first judgement")
+
+    def has_first_judgement(resumptions: int) -> bool:
+        found = harness.status(location)
+        return (found["resumptions"], found.get("printed")) == (resumptions, "one \n")
+
+    servers.wait_until(lambda: has_first_judgement(0), what="first judgement")
     [pid] = runners_of(harness, name)
     os.kill(pid, signal.SIGKILL)
-    servers.wait_until(lambda: harness.status(location)["resumptions"] == 1, what="resumed")
-    harness.release()
+    servers.wait_until(lambda: has_first_judgement(1), what="the same judgement again")
+    harness.release()  # what comes before that would be one piece
     document = harness.wait_ended(location)
     assert document["result"] == ["one ", "two ", "three "], document
     assert len(document["steps"]) == 4
