@@ -52,7 +52,7 @@ class Deployment:
     definition: Mapping[str, Any]
     runner: RunnerProcess | None = None
     runs: dict[str, Run] = field(default_factory=dict)
-    """Under way in its runner."""
+    """Begun in its runner."""
     read_s: float = field(default_factory=time.monotonic)
     kills: int = 0
     """How often its runner has ended with runs in it since a run succeeded."""
@@ -152,24 +152,24 @@ class Deployments:
         if deployment.runner is not None and not deployment.runs:
             deployment.runner.is_stopping = True
             deployment.runner.kill()
+            deployment.runner = None  # a run that has found the older file starts another
 
     # Runs
 
     async def start_run(self, deployment: Deployment, run: Run) -> None:
         """Execute a run's function in the workflow's runner. Raises BadFile, RunnerFailed."""
-        deployment.runs[run.identity] = run
         run.host = deployment
-        try:
-            async with deployment.starting:
-                if deployment.runner is None:
-                    deployment.runner = await self._start_runner(deployment)
-        except BaseException:
-            deployment.runs.pop(run.identity, None)
-            raise
-        self._begin(deployment.runner, run)
+        async with deployment.starting:
+            if deployment.runner is None:
+                deployment.runner = await self._start_runner(deployment)
+        if run.host is deployment:
+            self._begin(deployment, deployment.runner, run)
+        else:  # it ended meanwhile
+            self._retire_replaced(deployment)
 
     @staticmethod
-    def _begin(runner: RunnerProcess, run: Run) -> None:
+    def _begin(deployment: Deployment, runner: RunnerProcess, run: Run) -> None:
+        deployment.runs[run.identity] = run
         run.called = run.yielded = 0
         run.printed = Printed()
         run.fetches.clear()
@@ -234,7 +234,8 @@ class Deployments:
             run.deliveries.extendleft(reversed(run.delivered))
             run.delivered.clear()
             self._on_resumed(run)
-            self._begin(deployment.runner, run)
+            self._begin(deployment, deployment.runner, run)
+        self._retire_replaced(deployment)
 
     def send(self, run: Run, message: Mapping[str, Any]) -> None:
         """Send to the runner that executes the run, if it is there. Raises BadFrame."""
@@ -243,13 +244,17 @@ class Deployments:
 
     def forget(self, run: Run) -> None:
         """A run is over."""
-        if not isinstance(run.host, Deployment):
+        deployment, run.host = run.host, None
+        if not isinstance(deployment, Deployment):
             return
-        run.host.runs.pop(run.identity, None)
+        deployment.runs.pop(run.identity, None)
         if run.status is RunStatus.SUCCEEDED:
-            run.host.kills = 0
-        if run.host is not self._deployments.get(run.workflow):
-            self._retire(run.host)
+            deployment.kills = 0
+        self._retire_replaced(deployment)
+
+    def _retire_replaced(self, deployment: Deployment) -> None:
+        if deployment is not self._deployments.get(deployment.name):
+            self._retire(deployment)
 
     @staticmethod
     def _forget_kills(deployment: Deployment) -> None:

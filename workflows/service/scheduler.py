@@ -20,14 +20,12 @@ from registry.redis.workflow_log import TakenRun, WorkflowLog
 from workflows.prediction.longest_context import request_features
 from workflows.service.deployments import Deployments
 from workflows.service.errors import (
-    BadFile,
     BadRequest,
     NotReady,
-    RunnerFailed,
     TooManyRuns,
     UnknownRun,
     UnknownWorkflow,
-    WorkflowStopped,
+    WorkflowError,
 )
 from workflows.service.executor import Executor
 from workflows.service.journal import LEASE_S, Journal, adopt_result, resumed_run, run_elsewhere
@@ -158,7 +156,11 @@ class Scheduler:
         run.token = token
         self._add(run)
         self.planner.begin(run)
-        await self.deployments.start_run(deployment, run)
+        try:
+            await self.deployments.start_run(deployment, run)
+        except WorkflowError as error:
+            self._executor.fail(run, str(error), error.reason, int(error.status))
+            raise
         return run
 
     def _add(self, run: Run) -> None:
@@ -288,13 +290,15 @@ class Scheduler:
             is_lost = await self._is_owned_elsewhere(identity)
         except RegistryUnavailable:
             return  # the next renewal finds it
-        run = self._active.get(identity)
-        if run is None or not is_lost:
-            return
-        logger.warning("run lost to another scheduler", extra={"run": identity})
-        self._leave(run)
-        self._runs.pop(identity, None)
+        if is_lost and (run := self._active.get(identity)) is not None:
+            logger.warning("run lost to another scheduler", extra={"run": identity})
+            await self._give_up(run)
+
+    async def _give_up(self, run: Run) -> None:
+        """End this scheduler's part of a run; who waits for it here gets another's result."""
         self._executor.release(run)
+        self._leave(run)
+        self._runs.pop(run.identity, None)
         await self._follow(run)
 
     async def _is_owned_elsewhere(self, identity: str) -> bool:
@@ -328,7 +332,7 @@ class Scheduler:
                 run, self._owner, lease_s=LEASE_S
             )
             if not is_begun:
-                await self._check_lost(identity)
+                self._lose(identity)
         for run in [each for each in self._active.values() if each.has_gap]:
             await self._journal.write_again(run)
         for identity in await self._log.cancelled_runs(list(self._active)):
@@ -352,11 +356,13 @@ class Scheduler:
         try:
             deployment = await self.deployments.find(run.workflow)
             await self._knowledge.read(run.workflow)
-            await self.deployments.start_run(deployment, run)
-        except (UnknownWorkflow, WorkflowStopped, BadFile, RunnerFailed) as error:
+            if self._active.get(run.identity) is run:  # it has not ended meanwhile
+                await self.deployments.start_run(deployment, run)
+        except WorkflowError as error:
             self._executor.fail(run, str(error), error.reason, int(error.status))
-        except RegistryUnavailable as error:
-            self._executor.fail(run, str(error), "not-ready", 503)
+        except RegistryUnavailable:
+            if self._active.get(run.identity) is run:
+                await self._give_up(run)  # who finds its lease over takes it
 
     async def observe_cluster(self) -> None:
         """Every second: look at the cluster, and tell autoscalers what is planned; until cancelled.

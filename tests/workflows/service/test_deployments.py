@@ -1,6 +1,9 @@
 """Files are checked in processes, of which there are only so many at once."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
 import pytest
 
@@ -8,10 +11,72 @@ from registry.domain.model import ModelName
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
+from tests.registry.redis.clients import until
 from workflows.service import deployments
 from workflows.service.deployments import Deployments
 from workflows.service.errors import BadFile, TooManyFiles, WorkflowError
+from workflows.service.run import Run
 from workflows.service.settings import SchedulerSettings
+
+ONE = "from pilotlight.workflow import workflow\n@workflow\nasync def one():\n    return 1\n"
+NAME = ModelName("default", "one")
+
+
+@contextlib.asynccontextmanager
+async def deploying(
+    redis_url: str, on_message: Callable[[Run, Mapping[str, Any]], None] = lambda *_: None
+) -> AsyncIterator[Deployments]:
+    registry = await Registry.connect(redis_url, "deployments")
+    ignore = lambda *_: None  # noqa: E731
+    try:
+        async with asyncio.TaskGroup() as group:
+            deployed = Deployments(
+                SchedulerSettings(), group, WorkflowLog(registry),
+                on_message=on_message, on_stopped=ignore, on_resumed=ignore,
+            )  # fmt: skip
+            yield deployed
+            deployed.stop()
+    finally:
+        await registry.close()
+
+
+def a_run(identity: str) -> Run:
+    return Run(identity, NAME, {}, 0.0, 60.0, "greedy")
+
+
+async def test_a_run_that_has_found_a_file_is_executed_although_another_is_deployed(
+    redis: servers.RedisServer,
+) -> None:
+    done: set[str] = set()
+
+    def on_message(run: Run, message: Mapping[str, Any]) -> None:
+        if message["type"] == "done":
+            done.add(run.identity)
+            deployed.forget(run)
+
+    async with deploying(redis.url, on_message) as deployed:
+        await deployed.deploy(NAME, ONE)
+        found = await deployed.find(NAME)
+        await deployed.start_run(found, a_run("first"))
+        await until(lambda: "first" in done, what="first run ended")
+        await deployed.deploy(NAME, ONE + "# newer")
+        await deployed.start_run(found, a_run("second"))
+        await until(lambda: "second" in done, what="second run ended", timeout_s=20)
+        assert found.runner is None
+
+
+async def test_a_runner_whose_runs_ended_while_it_started_is_not_left(
+    redis: servers.RedisServer,
+) -> None:
+    async with deploying(redis.url) as deployed:
+        await deployed.deploy(NAME, ONE)
+        found, run = await deployed.find(NAME), a_run("brief")
+        starting = asyncio.create_task(deployed.start_run(found, run))
+        await until(lambda: run.host is found)
+        await deployed.delete(NAME)
+        deployed.forget(run)
+        await starting
+        assert (found.runner, found.runs) == (None, {})
 
 
 def test_more_files_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

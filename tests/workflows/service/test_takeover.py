@@ -59,8 +59,8 @@ def test_who_waits_at_a_paused_scheduler_gets_the_result_of_another(
 ) -> None:
     name, pool = harness.deploy(HELD), harness.pool
     waiting = pool.threads.submit(harness.result, name, {"text": "a"})
-    servers.wait_until(lambda: len(_runs(harness)) == 1, what="run begun")
-    [identity] = _runs(harness)
+    servers.wait_until(lambda: len(leases(harness)) == 1, what="run begun")
+    [identity] = leases(harness)
     location = f"{harness.url}/{name}/runs/{identity}"
     servers.wait_until(lambda: len(harness.status(location)["steps"]) == 2, what="second step")
     process = harness.scheduler.process
@@ -81,8 +81,8 @@ def test_who_waits_at_a_paused_scheduler_gets_the_result_of_another(
 def test_a_key_finds_the_run_of_another_scheduler(harness: WorkflowHarness) -> None:
     name, pool = harness.deploy(HELD), harness.pool
     first = pool.threads.submit(harness.result, name, {"text": "a"}, idempotency_key="one")
-    servers.wait_until(lambda: len(_runs(harness)) == 1, what="run begun")
-    [identity] = _runs(harness)
+    servers.wait_until(lambda: len(leases(harness)) == 1, what="run begun")
+    [identity] = leases(harness)
     with harness.other_scheduler("asked-too") as other:
         headers = {"idempotency-key": "one", "prefer": "respond-async"}
         url = f"{other.url}/v1/workflows/{name}:run"
@@ -146,7 +146,7 @@ def _begun(harness: WorkflowHarness, name: str) -> str:
     return location
 
 
-def _runs(harness: WorkflowHarness) -> dict[str, float]:
+def leases(harness: WorkflowHarness) -> dict[str, float]:
     """Runs under way, with the ends of their leases."""
     with redis.Redis.from_url(harness.pool.redis_url, decode_responses=True) as client:
         keys = [
@@ -160,7 +160,7 @@ def _runs(harness: WorkflowHarness) -> dict[str, float]:
 
 
 def _has_expired(harness: WorkflowHarness, location: str) -> bool:
-    return _runs(harness)[location.rpartition("/")[2]] < 1000 * time.time()
+    return leases(harness)[location.rpartition("/")[2]] < 1000 * time.time()
 
 
 def _executed(harness: WorkflowHarness) -> int:
