@@ -17,6 +17,7 @@ from autoscaler.kubernetes.metrics import STATUS_WRITES
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries, PoolRegistry
 from registry.domain.application_variants import named_variants
 from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelSpec
 from registry.errors import InvalidModel
 
 logger = logging.getLogger(__name__)
@@ -125,46 +126,41 @@ def application_status(
 
     The times of unchanged conditions stay. `now`: RFC 3339.
     """
+    variants: list[tuple[ModelSpec, str | None]] = []
     if problems:
-        return _status(application, [], _ready("False", "Invalid", "; ".join(problems)), now)
-    if state is None or application.spec is None:
-        text = f"there is no pool {application.pool!r}"
-        return _status(application, [], _ready("False", "NoPool", text), now)
-    found = named_variants(application.spec, state)
-    variants = [
-        {"name": spec.name.name, "usable": problem is None, "message": problem or ""}
-        for spec, problem in found
-    ]
-    usable = [each["name"] for each in variants if each["usable"]]
-    left_out = [f"{each['name']}: {each['message']}" for each in variants if not each["usable"]]
-    if usable:
-        text = "; ".join([f"variants: {', '.join(map(str, usable))}", *left_out])
-        condition = _ready("True", "VariantsUsable", text)
-    elif left_out:
-        condition = _ready("False", "NoUsableVariant", "; ".join(left_out))
+        ready = ("False", "Invalid", "; ".join(problems))
+    elif state is None or application.spec is None:
+        ready = ("False", "NoPool", f"there is no pool {application.pool!r}")
     else:
-        condition = _ready(
-            "False", "NoVariants",
-            "no InferenceService of the namespace has the annotation "
-            f"pilotlight.io/application: {application.name.name}",
-        )  # fmt: skip
-    return _status(application, variants, condition, now)
-
-
-def _ready(status: str, reason: str, message: str) -> dict[str, str]:
-    return {"type": "Ready", "status": status, "reason": reason, "message": message}
-
-
-def _status(
-    application: ApplicationObject, variants: Sequence[Mapping[str, Any]],
-    condition: dict[str, str], now: str,
-) -> dict[str, Any]:  # fmt: skip
+        variants = named_variants(application.spec, state)
+        ready = _ready(application, variants)
     conditions: Sequence[Mapping[str, str]] = application.status.get("conditions") or ()
-    before = next((each for each in conditions if each["type"] == "Ready"), condition)
-    is_same = before["status"] == condition["status"]
-    changed = before.get("lastTransitionTime", now) if is_same else now
+    before = next((each for each in conditions if each["type"] == "Ready"), {"status": ready[0]})
+    changed = before.get("lastTransitionTime", now) if before["status"] == ready[0] else now
     return {
         "observedGeneration": application.generation,
-        "conditions": [{**condition, "lastTransitionTime": changed}],
-        "variants": list(variants),
-    }
+        "conditions": [
+            {
+                "type": "Ready", "status": ready[0], "reason": ready[1], "message": ready[2],
+                "lastTransitionTime": changed,
+            }
+        ],
+        "variants": [
+            {"name": spec.name.name, "usable": problem is None, "message": problem or ""}
+            for spec, problem in variants
+        ],
+    }  # fmt: skip
+
+
+def _ready(
+    application: ApplicationObject, variants: Sequence[tuple[ModelSpec, str | None]]
+) -> tuple[str, str, str]:
+    """Status, reason and message."""
+    usable = [spec.name.name for spec, problem in variants if problem is None]
+    left_out = [f"{spec.name.name}: {problem}" for spec, problem in variants if problem is not None]
+    if usable:
+        return "True", "VariantsUsable", "; ".join([f"variants: {', '.join(usable)}", *left_out])
+    if left_out:
+        return "False", "NoUsableVariant", "; ".join(left_out)
+    text = "no InferenceService of the namespace has the annotation "
+    return "False", "NoVariants", f"{text}pilotlight.io/application: {application.name.name}"
