@@ -45,18 +45,13 @@ class Selection:
     """How a request is served, and what is expected of it."""
 
     assignment: Assignment
-    policy: str
+    """Without a worker: by the variant's routing policy."""
     variant: ModelName | None
     """None: the look at the data answers."""
     pod_until_s: float | None = None
     """Deadline for the planned pod's queue, on the registry's clock: in planned order."""
     alpha: tuple[float, ...] = ()
     """The prior's weights, where the look answers."""
-
-    @property
-    def pod(self) -> str | None:
-        """The planned one; None: by the variant's routing policy."""
-        return self.assignment.worker or None
 
 
 def explained(
@@ -69,25 +64,17 @@ def explained(
     if evidence is not None:
         theta = class_probabilities(application.prior_weights, evidence).tolist()
         posterior = {name: round(each, 4) for name, each in zip(spec.classes, theta, strict=True)}
-    candidates: list[dict[str, Any]] = []
+    candidates = []
     for profile in application.variants:
-        accuracy = profile.accuracy_for(evidence, application.prior_weights)
+        accuracy, worth = profile.accuracy_for(evidence, application.prior_weights), None
         soonest_s = window.soonest_s(profile.name, request.arrival_s, is_warm=False)
-        soonest: dict[str, float | None] = {"soonest_s": None, "soonest_utility": None}
         if soonest_s is not None:
-            late = penalty_of_one(spec.penalty, request.deadline_s, soonest_s)
-            soonest = {
-                "soonest_s": round(soonest_s, 6),
-                "soonest_utility": round(accuracy * (1.0 - late), 6),
-            }
-        candidates.append(
-            {
-                "variant": profile.name,
-                "profiled_accuracy": round(profile.accuracy, 6),
-                "expected_accuracy": round(accuracy, 6),
-                **soonest,
-            }
-        )
+            worth = accuracy * (1.0 - penalty_of_one(spec.penalty, request.deadline_s, soonest_s))
+        candidates.append({
+            "variant": profile.name, "profiled_accuracy": round(profile.accuracy, 6),
+            "expected_accuracy": round(accuracy, 6), "soonest_s": _rounded(soonest_s),
+            "soonest_utility": _rounded(worth),
+        })  # fmt: skip
     return {
         "application": str(spec.name),
         "policy": str(request.policy),
@@ -105,3 +92,7 @@ def explained(
         "candidates": candidates,
         "left_out": list(request.variants.problems),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)

@@ -9,7 +9,6 @@ the planned pod has no slot left join the next window. Timers and plans are real
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -197,24 +196,22 @@ class OpenWindows:
 
     def _applications(self, waiting: Sequence[ApplicationRequest]) -> list[WindowApplication]:
         """Those of the requests, each as its first request knows it, with the latest look's."""
-        counts = Counter(each.application.name for each in waiting)
-        looks = {
-            each.application.name: each.look.accuracy
-            for each in waiting
-            if each.look.accuracy is not None
-        }
-        found: dict[ModelName, WindowApplication] = {}
+        asking: dict[ModelName, list[ApplicationRequest]] = {}
         for each in waiting:
-            name = each.application.name
-            if name not in found:
-                before = self._requests_per_window.get(name, float(counts[name]))
-                mean = before + _WINDOWS * (counts[name] - before)
-                self._requests_per_window[name] = mean
-                found[name] = window_application(
-                    each.application, each.variants, look_accuracy=looks.get(name),
-                    requests_per_window=mean,
-                )  # fmt: skip
-        return list(found.values())
+            asking.setdefault(each.application.name, []).append(each)
+        found = []
+        for name, requests in asking.items():
+            mean = self._requests_per_window.get(name, float(len(requests)))
+            mean += _WINDOWS * (len(requests) - mean)
+            self._requests_per_window[name] = mean
+            looks = [each.look.accuracy for each in requests if each.look.accuracy is not None]
+            found.append(
+                window_application(
+                    requests[0].application, requests[0].variants,
+                    look_accuracy=looks[-1] if looks else None, requests_per_window=mean,
+                )
+            )  # fmt: skip
+        return found
 
     def _follow(
         self, key: Key, plan: SelectionPlan, window: Window, waiting: Sequence[ApplicationRequest]
@@ -234,7 +231,7 @@ class OpenWindows:
             )  # fmt: skip
             if assignment.variant == SHORT_CIRCUIT:
                 alpha = window.application(str(request.application.name)).prior_weights
-                answered = Selection(assignment, request.policy, None, alpha=alpha)
+                answered = Selection(assignment, None, alpha=alpha)
                 is_answered = window.requests[at].may_short_circuit
                 _select(request, answered if is_answered else _unplanned(request))
             elif free.get(assignment.worker, 0) <= 0:
@@ -269,7 +266,7 @@ def _planned(
         pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
         until_s[assignment.worker] = pod_until_s
     variant = ModelName(request.application.name.namespace, assignment.variant)
-    return Selection(assignment, request.policy, variant, pod_until_s)
+    return Selection(assignment, variant, pod_until_s)
 
 
 def _unplanned(request: ApplicationRequest) -> Selection:
@@ -278,4 +275,4 @@ def _unplanned(request: ApplicationRequest) -> Selection:
         request.variants.usable, key=lambda each: (each[1].accuracy, each[0].name.name)
     )
     assignment = Assignment(request.id, profile.name, "", 0.0, profile.accuracy, 0.0)
-    return Selection(assignment, request.policy, spec.name)
+    return Selection(assignment, spec.name)

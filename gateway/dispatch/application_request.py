@@ -85,10 +85,11 @@ class ApplicationRequest(Request):
             self._plans += 1
             self._take_variant(selection)
             placement = Placement(self.arrival)
-            if selection.pod is None or self._plans >= MAX_PLANS:
+            pod = selection.assignment.worker
+            if not pod or self._plans >= MAX_PLANS:
                 return await placement.place(placer)
-            placement.policy = selection.policy
-            if placer.place_planned(placement, selection.pod) is False:
+            placement.policy = self._asked.policy
+            if placer.place_planned(placement, pod) is False:
                 continue
             try:
                 if placement.is_pending:
@@ -136,7 +137,7 @@ class ApplicationRequest(Request):
         application = self._asked.application
         body = answer(application, self._asked.look, selection.alpha)
         lines = self._context.telemetry.answered_by_look(
-            self.arrival.id, str(application.name), str(selection.policy),
+            self.arrival.id, str(application.name), str(self._asked.policy),
             accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
         )  # fmt: skip
         self._client.start_response(200, lines, b"%d" % len(body))

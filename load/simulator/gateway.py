@@ -206,16 +206,16 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         if asked.id not in self._asked:
             return
         request = self._attempt(asked, selection.variant)
-        request.policy = selection.policy
+        request.policy = asked.policy
         if selection.variant is None:
             self._finish(request, 200, None, "short-circuit")
             return
         if asked.plans == 1 and self.on_arrival is not None:
             self.on_arrival(selection.variant, self._events.now_s)
-        if selection.pod is None or asked.plans >= MAX_PLANS:
+        pod = selection.assignment.worker
+        if not pod or asked.plans >= MAX_PLANS:
             self._place(request)
-            return
-        if self.placer.place_planned(request, selection.pod):
+        elif self.placer.place_planned(request, pod):
             self.on_placed(request)
         else:
             self._join_window(asked)
