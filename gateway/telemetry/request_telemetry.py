@@ -105,12 +105,7 @@ class RequestTelemetry:
         self, request_id: str, application: str, policy: str, *, accuracy: float, utility: float
     ) -> bytes:
         """Count a response without a pod; returns its header lines."""
-        self._ended(
-            RecentRequest(
-                request_id, time.time(), application, policy, "short-circuit", "", 200, "", None,
-                None,
-            )
-        )  # fmt: skip
+        self._ended_here(request_id, application, policy, "short-circuit", 200)
         text = (
             "content-type: application/json\r\n"
             f"x-request-id: {request_id}\r\nx-pilotlight-policy: {policy}\r\n"
@@ -128,11 +123,7 @@ class RequestTelemetry:
         The model's own response to the component is counted as that of another request.
         """
         self._metrics.components.labels(component).observe(took_s)
-        self._ended(
-            RecentRequest(
-                request_id, time.time(), model, "none", component, "", status, "", None, None
-            )
-        )
+        self._ended_here(request_id, model, "none", component, status)
         text = f"x-request-id: {request_id}\r\nx-pilotlight-reason: {component}\r\n"
         return text.encode() + self._gateway_line
 
@@ -149,12 +140,20 @@ class RequestTelemetry:
             request_id: empty if it was not read.
             took_s: from the end of the request's head to the response.
         """
-        reason, model, policy = str(error.reason), model or UNKNOWN, policy or "none"
-        status = int(error.status)
+        self._ended_here(
+            request_id, model or UNKNOWN, policy or "none", str(error.reason), int(error.status),
+            str(error), took_s,
+        )  # fmt: skip
+
+    def _ended_here(
+        self, request_id: str, model: str, policy: str, reason: str, status: int, error: str = "",
+        took_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Count a response that is of no pod."""
         self._ended(
             RecentRequest(
-                request_id, time.time(), model, policy, reason, "", status, "", None, None,
-                str(error), took_s,
+                request_id, time.time(), model, policy, reason, "", status, "", None, None, error,
+                took_s,
             )
         )  # fmt: skip
 

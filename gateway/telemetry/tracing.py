@@ -8,7 +8,6 @@ to the pod. https://www.w3.org/TR/trace-context/
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Final
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -32,14 +31,6 @@ from gateway.telemetry.recent_requests import RecentRequest
 _ERROR_STATUS: Final = 500
 
 
-@dataclass(slots=True)
-class Trace:
-    """One sampled request while it runs."""
-
-    span: Span
-    outcome: RecentRequest | None = None
-
-
 class Tracer:
     """Decides which requests are traced, and describes them when they end."""
 
@@ -47,7 +38,8 @@ class Tracer:
         """`ratio`: of the requests without a context; `endpoint`: the collector's URL."""
         self._random = random.Random()
         self._ratio = ratio
-        self._open: dict[str, Trace] = {}
+        self._open: dict[str, tuple[Span, RecentRequest | None]] = {}
+        """Requests that run, with their outcomes once their responses have begun."""
         names = {"service.name": "pilotlight-gateway", "service.instance.id": gateway}
         self._provider = TracerProvider(
             sampler=DEFAULT_ON, resource=Resource(names), shutdown_on_exit=False
@@ -89,25 +81,24 @@ class Tracer:
         self._propagator.inject(sent, set_span_in_context(span))
         read.forwarded += f"traceparent: {sent['traceparent']}\r\n".encode()
         if span.is_recording():
-            self._open[read.request_id] = Trace(span)
+            self._open[read.request_id] = span, None
 
     def trace_id(self, request_id: str) -> str:
         """Of a traced request that has not ended; else empty."""
-        trace = self._open.get(request_id)
-        return "" if trace is None else format_trace_id(trace.span.get_span_context().trace_id)
+        if request_id not in self._open:
+            return ""
+        return format_trace_id(self._open[request_id][0].get_span_context().trace_id)
 
     def respond(self, outcome: RecentRequest) -> None:
         """The response of a request has begun."""
-        trace = self._open.get(outcome.id)
-        if trace is not None:
-            trace.outcome = outcome
+        if outcome.id in self._open:
+            self._open[outcome.id] = self._open[outcome.id][0], outcome
 
     def end(self, request_id: str) -> None:
         """A request has ended, its response included."""
-        trace = self._open.pop(request_id, None)
-        if trace is None:
+        if request_id not in self._open:
             return
-        span, outcome = trace.span, trace.outcome
+        span, outcome = self._open.pop(request_id)
         if outcome is None:  # its client left before the response
             span.set_attribute("pilotlight.reason", "client-disconnect")
             span.end()
