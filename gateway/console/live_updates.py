@@ -11,13 +11,13 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 import orjson
 
 from gateway.console.overview import Overview, RowWindow
-from gateway.console.traffic import Traffic
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 
@@ -35,33 +35,25 @@ Seen = tuple[int, float]
 NOTHING: Final[Seen] = (0, 0.0)
 
 
+@dataclass(eq=False)
 class OverviewFeed:
     """Events of one viewer and window, shared by browsers; a version lasts `MIN_INTERVAL_S`."""
 
-    def __init__(
-        self,
-        overview: Overview,
-        traffic: Traffic,
-        viewer: str | None,
-        window: RowWindow,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._overview = overview
-        self._traffic = traffic
-        self._viewer = viewer
-        self._window = window
-        self._clock = clock
-        self._made_s = -MIN_INTERVAL_S
-        self._version = 0
-        self._parts: dict[str, tuple[int, bytes]] = {}
-        """Of the document: each as JSON, with the version in which it changed last."""
+    overview: Overview
+    viewer: str | None
+    window: RowWindow
+    clock: Callable[[], float] = time.monotonic
+    _made_s: float = field(default=-MIN_INTERVAL_S, init=False)
+    _version: int = field(default=0, init=False)
+    _parts: dict[str, tuple[int, bytes]] = field(default_factory=dict, init=False)
+    """Of the document: each as JSON, with the version in which it changed last."""
 
     def next_event(self, seen: Seen) -> tuple[bytes, Seen]:
         """The parts that have changed for a browser that has `seen`, and what it has then."""
-        if self._clock() - self._made_s >= MIN_INTERVAL_S:
-            self._made_s = self._clock()
+        if self.clock() - self._made_s >= MIN_INTERVAL_S:
+            self._made_s = self.clock()
             self._version += 1
-            for name, part in self._overview.document(self._viewer, self._window).items():
+            for name, part in self.overview.document(self.viewer, self.window).items():
                 content = orjson.dumps(part)
                 if self._parts.get(name, (0, b""))[1] != content:
                     self._parts[name] = self._version, content
@@ -71,7 +63,7 @@ class OverviewFeed:
             for name, (changed_in, content) in self._parts.items()
             if changed_in > version
         }
-        if points := self._traffic.history(self._viewer, after_s=last_point_s):
+        if points := self.overview.traffic.history(self.viewer, after_s=last_point_s):
             last_point_s = points[-1][0]
             delta["points"] = orjson.Fragment(orjson.dumps(points))
         return event(delta), (self._version, last_point_s)
@@ -82,24 +74,17 @@ def event(delta: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(delta) + b"\n\n" if delta else b":\n\n"
 
 
+@dataclass(eq=False)
 class LiveUpdates:
-    def __init__(
-        self,
-        overview: Overview,
-        traffic: Traffic,
-        log: AutoscalerLog,
-        is_draining: Callable[[], bool],
-    ) -> None:
-        self._overview = overview
-        self._log = log
-        self._actions_read_s = -ACTIONS_INTERVAL_S
-        self._traffic = traffic
-        self._is_draining = is_draining
-        self._open: Counter[str | None] = Counter()
-        """Streams by viewer."""
-        self._feeds: WeakValueDictionary[tuple[str | None, RowWindow], OverviewFeed] = (
-            WeakValueDictionary()
-        )
+    shown: Overview
+    log: AutoscalerLog
+    is_draining: Callable[[], bool]
+    _actions_read_s: float = field(default=-ACTIONS_INTERVAL_S, init=False)
+    _open: Counter[str | None] = field(default_factory=Counter, init=False)
+    """Streams by viewer."""
+    _feeds: WeakValueDictionary[tuple[str | None, RowWindow], OverviewFeed] = field(
+        default_factory=WeakValueDictionary, init=False
+    )
 
     def is_full(self, viewer: str | None) -> bool:
         """Whether this viewer (None: an operator) may open no further stream."""
@@ -120,7 +105,7 @@ class LiveUpdates:
         """Shared by the browsers that watch the same; it goes with the last one."""
         feed = self._feeds.get((viewer, window))
         if feed is None:
-            feed = OverviewFeed(self._overview, self._traffic, viewer, window)
+            feed = OverviewFeed(self.shown, viewer, window)
             self._feeds[viewer, window] = feed
         return feed
 
@@ -130,15 +115,15 @@ class LiveUpdates:
             return
         self._actions_read_s = time.monotonic()
         with suppress(RegistryUnavailable):
-            self._overview.set_actions((await self._log.records()).history)
+            self.shown.set_actions((await self.log.records()).history)
 
     async def model(self, viewer: str | None, model: str) -> AsyncIterator[bytes]:
         """Points of the charts of one model."""
         last_s = 0.0
         async with aclosing(self._ticks(viewer)) as ticks:
             async for _ in ticks:
-                points = self._traffic.history(viewer, model, after_s=last_s)
-                levels = [tuple(each) for each in self._traffic.levels(model, after_s=last_s)]
+                points = self.shown.traffic.history(viewer, model, after_s=last_s)
+                levels = [tuple(each) for each in self.shown.traffic.levels(model, after_s=last_s)]
                 if points:
                     last_s = points[-1][0]
                 yield event({"points": points, "levels": levels} if points else {})
@@ -146,7 +131,7 @@ class LiveUpdates:
     async def _ticks(self, viewer: str | None) -> AsyncGenerator[None, None]:
         self._open[viewer] += 1
         try:
-            while not self._is_draining():
+            while not self.is_draining():
                 yield
                 await asyncio.sleep(MIN_INTERVAL_S)
         finally:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final
@@ -44,24 +44,20 @@ class RowWindow:
     """Models with the most requests first, in place of names in order."""
 
 
+@dataclass(eq=False)
 class Overview:
     """Reads one gateway's copy of the cluster and its counters."""
 
-    def __init__(
-        self,
-        watch: ClusterWatch,
-        traffic: Traffic,
-        queued_total: Callable[[], int],
-        last_minute: LastMinute,
-    ) -> None:
-        self._watch = watch
-        self._traffic = traffic
-        self._queued_total = queued_total
-        self._last_minute = last_minute
+    watch: ClusterWatch
+    traffic: Traffic
+    queued_total: Callable[[], int]
+    last_minute: LastMinute
+    _preloads: dict[str, dict[str, str]] = field(default_factory=dict, init=False)
+    """Reasons of the autoscaler's latest loads, by model and pod."""
+
+    def __post_init__(self) -> None:
         self._names = lru_cache(MAX_ROWS)(self._sorted_names)
-        self._canaries = Canaries(watch.state)
-        self._preloads: dict[str, dict[str, str]] = {}
-        """Reasons of the autoscaler's latest loads, by model and pod."""
+        self._canaries = Canaries(self.watch.state)
 
     def set_actions(self, history: Sequence[ActionRecord]) -> None:
         """Take over the autoscaler's actions, newest first."""
@@ -73,7 +69,7 @@ class Overview:
 
     def document(self, viewer: str | None, window: RowWindow) -> dict[str, Any]:
         """`totals`, `pods` and `rows`, of which `order` has the names."""
-        state, rates = self._watch.state, self._traffic.rates()
+        state, rates = self.watch.state, self.traffic.rates()
         names = self._matching(viewer, window.search)
         shown = self._busiest_first(viewer, window, rates) if window.by_rate else names
         end = window.offset + window.limit
@@ -91,7 +87,7 @@ class Overview:
         self, viewer: str | None, window: RowWindow, rates: Mapping[str, float]
     ) -> Iterator[ModelName]:
         """Those with requests first; few have any, so that the others need no sorting."""
-        names, known = self._matching(viewer, window.search), self._watch.state.models
+        names, known = self._matching(viewer, window.search), self.watch.state.models
         by_rate = sorted(rates, key=lambda each: (-rates[each], each))
         busy = [
             name
@@ -105,18 +101,18 @@ class Overview:
 
     def _matching(self, viewer: str | None, search: str) -> list[ModelName]:
         """Names in order; kept until the models change."""
-        return self._names(viewer, search, self._watch.state.models_version)
+        return self._names(viewer, search, self.watch.state.models_version)
 
     def _sorted_names(self, viewer: str | None, search: str, version: int) -> list[ModelName]:
         del version
-        models = self._watch.state.models
+        models = self.watch.state.models
         return sorted(
             name for name in models if viewer in (None, name.namespace) and search in str(name)
         )
 
     def _visible_pods(self, viewer: str | None) -> list[PodState]:
         """By node, accelerator and name; for a tenant those that have a model of its own."""
-        state = self._watch.state
+        state = self.watch.state
         pods = state.pods.values()
         if viewer is not None:
             own = {
@@ -129,8 +125,8 @@ class Overview:
         return sorted(pods, key=_place)
 
     def _row(self, record: ModelRecord, rates: Mapping[str, float]) -> dict[str, Any]:
-        state, spec, name = self._watch.state, record.serving, str(record.spec.name)
-        now_s = self._watch.registry_now_s()
+        state, spec, name = self.watch.state, record.serving, str(record.spec.name)
+        now_s = self.watch.registry_now_s()
         holders, preloads = nearby(state.holders(spec.key)), self._preloads.get(name, {})
         return {
             "cells": {pod: cell_text(residency) for pod, residency in holders.items()},
@@ -155,23 +151,23 @@ class Overview:
         }
 
     def _totals(self, viewer: str | None, *, models: int, pods: int) -> dict[str, Any]:
-        p50_s, p99_s = (self._last_minute.percentile_s(part, viewer) for part in (0.5, 0.99))
-        history = self._traffic.history(viewer, after_s=time.time() - 60)
+        p50_s, p99_s = (self.last_minute.percentile_s(part, viewer) for part in (0.5, 0.99))
+        history = self.traffic.history(viewer, after_s=time.time() - 60)
         latest = history[-10:]
-        age_s = self._watch.age_s()
+        age_s = self.watch.age_s()
         totals = {
             "models": models,
             "pods": pods,
             "rps": round(sum(each[1] for each in latest) / max(len(latest), 1), 1),
             "cold": sum(each[2] for each in history),
             "failed": sum(each[3] for each in history),
-            "missed": self._last_minute.missed(viewer),
+            "missed": self.last_minute.missed(viewer),
             "p50_ms": None if p50_s is None else round(p50_s * 1000, 1),
             "p99_ms": None if p99_s is None else round(p99_s * 1000, 1),
             "age_s": int(min(age_s, 1e9)),
         }
         if viewer is None:
-            totals["queued"] = self._queued_total()
+            totals["queued"] = self.queued_total()
         return totals
 
 

@@ -72,7 +72,7 @@ class Console:
         self._last_minute = LastMinute(recent, watch.state)
         traffic = Traffic(metrics, partial(present_level, watch))
         self._overview = Overview(watch, traffic, queued_total, self._last_minute)
-        self._updates = LiveUpdates(self._overview, traffic, self._log, is_ending)
+        self._updates = LiveUpdates(self._overview, self._log, is_ending)
         self.run = traffic.run
 
     def add_to(self, api: FastAPI) -> None:

@@ -166,8 +166,9 @@ def test_models_with_requests_come_first_if_asked_for(copy: Copy) -> None:
 
 def test_only_the_parts_that_changed_are_sent_and_a_late_browser_misses_none(copy: Copy) -> None:
     now_s = [0.0]
-    traffic = Traffic(GatewayMetrics(), lambda _: (0, 0.0, 0.0, 0.0))
-    feed = OverviewFeed(copy.overview(), traffic, None, RowWindow(), clock=lambda: now_s[0])
+    overview = copy.overview()
+    traffic = overview.traffic = Traffic(GatewayMetrics(), lambda _: (0, 0.0, 0.0, 0.0))
+    feed = OverviewFeed(overview, None, RowWindow(), clock=lambda: now_s[0])
     whole, first = feed.next_event(NOTHING)
     assert feed.next_event(NOTHING) == (whole, first)
     assert set(decoded(whole)) == {"totals", "pods", "rows", "order"}
