@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks import application_requests, simulated_applications
 from benchmarks.machine import machine_facts, save
+from benchmarks.selection import requests, simulated
 from gateway.selection.selection_policies import plan_window
 from gateway.sneakpeek.trained_file import NearestExamples
 from registry.domain.application import Penalty, SelectionPolicy
@@ -92,13 +92,13 @@ def main() -> None:
             f"| {each.mark_ms:g} | {met} |"
         )
     for pods in (1, 4):
-        per_s = simulated_applications.measure("sneakpeek", pods=pods)
+        per_s = simulated.measure("sneakpeek", pods=pods)
         print(
             f"\nsimulated under sneakpeek, {pods} pods: {per_s:,.0f} requests per second of CPU "
-            f"time (mark: {simulated_applications.MARK_PER_S:,.0f})"
+            f"time (mark: {simulated.MARK_PER_S:,.0f})"
         )
-    turns = application_requests.measure()
-    print("", *application_requests.summary(turns), sep="\n")
+    turns = requests.measure()
+    print("", *requests.summary(turns), sep="\n")
     samples = [*map(asdict, results), *map(asdict, turns)]
     print(f"\nsamples: {save('selection', machine, {}, samples)}")
 

@@ -1,6 +1,6 @@
 """Mean utility of applications on a live platform, and by the simulator for the same trace.
 
-`python -m benchmarks.live_selection FOLDER [POLICY …]` starts a platform of one pod there, trains
+`python -m benchmarks.selection.live FOLDER [POLICY …]` starts a platform of one pod there, trains
 the demo applications and their looks there unless it has them, profiles their variants, and
 measures the time beside the stages by single requests. It then plays a trace under each policy, and
 simulates the same requests with the measured profiles. Prints both mean utilities and their

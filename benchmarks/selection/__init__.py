@@ -1,0 +1,1 @@
+"""What applications cost and gain: planning, looks, requests, simulation, and a live platform."""
