@@ -1,17 +1,20 @@
 """Times of selection: planning a window by each policy, looking at data, requests to applications.
 
+`python -m benchmarks.selection FOLDER [POLICY …]` compares policies live and simulated instead.
 Planning is timed by the clock, and by its CPU time, which other work on the machine stretches less.
 """
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from benchmarks.machine import machine_facts, save
-from benchmarks.selection import requests, simulated
+from benchmarks.selection import live, requests, simulated
 from gateway.selection.selection_policies import plan_window
 from gateway.sneakpeek.trained_file import NearestExamples
 from registry.domain.application import Penalty, SelectionPolicy
@@ -80,8 +83,14 @@ def _timed(what: str, calls: list[Callable[[], object]], mark_ms: float) -> Time
 
 
 def main() -> None:
+    """Without a folder all that needs no platform; with one, policies live and simulated."""
     machine = machine_facts()
     print(f"{machine.line()}\n")
+    if words := sys.argv[1:]:
+        compared = live.measure(Path(words[0]).resolve(), words[1:] or live.POLICIES)
+        print(*live.lines(compared), sep="\n")
+        save("live_selection", machine, {}, [asdict(each) for each in compared])
+        return
     print("| what | p50 ms | p95 ms | p95 ms of CPU | mark: p95 ms | met |")
     print("| --- | --- | --- | --- | --- | --- |")
     results = measure()

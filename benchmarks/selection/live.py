@@ -1,18 +1,16 @@
 """Mean utility of applications on a live platform, and by the simulator for the same trace.
 
-`python -m benchmarks.selection.live FOLDER [POLICY …]` starts a platform of one pod there, trains
-the demo applications and their looks there unless it has them, profiles their variants, and
-measures the time beside the stages by single requests. It then plays a trace under each policy, and
-simulates the same requests with the measured profiles. Prints both mean utilities and their
-difference; 5 % is the mark.
+It starts a platform of one pod in a folder, trains the demo applications and their looks there
+unless it has them, profiles their variants, and measures the time beside the stages by single
+requests. It then plays a trace under each policy, and simulates the same requests with the measured
+profiles. 5 % is the mark.
 """
 
 import asyncio
-import json
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -20,7 +18,7 @@ from typing import Any, Final
 import pyarrow.parquet as pq
 import yaml
 
-from benchmarks.machine import REPOSITORY, machine_facts, save
+from benchmarks.machine import REPOSITORY
 from pilotlight.commands.simulation.live_cluster import live_cluster_file
 from pilotlight.commands.target import PlatformTarget
 from registry.domain.model import ModelName
@@ -179,26 +177,17 @@ def _run(*words: object) -> None:
     )  # fmt: skip
 
 
-def main() -> None:
-    machine = machine_facts()
-    found = measure(Path(sys.argv[1]).resolve(), sys.argv[2:] or POLICIES)
-    print(f"{machine.line()}\n")
-    print("| policy | seed | requests | live | simulated | difference % | expected, live |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+def lines(found: Sequence[Compared]) -> Iterator[str]:
+    """A table in Markdown, and how far each policy is off."""
+    yield "| policy | seed | requests | live | simulated | difference % | expected, live |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
     for each in found:
-        print(
+        yield (
             f"| {each.policy} | {each.seed} | {each.requests} | {each.live:.3f} "
             f"| {each.simulated:.3f} | {100 * each.difference:+.1f} | {each.live_expected:.3f} |"
         )
     for policy in dict.fromkeys(each.policy for each in found):
         runs = [each for each in found if each.policy == policy]
-        live, simulated = (
-            sum(getattr(run, name) for run in runs) for name in ("live", "simulated")
-        )
-        within = "yes" if abs(live / simulated - 1) <= MARK else "no"
-        print(f"\n{policy}: {100 * (live / simulated - 1):+.1f} % of all; within 5 %: {within}")
-    save("live_selection", machine, {}, json.loads(json.dumps([asdict(each) for each in found])))
-
-
-if __name__ == "__main__":
-    main()
+        off = sum(each.live for each in runs) / sum(each.simulated for each in runs) - 1
+        within = "yes" if abs(off) <= MARK else "no"
+        yield f"\n{policy}: {100 * off:+.1f} % of all; within 5 %: {within}"
