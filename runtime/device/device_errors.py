@@ -83,9 +83,9 @@ def _is_full(status: str) -> bool:
 
 
 def release_frames(error: BaseException) -> None:
-    """Drop the local variables of the frames that the error and its causes passed through.
+    """Drop the frames that the error and its causes passed through; a note keeps their lines.
 
-    A traceback keeps them, and with them the tensors of the failed work. Lines stay readable.
+    They keep the tensors of the failed work, and callers' frames, in which the error may be.
     """
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
@@ -95,6 +95,8 @@ def release_frames(error: BaseException) -> None:
             continue
         seen.add(id(each))
         traceback.clear_frames(each.__traceback__)
+        each.add_note("".join(traceback.format_tb(each.__traceback__)))
+        each.__traceback__ = None
         left += [each.__cause__, each.__context__]
 
 

@@ -204,8 +204,8 @@ class DeviceWorker:
             tokens_per_row=payload.tokens_per_row,
             batch_key=payload.batch_key,
         )
-        future = asyncio.get_running_loop().create_future()
-        job = Job(model, queued, payload.content, infer or model.infer, future)
+        loop = asyncio.get_running_loop()
+        job = Job(model, queued, payload.content, infer or model.infer, loop.create_future())
         self._enqueue(job)
         self._waiting += 1
         try:
@@ -214,12 +214,13 @@ class DeviceWorker:
             with self._lock:
                 was_queued = not job.is_running and self._queue.remove(job)
             if not was_queued and not job.is_resolved:
-                job.future = asyncio.get_running_loop().create_future()
+                job.future = loop.create_future()
                 await asyncio.wait([job.future])
                 job.future.exception()  # nobody else asks for it
             raise
         finally:
             self._waiting -= 1
+            del job  # it keeps the error, whose traceback has this frame
 
     def _enqueue(self, job: Job) -> None:
         with self._lock:

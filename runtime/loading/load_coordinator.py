@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from common.inference_protocol.errors import PodError
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.redis.watch import ClusterWatch
+from runtime.device.device_errors import release_frames
 from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
 from runtime.loading.failures import LoadFailures
 from runtime.loading.file_check import check_files
@@ -144,6 +145,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             entry = await asyncio.shield(load.done)
         except BaseException:
             self._stop_waiting(load)
+            del load  # it keeps the error, whose traceback has this frame
             raise
         return AcquiredModel(self.store, entry, load.source.value, time.monotonic() - started_s)
 
@@ -187,6 +189,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             await asyncio.shield(load.done)
         finally:
             self.withdraw(load)
+            del load
 
     async def check(self, spec: ModelSpec) -> None:
         """Raise LoadFailed where the model's files cannot be read, or do not fit together."""
@@ -274,6 +277,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
 
     def ended(self, load: _LiveLoad, entry: StoreEntry | None, error: PodError | None) -> None:
         if error is not None:
+            release_frames(error)  # which have the load, and that the error
             load.done.set_exception(error)
         elif entry is not None:
             load.done.set_result(entry)

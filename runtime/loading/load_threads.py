@@ -170,7 +170,10 @@ async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]
         ticket.remove_listener(on_change)
     if task.cancelled():
         ticket.raise_if_cancelled()
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        del task, waited  # they keep the error, whose traceback has this frame
 
 
 def _set_done(future: asyncio.Future[None]) -> None:
@@ -193,7 +196,10 @@ class SingleFlight(Generic[Key, Result]):
             future.add_done_callback(mark_retrieved)
             self._running[key] = future
             self._tasks.create_task(self._execute(key, work, future))
-        return await asyncio.shield(future)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            del future
 
     async def wait_ended(self, key: Key) -> None:
         """Return once no work of the key runs."""
@@ -212,7 +218,7 @@ class SingleFlight(Generic[Key, Result]):
         except Exception as error:  # raised by `run`
             future.set_exception(error)
         finally:
-            del self._running[key]
+            del self._running[key], future  # it keeps the error, whose traceback has this frame
 
 
 def mark_retrieved(future: asyncio.Future[Any]) -> None:

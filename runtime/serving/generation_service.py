@@ -109,12 +109,17 @@ class Generation:
         if total == 1:
             await self._choose(0, on_delta)
             return
+        errors: list[BaseException] = []
         try:
             async with asyncio.TaskGroup() as tasks:
                 for index in range(total):
                     tasks.create_task(self._choose(index, on_delta))
-        except BaseExceptionGroup as group:  # all choices fail for the same cause
-            raise group.exceptions[0] from None
+        except (BaseExceptionGroup, asyncio.CancelledError) as error:
+            error.__traceback__ = None  # the group's frame keeps the error, which would be a cycle
+            # All choices fail for the same cause.
+            errors += error.exceptions[:1] if isinstance(error, BaseExceptionGroup) else [error]
+        if errors:
+            raise errors.pop()
 
     async def _choose(self, index: int, on_delta: Callable[[TextDelta], Awaitable[None]]) -> None:
         prompt, choice = divmod(index, self.request.choices)

@@ -1,9 +1,12 @@
 """The device worker: order, deadlines, errors, cancellation, limits."""
 
 import asyncio
+import contextlib
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -92,6 +95,34 @@ async def test_caller_cancelled_in_the_turn_of_its_result_ends(device: DeviceWor
     done, _ = await asyncio.wait([caller], timeout=30)
     assert done
     assert caller.cancelled()
+
+
+async def test_failed_job_is_freed(device: DeviceWorker) -> None:
+    """Its error's traceback leads to the batch, and that to the error: no cycle is left."""
+
+    class Content:
+        def fail(self) -> None:
+            try:
+                raise KeyError
+            except KeyError as cause:
+                raise ValueError("no such thing") from cause
+
+    async def failed() -> weakref.ref[Content]:
+        content = Content()
+        with contextlib.suppress(ValueError):
+            await device.run(content.fail)
+        return weakref.ref(content)
+
+    with pytest.raises(ValueError, match="no such thing") as raised:
+        await device.run(Content().fail)
+    assert "in fail" in raised.value.__notes__[0]
+    gc.disable()
+    try:
+        content = await failed()
+        await device.run(list)  # the device's thread has nothing of the first any more
+        assert content() is None
+    finally:
+        gc.enable()
 
 
 async def test_full_queue_raises(device: DeviceWorker) -> None:
