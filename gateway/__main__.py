@@ -128,10 +128,7 @@ async def running_app(
     telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
     connections = PodConnectionPool(PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir))
     components = ComponentCalls(telemetry)
-    access = create_access(
-        api_keys=settings.api_keys,
-        token_issuers=settings.token_issuers,
-    )
+    access = create_access(api_keys=settings.api_keys, token_issuers=settings.token_issuers)
     names = KnownNames(domain=settings.ingress_domain)
     pools = GatewayPools(
         [
@@ -145,14 +142,8 @@ async def running_app(
     )  # fmt: skip
     metrics.labels.is_declared = pools.declares
     shutdown = Shutdown()
-
-    def is_ending() -> bool:
-        return shutdown.has_begun
-
-    api = create_api(pools.served, metrics, telemetry.recent, is_ending)
-    limits = BodyLimits(
-        settings.max_body_bytes, BUFFER_BYTES, settings.body_timeout, MIN_BODY_RATE
-    )  # fmt: skip
+    api = create_api(pools.served, metrics, telemetry.recent, shutdown)
+    limits = BodyLimits(settings.max_body_bytes, BUFFER_BYTES, settings.body_timeout, MIN_BODY_RATE)
     held = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
     workflows = WorkflowProxy(
         settings.workflows_url, connections.secret, connections.tls, limits, held, shutdown
@@ -161,7 +152,7 @@ async def running_app(
     shown = pools.served[0]
     console = Console(
         shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
-        queued_total=lambda: shown.placer.queued_total, is_ending=is_ending,
+        queued_total=lambda: shown.placer.queued_total, shutdown=shutdown,
     )  # fmt: skip
     console.add_to(api)
     secret = connections.secret

@@ -10,9 +10,8 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import jwt
 
@@ -38,10 +37,7 @@ _PYJWT_ERRORS: Final = (
 """Raised by PyJWT for invalid input: JSON inside a token may have any type."""
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedToken:
-    """The tenants and the expiry of a valid token."""
-
+class VerifiedToken(NamedTuple):
     tenants: frozenset[str]
     expires_s: float
     """Seconds since the epoch, the accepted clock difference included."""

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 import orjson
 
 from gateway.console.overview import Overview, RowWindow
+from gateway.shutdown import Shutdown
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 
@@ -78,7 +79,7 @@ def event(delta: dict[str, Any]) -> bytes:
 class LiveUpdates:
     shown: Overview
     log: AutoscalerLog
-    is_draining: Callable[[], bool]
+    shutdown: Shutdown
     _actions_read_s: float = field(default=-ACTIONS_INTERVAL_S, init=False)
     _open: Counter[str | None] = field(default_factory=Counter, init=False)
     """Streams by viewer."""
@@ -131,7 +132,7 @@ class LiveUpdates:
     async def _ticks(self, viewer: str | None) -> AsyncGenerator[None, None]:
         self._open[viewer] += 1
         try:
-            while not self.is_draining():
+            while not self.shutdown.has_begun:
                 yield
                 await asyncio.sleep(MIN_INTERVAL_S)
         finally:

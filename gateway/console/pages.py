@@ -32,6 +32,7 @@ from gateway.console.page_files import (
     viewer_of,
 )
 from gateway.console.traffic import Traffic
+from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations, find_explanation
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
@@ -59,7 +60,7 @@ class Console:
         explanations: Sequence[Explanations],
         *,
         queued_total: Callable[[], int],
-        is_ending: Callable[[], bool],
+        shutdown: Shutdown,
     ) -> None:
         """`explanations`: of each pool of the gateway; the others are of the first one."""
         self._watch = watch
@@ -72,7 +73,7 @@ class Console:
         self._last_minute = LastMinute(recent, watch.state)
         traffic = Traffic(metrics, partial(present_level, watch))
         self._overview = Overview(watch, traffic, queued_total, self._last_minute)
-        self._updates = LiveUpdates(self._overview, self._log, is_ending)
+        self._updates = LiveUpdates(self._overview, self._log, shutdown)
         self.run = traffic.run
 
     def add_to(self, api: FastAPI) -> None:

@@ -130,23 +130,19 @@ class InferenceService:
 
     async def _model_ready(self, content: bytes, context: Context) -> bytes:
         request = _parse(messages.ModelReadyRequest, content)
-        found = await self._get_model(request.name, "/ready", context, allowed=(200, 503))
+        path = model_path(pairs_of(context.invocation_metadata()), request.name, "/ready")
+        found = await self._get(path, context, allowed=(200, 503))
         return _encoded(messages.ModelReadyResponse(ready=found.get("ready", False)))
 
     async def _model_metadata(self, content: bytes, context: Context) -> bytes:
         request = _parse(messages.ModelMetadataRequest, content)
-        found = await self._get_model(request.name, "", context)
+        path = model_path(pairs_of(context.invocation_metadata()), request.name, "")
+        found = await self._get(path, context)
         fields = ("name", "versions", "platform", "inputs", "outputs")
         response = messages.ModelMetadataResponse(
             **{name: found[name] for name in fields if name in found}
         )
         return _encoded(response)
-
-    async def _get_model(
-        self, name: str, path: str, context: Context, *, allowed: tuple[int, ...] = (200,)
-    ) -> dict[str, Any]:
-        pairs = pairs_of(context.invocation_metadata())
-        return await self._get(model_path(pairs, name, path), context, allowed=allowed)
 
     async def _get(
         self, path: str, context: Context, *, allowed: tuple[int, ...] = (200,)

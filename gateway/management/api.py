@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any
 
@@ -18,11 +18,11 @@ from gateway.http.error_responses import body_and_headers, leaves_body_unread
 from gateway.http.openai import is_openai, unknown_path
 from gateway.management.models import ServedPool, kserve_models, openai_models
 from gateway.management.openapi import complete_openapi
+from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests, explain_request
 from registry.errors import RegistryUnavailable
-from registry.redis.client import Registry
 
 MAX_REGISTRY_AGE_S = 10.0
 """A gateway with an older cluster state reports it as stale in `/readyz`, but still serves."""
@@ -46,7 +46,7 @@ def render_metrics(
 
 def create_api(
     pools: Sequence[ServedPool], metrics: GatewayMetrics, recent: RecentRequests,
-    is_ending: Callable[[], bool],
+    shutdown: Shutdown,
 ) -> FastAPI:  # fmt: skip
     api = FastAPI(
         title="Pilotlight gateway",
@@ -56,12 +56,19 @@ def create_api(
         redoc_url=None,
         redirect_slashes=False,  # its redirects lose the prefix that names a namespace
     )
-    watches = [each.watch for each in pools]
-    _add_health(api, pools, is_ending)
+    _add_health(api, pools, shutdown)
     api.include_router(kserve_models(pools))
     api.include_router(openai_models(pools))
     _add_explanations(api, [each.explanations for each in pools], recent)
-    _add_idle_memory(api, [each.registry for each in watches])
+
+    @api.get("/pilotlight/v1/idle-memory", tags=["operation"])
+    async def idle_memory() -> dict[str, float]:
+        """Bytes of idle models times seconds, over all pods, also those that ended."""
+        try:
+            held = [await each.watch.registry.idle_byte_s() for each in pools]
+        except RegistryUnavailable as error:
+            raise HTTPException(503, str(error)) from error
+        return {"idle_memory_byte_seconds": sum(held)}
 
     @api.get("/metrics", tags=["operation"])
     def prometheus_metrics(accept: Annotated[str, Header()] = "") -> Response:
@@ -119,11 +126,11 @@ def _allowed_methods(routes: Sequence[BaseRoute], path: str) -> list[str]:
     return list(filter(is_allowed, _METHODS))
 
 
-def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[], bool]) -> None:
+def _add_health(api: FastAPI, pools: Sequence[ServedPool], shutdown: Shutdown) -> None:
     watches = [each.watch for each in pools]
 
     def is_ready() -> bool:
-        return all(each.age_s() != math.inf for each in watches) and not is_ending()
+        return all(each.age_s() != math.inf for each in watches) and not shutdown.has_begun
 
     @api.get("/", tags=["operation"])
     def root() -> dict[str, str]:
@@ -142,7 +149,7 @@ def _add_health(api: FastAPI, pools: Sequence[ServedPool], is_ending: Callable[[
         return JSONResponse(
             {
                 "ready": ready,
-                "draining": is_ending(),
+                "draining": shutdown.has_begun,
                 "pods": sum(len(each.state.pods) for each in watches),
                 "registry_age_seconds": age_s if age_s != math.inf else None,
                 "registry_stale": age_s > MAX_REGISTRY_AGE_S,
@@ -190,15 +197,3 @@ def _add_explanations(
             },
             404,
         )
-
-
-def _add_idle_memory(api: FastAPI, registries: Sequence[Registry]) -> None:
-    @api.get("/pilotlight/v1/idle-memory", tags=["operation"])
-    async def idle_memory() -> dict[str, float]:
-        """Bytes of idle models times seconds, over all pods, also those that ended."""
-        try:
-            return {
-                "idle_memory_byte_seconds": sum([await each.idle_byte_s() for each in registries])
-            }
-        except RegistryUnavailable as error:
-            raise HTTPException(503, str(error)) from error
