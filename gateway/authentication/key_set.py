@@ -74,16 +74,12 @@ class KeySet:
             raise NotReady(
                 "the token issuer's keys cannot be read now", retry_after_s=MIN_REFRESH_INTERVAL_S
             )
-        candidates = [key for key, algorithms in self._with_id(key_id) if algorithm in algorithms]
+        named = self._keys.values() if key_id is None else (self._keys.get(key_id, ()),)
+        candidates = [key for keys in named for key, usable in keys if algorithm in usable]
         if len(candidates) != 1:
             problem = "is unknown or not for its algorithm" if key_id else "must be named (kid)"
             raise InvalidToken(f"the token's key {problem}")
         return candidates[0]
-
-    def _with_id(self, key_id: str | None) -> tuple[Key, ...]:
-        if key_id is not None:
-            return self._keys.get(key_id, ())
-        return tuple(key for keys in self._keys.values() for key in keys)
 
     async def refresh_if_old(self) -> None:
         """Read the keys again after `MAX_AGE_S`, or sooner if they could not be read."""

@@ -35,7 +35,7 @@ from gateway.console.traffic import Traffic
 from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations, find_explanation
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
+from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import AutoscalerRecords
 from registry.domain.model import ModelName, ModelRecord
 from registry.errors import RegistryUnavailable
@@ -132,7 +132,7 @@ class Console:
             request, "model", **model_values(self._watch.state, self._metrics, record),
             actions=[each for each in history if each.subject == wanted.only_model],
             read_at_s=0.0 if records is None else records.read_at_s,
-            rows=self._request_rows(request, wanted)[:20],
+            rows=request_rows(self._recent, self._last_minute, viewer_of(request), wanted)[:20],
         )  # fmt: skip
 
     def _record(self, request: Request, name: str) -> ModelRecord:
@@ -150,12 +150,9 @@ class Console:
         except RegistryUnavailable:
             return None
 
-    def _request_rows(self, request: Request, wanted: RequestFilter) -> list[RecentRequest]:
-        return request_rows(self._recent, self._last_minute, viewer_of(request), wanted)
-
     async def requests(self, request: Request) -> Response:
         wanted = _request_filter(request)
-        rows = self._request_rows(request, wanted)
+        rows = request_rows(self._recent, self._last_minute, viewer_of(request), wanted)
         return self._pages.render(request, "requests", wanted=wanted, rows=rows)
 
     async def request(self, request: Request, request_id: str) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import takewhile
@@ -28,7 +29,6 @@ class Increment(NamedTuple):
 
 
 _NOTHING: Final = Increment()
-_NO_COUNTS: Final = (0, 0, 0)
 
 
 class Sample(NamedTuple):
@@ -78,9 +78,9 @@ class Traffic:
         totals = self._metrics.outcomes.totals()
         counts_by: dict[str, Increment] = {}
         for model, counts in totals.items():
-            before = self._totals.get(model, _NO_COUNTS)
+            before = self._totals.get(model, _NOTHING)
             if counts[0] < before[0]:
-                before = _NO_COUNTS  # its series was dropped, and began again
+                before = _NOTHING  # its series was dropped, and began again
             if counts != before:
                 more = [now - then for now, then in zip(counts, before, strict=True)]
                 namespace, slash, _ = model.partition("/")
@@ -116,15 +116,13 @@ class Traffic:
 
     def levels(self, model: str, *, after_s: float = 0.0) -> list[Level]:
         """The level at each later sample, from the model's first one on; oldest first."""
-        found, current = [], None
-        changes = iter(self._levels.get(model, ()))
-        following = next(changes, None)
-        for sample in self._samples:
-            while following is not None and following.at_s <= sample.at_s:
-                current, following = following, next(changes, None)
-            if current is not None and sample.at_s > after_s:
-                found.append(current._replace(at_s=sample.at_s))
-        return found
+        levels = self._levels.get(model, ())
+        begun_s = [each.at_s for each in levels]
+        return [
+            levels[at - 1]._replace(at_s=sample.at_s)
+            for sample in self._samples
+            if sample.at_s > after_s and (at := bisect_right(begun_s, sample.at_s))
+        ]
 
     def rates(self) -> dict[str, float]:
         """Requests per second by model, averaged over ten seconds."""

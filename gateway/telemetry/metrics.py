@@ -11,6 +11,7 @@ from collections import Counter as Counts
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from operator import itemgetter
 from typing import Final
 
@@ -53,61 +54,62 @@ class GatewayMetrics:
         self.labels = labels = ModelLabels(max_models)
         self.outcomes = RequestCounts(labels, self.registry, self.fold)
         self.models = ModelTimings(labels, _STAGE_BUCKETS, self.registry, self.fold)
-        self.stages = self._histogram(
+        histogram = partial(
+            LabelledHistogram, bounds=_STAGE_BUCKETS, registry=self.registry, fold=self.fold
+        )
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        self.stages = histogram(
             "pilotlight_gateway_stage_seconds", "Time of each stage of a request.", "stage"
         )
-        self.durations = self._histogram(
-            "pilotlight_gateway_request_seconds",
-            "Time from arrival to the response.",
-            "policy",
+        self.durations = histogram(
+            "pilotlight_gateway_request_seconds", "Time from arrival to the response.", "policy"
         )
-        self.components = self._histogram(
+        self.components = histogram(
             "pilotlight_gateway_component_seconds",
             "Time from the request's last byte to the first of a transformer's or explainer's"
             " response.",
             "component",
         )
-        self.predicted = self._histogram(
-            "pilotlight_gateway_predicted_seconds",
-            "Measured forecast of the decision.",
-            "policy",
+        self.predicted = histogram(
+            "pilotlight_gateway_predicted_seconds", "Measured forecast of the decision.", "policy"
         )
-        self.prediction_errors = self._histogram(
+        self.prediction_errors = histogram(
             "pilotlight_gateway_prediction_error_seconds",
             "Absolute difference between a measured forecast and the actual time.",
             "policy",
         )
-        self.retries = self._counter(
-            "pilotlight_gateway_retries", "Requests retried at another pod.", "reason"
+        self.retries = counter(
+            "pilotlight_gateway_retries", "Requests retried at another pod.", ("reason",)
         )
-        self.looks = self._counter(
+        self.looks = counter(
             "pilotlight_gateway_looks",
             "Looks at the data of requests to applications; all but those seen are planned by"
             " profiled accuracy.",
-            "outcome",
+            ("outcome",),
         )
-        self.events = self._counter(
+        self.events = counter(
             "pilotlight_gateway_logger_events",
             "Events of models' loggers, by what became of them.",
-            "outcome",
+            ("outcome",),
         )
-        self.disconnects = self._counter(
+        self.disconnects = counter(
             "pilotlight_gateway_client_disconnects", "Clients that left before the response."
         )
-        self.unread = self._gauge(
+        self.unread = gauge(
             "pilotlight_gateway_unread_connection_seconds",
             "Longest wait of a new connection until it was accepted, since the last scrape.",
         )
-        self.waiting = self._gauge("pilotlight_gateway_waiting_requests", "Requests in the queue.")
-        self.reserved = self._gauge("pilotlight_gateway_reservations", "Reservations held now.")
-        self.in_flight = self._gauge(
+        self.waiting = gauge("pilotlight_gateway_waiting_requests", "Requests in the queue.")
+        self.reserved = gauge("pilotlight_gateway_reservations", "Reservations held now.")
+        self.in_flight = gauge(
             "pilotlight_gateway_requests_in_flight",
             "Requests in the queue or with a reservation; the number of gateways may follow it.",
         )
-        self.registry_age = self._gauge(
+        self.registry_age = gauge(
             "pilotlight_gateway_registry_age_seconds", "Age of the local cluster state."
         )
-        self.registry_repairs = self._gauge(
+        self.registry_repairs = gauge(
             "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed."
         )
 
@@ -164,17 +166,6 @@ class GatewayMetrics:
         """The longest wait since the last call."""
         longest_s, self._unread_s = self._unread_s, 0.0
         return longest_s
-
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(name, documentation, labels, registry=self.registry)
-
-    def _gauge(self, name: str, documentation: str) -> Gauge:
-        return Gauge(name, documentation, registry=self.registry)
-
-    def _histogram(self, name: str, documentation: str, label: str) -> LabelledHistogram:
-        return LabelledHistogram(
-            name, documentation, label, _STAGE_BUCKETS, self.registry, self.fold
-        )
 
 
 def _owners(
