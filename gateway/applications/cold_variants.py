@@ -44,7 +44,7 @@ class ColdVariants:
                         accuracy = profile.accuracy_for(each.evidence, application.prior_weights)
                         late = penalty_of_one(application.penalty, each.deadline_s, ends_s)
                         gain = accuracy * application.accuracy_scale * (1.0 - late)
-                        lost_s += max(0.0, gain - planned[each.id]) * each.deadline_s
+                        lost_s += max(0.0, gain - planned.get(each.id, 0.0)) * each.deadline_s
                 key = (application.name, profile.name)
                 before_s, latest_s = self._losses.get(key, (0.0, 0.0))
                 if window.now_s - latest_s <= _FORGET_S:

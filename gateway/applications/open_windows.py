@@ -182,15 +182,17 @@ class OpenWindows:
         )  # fmt: skip
 
         def follow(plan: SelectionPlan | None) -> None:
-            if plan is None:  # there is no pod: one may be started
+            try:
+                if plan is not None:
+                    for variant, pod in self._cold.record(window, plan):
+                        self._load(variant, pod)
+                    self._follow(key, plan, window, waiting)
+            finally:  # whom no plan has: without a pod, one may be started
+                carried = self._open[key].pending if key in self._open else ()
                 for each in waiting:
-                    if not each.is_over:
+                    if not each.is_over and each not in carried:
                         _select(each, _unplanned(each))
-            else:
-                for variant, pod in self._cold.record(window, plan):
-                    self._load(variant, pod)
-                self._follow(key, plan, window, waiting)
-            self._timers.after(0.0, self._plan_next, None)
+                self._timers.after(0.0, self._plan_next, None)
 
         self._plan(key[1], window, follow)
 

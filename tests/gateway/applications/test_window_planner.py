@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from gateway.applications.application_request import ApplicationRequest
-from gateway.applications.open_windows import OpenWindows
+from gateway.applications.open_windows import OpenWindows, Plan
 from gateway.applications.window_planner import WindowPlanner, plan_or_none
 from gateway.request_run import LoopTimers
 from gateway.selection.selection_policies import plan_window
-from gateway.selection.window import SelectionPlan
+from gateway.selection.window import SelectionPlan, Window
+from gateway.sneakpeek.client import Look, LookOutcome
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
-from tests.gateway.cluster_states import NOW_S, cluster, declare
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.selection.windows import random_window
 
 POLICY = SelectionPolicy.SNEAKPEEK
@@ -54,13 +55,13 @@ async def _started(planner: WindowPlanner) -> int:
     return planner.process.pid
 
 
-def _windows(planner: WindowPlanner) -> OpenWindows:
-    """Of a cluster with a variant and without a pod."""
-    state = cluster()
+def _windows(plan: Plan, *pods: PodSketch) -> OpenWindows:
+    """Of a cluster with a variant that no pod holds."""
+    state = cluster(*pods, measured={"infer": 0.1, "load:remote": 0.8})
     spec = declare(state, application="app")
     profile = AccuracyProfile(spec.key, APPLICATION.classes, ((9, 1), (1, 9)))
     state.accuracies[spec.name] = profile
-    return OpenWindows(state, planner.plan, lambda name, pod: None, LoopTimers(), lambda: NOW_S)
+    return OpenWindows(state, plan, lambda name, pod: None, LoopTimers(), lambda: NOW_S)
 
 
 def _request(name: str) -> ApplicationRequest:
@@ -122,7 +123,7 @@ def test_requests_that_end_while_they_are_planned_do_not_stop_others() -> None:
 
     async def act(planner: WindowPlanner) -> None:
         before = await _started(planner)
-        windows = _windows(planner)
+        windows = _windows(planner.plan)
         os.kill(before, signal.SIGSTOP)
         ended = [asyncio.create_task(windows.select(_request(name))) for name in "ab"]
         while not planner.process.pending:  # noqa: ASYNC110 - until their window is planned
@@ -135,3 +136,32 @@ def test_requests_that_end_while_they_are_planned_do_not_stop_others() -> None:
         assert selection.variant == ModelName("default", "m")
 
     _run(act)
+
+
+def test_a_plan_that_lacks_requests_or_cannot_be_followed_holds_up_none() -> None:
+    """A plug-in's plan may lack some; an older look may have other classes than a cold variant."""
+
+    def nothing(_policy: str, _window: Window, then: Callable[[SelectionPlan], object]) -> None:
+        then(SelectionPlan(()))
+
+    def made(policy: str, window: Window, then: Callable[[SelectionPlan | None], object]) -> None:
+        then(plan_or_none(policy, window))
+
+    async def select(plan: Plan, *looks: tuple[float, ...]) -> None:
+        windows = _windows(plan, PodSketch("pod-a"))
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, found: met.append(found))
+        for row in looks:  # in windows of their own
+            request = _request("a")
+            request.policy, request.look = (
+                SelectionPolicy.LO_EDF,
+                Look(LookOutcome.SEEN, 0.5, (row,)),
+            )
+            async with asyncio.timeout(10):
+                found = await windows.select(request)
+            assert found.variant == ModelName("default", "m")
+
+    good, other = (1.0, 0.0), (1.0, 0.0, 0.0)
+    for plan, first, mistakes in ((nothing, good, 0), (made, other, 1)):
+        met: list[dict[str, Any]] = []
+        asyncio.run(select(plan, first, good))
+        assert len(met) == mistakes
