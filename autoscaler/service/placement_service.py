@@ -163,7 +163,6 @@ class PlacementService:
             return
         self._metrics.placement_seconds.observe(took_s)
         self._next_check_s = time.monotonic() + max(_CHECK_INTERVAL_S, _MIN_PAUSE_RATIO * took_s)
-        self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
         known = {each.model for each in inputs.workloads}
         is_stale = record is None or not {pod.replica.model for pod in record.pods} <= known
         cost = moving_cost(record, result.placement, inputs)
@@ -173,6 +172,7 @@ class PlacementService:
                         "gain_rps": result.gain_rps, "moving_cost": cost})  # fmt: skip
             if record is not None and record.latency_scales != self._scales:
                 await self._log.set_placement(token, with_scales(record, self._scales))
+            self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
             return
         placed = new_record(
             record, result.placement, inputs, self._planning_reason, now_s, self._scales
@@ -183,7 +183,8 @@ class PlacementService:
         )
         action = ActionRecord("place", POOL, str(self._planner), detail, now_s,
                               outcome=ActionOutcome.DONE)  # fmt: skip
-        if await self._log.set_placement(token, placed, action):
+        if await self._log.set_placement(token, placed, action):  # else it is planned again
+            self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
             self._metrics.placements.labels("adopted").inc()
             logger.info("placement adopted", extra={"words": detail})
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,8 @@ class Driver:
         self.epochs: dict[str, int] = {}
         self.infer_s = SERVICE_S
         self.plays_pods = not chosen.kubernetes
+        self.is_fenced = False
+        """Its token is that of an earlier lead."""
 
     async def tick(self) -> PlacementRecord | None:
         horizon = ForecastHorizon()
@@ -63,6 +66,7 @@ class Driver:
         view = replace(pool([], [model_view("a")], demand=demand), time_s=now_s)
         token = await self.log.acquire_lead("one", ttl_s=60)
         assert token is not None
+        token -= self.is_fenced
         await self.service.tick(self.watch.state, view, {}, token)
         record = self.watch.state.placement
         for each in record.pods if record and self.plays_pods else ():
@@ -175,6 +179,35 @@ async def test_the_last_plan_serves_on_after_the_planner_was_killed(stage: Stage
 
         await eventually(is_counted)
         assert driver.watch.state.placement == before
+
+
+async def test_a_plan_that_was_not_recorded_is_made_again(stage: Stage) -> None:
+    async with driving(stage, kubernetes=True) as driver:
+        info = PodInfo("pod", "pod:1", "n", accelerator=EPYC, takes_places="node-1")
+        epoch = await stage.registry.register_pod(info, lease_ttl_s=600)
+
+        async def is_placed_on(node: str) -> bool:
+            record = await driver.tick()
+            return record is not None and {each.replica.accelerator for each in record.pods} == {
+                node
+            }
+
+        await eventually(partial(is_placed_on, "node-1"))
+        await stage.registry.deregister_pod("pod", epoch)
+        other = replace(info, name="other", address="other:1", takes_places="node-2")
+        await stage.registry.register_pod(other, lease_ttl_s=600)
+        await until(lambda: "other" in driver.watch.state.pods)
+        driver.is_fenced = True
+        name = "pilotlight_autoscaler_placement_seconds_count"
+        planned = metric(driver.metrics, name)
+
+        async def is_planned() -> bool:
+            assert not await is_placed_on("node-2")
+            return metric(driver.metrics, name) > planned
+
+        await eventually(is_planned)
+        driver.is_fenced = False
+        await eventually(partial(is_placed_on, "node-2"), timeout_s=20)
 
 
 async def test_a_pod_that_cannot_start_ends_the_plan(stage: Stage) -> None:
