@@ -107,10 +107,11 @@ async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controll
     """List all objects at the start and at every interval."""
     while True:
         try:
+            known = objects.uids()
             services = [each async for each in api.list_services() if each.concerns_us]
-            objects.replace(services, await api.list_pods())
-            objects.applications.replace_all(await api.list_applications())
-            objects.graphs.replace_all(await api.list_graphs())
+            objects.replace(services, await api.list_pods(), known)
+            objects.applications.replace_all(await api.list_applications(), known)
+            objects.graphs.replace_all(await api.list_graphs(), known)
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("the cluster's objects could not be listed; retrying", exc_info=error)

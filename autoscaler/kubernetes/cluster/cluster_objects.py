@@ -44,9 +44,10 @@ class ObjectsByName(dict[ModelName, _Object]):
         elif (known := self.get(found.name)) and known.uid == found.uid:
             del self[found.name]
 
-    def replace_all(self, listed: Iterable[_Object]) -> None:
-        """Apply a full list."""
-        self.clear()
+    def replace_all(self, listed: Iterable[_Object], known: Collection[str]) -> None:
+        """Apply a full list; for `known` see `ClusterObjects.replace`."""
+        for each in [each for each in self.values() if each.uid in known]:
+            del self[each.name]
         self.update((each.name, each) for each in listed)
         self.has_changed = True
 
@@ -117,16 +118,27 @@ class ClusterObjects:
         if self.is_pool(service):
             self._mark_models_changed(service.pool)
 
-    def replace(self, services: Iterable[ServiceObject], pods: Iterable[PodObject]) -> None:
-        """Apply a full list: objects that are not in it are removed."""
+    def uids(self) -> set[str]:
+        """Those of all objects."""
+        kinds = (self.services, self.pods, self.applications, self.graphs)
+        return {each.uid for kind in kinds for each in kind.values()}
+
+    def replace(
+        self, services: Iterable[ServiceObject], pods: Iterable[PodObject], known: Collection[str]
+    ) -> None:
+        """Apply a full list: objects that are not in it are removed.
+
+        `known`: the uids before it was asked for; objects that came since are not in it.
+        """
         listed = list(services)
         for service in listed:
             self._update_service(service, is_removed=False)
         names = {service.name for service in listed}
-        for name in self.services.keys() - names:
-            self.remove(self.services[name])
+        for service in [each for each in self.services.values() if each.name not in names]:
+            if service.uid in known:
+                self.remove(service)
         existing = {pod.uid: pod for pod in pods}
-        for uid in self.pods.keys() - existing.keys():
+        for uid in (self.pods.keys() - existing.keys()).intersection(known):
             self.removed_pods.append(self.pods.pop(uid))
         self.pods.update(existing)
         self.is_complete = True

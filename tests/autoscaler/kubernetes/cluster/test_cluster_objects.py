@@ -2,8 +2,9 @@ from typing import Any
 
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
 from autoscaler.kubernetes.cluster.inference_services import read_service
-from autoscaler.kubernetes.cluster.object_readers import PodObject, read_pod
+from autoscaler.kubernetes.cluster.object_readers import PodObject, read_graph_object, read_pod
 from registry.domain.model import ModelName
+from tests.autoscaler.kubernetes.cluster.test_graph_objects import graph
 from tests.autoscaler.kubernetes.objects import service
 
 NAME = ModelName("team", "translate")
@@ -76,11 +77,24 @@ def test_a_full_list_removes_missing_objects() -> None:
     objects = ClusterObjects()
     objects.update(ObjectEvent(read_service(service()), is_removed=False))
     objects.update(ObjectEvent(pod(), is_removed=False))
-    objects.replace([], [pod("pod-2")])
+    objects.replace([], [pod("pod-2")], objects.uids())
     assert objects.services == {}
     assert [each.name for each in objects.removed_pods] == ["pod-1"]
     assert [(each.name, each.pool) for each in objects.pods.values()] == [("pod-2", "default")]
     assert objects.is_complete
+
+
+def test_what_came_while_the_cluster_was_listed_stays() -> None:
+    objects = ClusterObjects()
+    known = objects.uids()
+    for came in (read_service(service()), pod(), read_graph_object(graph(uid="uid-2"))):
+        objects.update(ObjectEvent(came, is_removed=False))
+    objects.replace([], [], known)
+    objects.graphs.replace_all([], known)
+    assert objects.uids() == {"uid-1", "pod-1", "uid-2"}
+    assert objects.removed_pods == []
+    objects.graphs.replace_all([], objects.uids())
+    assert objects.graphs == {}
 
 
 def test_a_pod_marked_for_deletion_is_ending() -> None:
