@@ -32,9 +32,9 @@ class PodPhases:
 
     async def update(self) -> None:
         """Write new phases and removals to the registries. Raises RegistryUnavailable."""
-        removed, self._objects.removed_pods = self._objects.removed_pods, []
-        for pod in removed:
-            await self._deregister(pod)
+        while removed := self._objects.removed_pods:
+            await self._deregister(removed[0])
+            del removed[0]  # others may have been added
         pods = list(self._objects.pods.values())
         services = self._objects.services.items()
         replaced = replaced_pods(pods, {name: each.status for name, each in services})

@@ -1,11 +1,13 @@
 """Phases of pods that the cluster ends, replaces or rolls back to, with a real Redis."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
+from redis import asyncio as asyncio_redis
 
 from autoscaler.kubernetes.cluster.cluster_objects import ClusterObjects, ObjectEvent
 from autoscaler.kubernetes.cluster.inference_services import read_service
@@ -14,10 +16,11 @@ from autoscaler.kubernetes.pools import leaving_pods
 from autoscaler.kubernetes.pools.pod_phases import PodPhases
 from autoscaler.kubernetes.pools.pool_registries import PoolRegistries
 from registry.domain.pod import PodPhase
+from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from tests import servers
 from tests.autoscaler.kubernetes.objects import service
-from tests.registry.redis.clients import Pod, until
+from tests.registry.redis.clients import Pod, eventually, until
 
 LIMIT_S = 30.0
 _pools = itertools.count(1)
@@ -158,3 +161,23 @@ async def test_a_removed_pod_is_deregistered_and_its_successor_of_the_same_name_
     stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
     await stage.phases.update()
     assert "old" in pods
+
+
+async def test_a_removed_pod_is_deregistered_once_the_registry_is_back(
+    stage: Stage, redis: servers.RedisServer
+) -> None:
+    stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
+    async with asyncio_redis.Redis.from_url(redis.url) as direct:
+        await direct.client_pause(2000)
+    with pytest.raises(RegistryUnavailable):
+        await stage.phases.update()
+
+    async def is_updated() -> bool:
+        with contextlib.suppress(RegistryUnavailable):
+            await stage.phases.update()
+            return True
+        return False
+
+    await eventually(is_updated, timeout_s=LIMIT_S)
+    state = stage.registries.get(stage.pool).state
+    await until(lambda: "old" not in state.pods, timeout_s=LIMIT_S, what="deregistered")
