@@ -62,7 +62,7 @@ def _cold_variants(window: Window) -> dict[str, tuple[str, float]]:
     for worker in window.workers:
         for variant in worker.latency_s:
             load_s = worker.swap_s.get(variant, 0.0)
-            if load_s == 0.0 or worker.loaded == variant:
+            if load_s == 0.0:
                 warm.add(variant)
             elif variant not in found or load_s < found[variant][1]:
                 found[variant] = (worker.name, load_s)

@@ -33,7 +33,7 @@ _DONE: Final = 1
 _ORIGIN: Final = slice(2, 5)
 """The plan it extends, the group, its choice."""
 _STATE: Final = 5
-"""When each worker is free, and then what each has loaded."""
+"""When each worker is free, and then the variant that each ran last; -1: none."""
 
 
 def best_order(
@@ -49,7 +49,7 @@ def best_order(
     search = _Search(problem, groups, budget)
     greedy = mean_utility(problem, place_greedily(problem, groups))
     least = max(at_least, greedy) * len(problem.requests) - _ROUNDING
-    partials = np.array([[*[0.0] * _STATE, *problem.free_s, *problem.loaded]])
+    partials = np.array([[*[0.0] * _STATE, *problem.free_s, *[-1.0] * len(problem.free_s)]])
     levels: list[Floats] = []
     for _ in groups:
         partials = search.without_dominated(search.extended(partials, least))

@@ -97,7 +97,7 @@ def place_greedily(
 
     `by_accuracy`: each group has its most accurate variant whatever its lateness.
     """
-    free_s, loaded = problem.free_s.copy(), problem.loaded.copy()
+    free_s, loaded = problem.free_s.copy(), np.full(len(problem.free_s), -1)
     choices = GroupChoices(problem, groups)
     steps: list[int] = []
     for at, group in enumerate(groups):

@@ -64,8 +64,6 @@ class PlanningProblem:
     """The penalties that occur."""
     free_s: Floats
     """[workers], from the time of planning."""
-    loaded: Ints
-    """[workers]; -1: nothing."""
     age_s: Floats
     """[requests], from arrival to the time of planning."""
     priority: Floats
@@ -128,7 +126,6 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         (*(each.name for each in workers), ""), variant, worker, latency, swap, beside, accuracy,
         deadlines[:, None].repeat(most, axis=1), kind[:, None].repeat(most, axis=1), tuple(kinds),
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
-        np.array([*(column.get(each.loaded or "", -1) for each in workers), -1]),
         age, priorities, likely,
     )  # fmt: skip
 
@@ -207,9 +204,8 @@ def _completions(problem: PlanningProblem, plans: Ints, workers: Ints) -> Floats
     variants = problem.variant.take(plans)
     is_first = np.ones(plans.shape, bool)
     np.not_equal(workers[:, 1:], workers[:, :-1], out=is_first[:, 1:])
-    is_same = np.empty(plans.shape, bool)
-    np.equal(variants[:, 1:], variants[:, :-1], out=is_same[:, 1:])
-    np.copyto(is_same, problem.loaded.take(workers) == variants, where=is_first)
+    is_same = ~is_first
+    is_same[:, 1:] &= variants[:, 1:] == variants[:, :-1]
     takes = problem.latency_s.take(plans) + np.where(is_same, 0.0, problem.swap_s.take(plans))
     ends = np.add.accumulate(takes, axis=1)
     # What other workers do before this one in the row does not delay it.

@@ -84,7 +84,6 @@ class Worker:
     """By variant: what a request takes beside its turn here, and delays no other request."""
     free_s: float = 0.0
     """When it has finished what was planned before."""
-    loaded: str | None = None
     setup_s: Mapping[str, float] = field(default_factory=dict)
     """By variant: what a batch takes in addition to its requests' latencies. Paid as swaps are,
     where the variant before is another one."""

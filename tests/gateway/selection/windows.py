@@ -53,7 +53,6 @@ def random_window(
                 {name: rng.choice([0.005, 0.02, 0.06]) * rng.uniform(0.8, 1.2) for name in names},
                 {name: rng.uniform(0.0, 0.05) for name in names},
                 free_s=rng.choice([0.0, 0.12]),
-                loaded=rng.choice([None, names[0]]),
             )
             for at in range(workers)
         ),
