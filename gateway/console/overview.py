@@ -12,9 +12,8 @@ from functools import lru_cache
 from itertools import chain, islice
 from typing import Any, Final
 
-from gateway.console.last_minute import LastMinute
 from gateway.console.page_files import duration
-from gateway.console.traffic import Traffic
+from gateway.console.traffic import LastMinute, Traffic
 from gateway.selection.select_version import can_be_served
 from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.canaries import Canaries

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.console.last_minute import LastMinute
 from gateway.console.overview import cell_text, nearby, traffic_text
+from gateway.console.traffic import LastMinute
 from gateway.selection.select_version import can_be_served
 from gateway.telemetry.histograms import STAGES
 from gateway.telemetry.metrics import GatewayMetrics

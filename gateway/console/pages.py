@@ -15,7 +15,6 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from gateway.console.last_minute import LastMinute, replayed, trace_of
 from gateway.console.live_updates import LiveUpdates
 from gateway.console.overview import MAX_ROWS, Overview, RowWindow, present_level
 from gateway.console.page_documents import (
@@ -31,7 +30,7 @@ from gateway.console.page_files import (
     Pages,
     viewer_of,
 )
-from gateway.console.traffic import Traffic
+from gateway.console.traffic import LastMinute, Traffic, replayed, trace_of
 from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations, find_explanation
 from gateway.telemetry.metrics import GatewayMetrics

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from gateway.console.last_minute import LastMinute, replayed, trace_of
 from gateway.console.page_documents import RequestFilter, request_rows
+from gateway.console.traffic import LastMinute, replayed, trace_of
 from gateway.telemetry.recent_requests import RecentRequest, RecentRequests, StageTimings
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from gateway.console.last_minute import LastMinute
 from gateway.console.live_updates import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
 from gateway.console.overview import Overview, RowWindow
-from gateway.console.traffic import Traffic
+from gateway.console.traffic import LastMinute, Traffic
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests
 from registry.domain.action_log import ActionOutcome, ActionRecord
