@@ -179,7 +179,8 @@ class LastMinute:
     def percentile_s(self, part: float, viewer: str | None) -> float | None:
         """Of the times of responses, from 0 to 1; None without any."""
         self._read()
-        return percentile(self._times_s.get(viewer, ()), part)
+        ordered = self._times_s.get(viewer)
+        return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else None
 
     def _read(self) -> None:
         now_s = time.time()
@@ -199,19 +200,10 @@ class LastMinute:
         self._times_s = {viewer: sorted(each) for viewer, each in times_s.items()}
 
 
-def percentile(ordered: Sequence[float], part: float) -> float | None:
-    """The value below which this part of the ordered ones is; None without any."""
-    return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else None
-
-
 def replayed(recent: RecentRequests, state: ClusterState, now_s: float) -> list[RecentRequest]:
     """Requests of the last ten minutes to models that exist, oldest arrival first."""
-    found = []
-    for each in recent.newest_first():
-        if each.at_s < now_s - _TRACE_S:
-            break
-        if ModelName.parse(each.model) in state.models:
-            found.append(each)
+    latest = takewhile(lambda each: each.at_s >= now_s - _TRACE_S, recent.newest_first())
+    found = [each for each in latest if ModelName.parse(each.model) in state.models]
     return sorted(found, key=_arrival_s)
 
 

@@ -31,6 +31,7 @@ explanation: that takes longer than their decision. Of further ones only the dec
 _SAME_S: Final = 0.001
 _MAX_CANDIDATES: Final = 32
 _MAX_APPLICATIONS: Final = 256
+_COSTS: Final = ("delays_s", "evicts_s", "leaves_s", "credit_s", "cost_s")
 _SENT: Final[Mapping[Reason, str]] = {
     Reason.WARM: "warm at {predict}",
     Reason.WARM_REMOTE: "warm at {predict}, which infers; {entry} prepares the request",
@@ -251,11 +252,7 @@ def _option(option: RoutingOption) -> dict[str, Any]:
         "entry": option.entry,
         "predict": option.predict,
         **_forecast(option.forecast),
-        "delays_s": round(option.delays_s, 6),
-        "evicts_s": round(option.evicts_s, 6),
-        "leaves_s": round(option.leaves_s, 6) + 0.0,  # no negative zero
-        "credit_s": round(option.credit_s, 6),
-        "cost_s": round(option.cost_s, 6),
+        **{name: round(getattr(option, name), 6) + 0.0 for name in _COSTS},  # no negative zero
     }
 
 
