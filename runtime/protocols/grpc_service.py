@@ -171,12 +171,11 @@ class InferenceService:
                 REQUESTS.labels(
                     stage=stage_of(_metadata_of(context)), status=str(int(refusal.status))
                 ).inc()
-            aborted: bytes = await context.abort(  # which raises
-                grpc.StatusCode[code_of(refusal.status)],
-                refusal.detail[:MAX_DETAIL_CHARACTERS],
-                (*refusal.metadata, ("x-pilotlight-pod", self.pod_name)),
-            )
-            return aborted
+            # Without `abort`: the context keeps its error, which would be a cycle.
+            context.set_code(grpc.StatusCode[code_of(refusal.status)])
+            context.set_details(refusal.detail[:MAX_DETAIL_CHARACTERS])
+            context.set_trailing_metadata((*refusal.metadata, ("x-pilotlight-pod", self.pod_name)))
+            return b""
 
         return handle
 

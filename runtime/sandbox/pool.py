@@ -126,7 +126,10 @@ class Sandbox:
         running.add_done_callback(self._running.discard)
         outcome = await asyncio.shield(running)
         if isinstance(outcome, Exception):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome, running  # its traceback has this frame
         return outcome
 
     def evaluate_in_thread(self, owner: str, size_bytes: int, **request: Any) -> Any:

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests import servers
+from tests.runtime import rpc
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, metric, post, predict, unanswered, wait_idle
 
 REQUESTS = 5
+GRPC_PORT = servers.free_port()
 COMPLETION = {"model": "chat", "prompt": "babe", "max_tokens": 400, "min_tokens": 400}
 COUNT_GARBAGE = """
 import collections, gc, json, os, pathlib, signal
@@ -63,7 +65,14 @@ def serving(
         cluster.declare("chat", models / "tiny-gpt2")
         cluster.declare("classes", models / "tiny-bert")
         cluster.declare("broken", models / "nowhere")
-        yield cluster.pod(slots=2, allow_simulated_work=True)
+        strict = servers.copy_model(models / "tiny-gpt2", folder / "strict")
+        template = "{{ raise_exception('roles must alternate') }}"
+        (strict / "chat_template.jinja").write_text(template)
+        cluster.declare("strict", strict)
+        pod = cluster.pod(grpc_port=GRPC_PORT, slots=2, allow_simulated_work=True)
+        for load in (answered, completed, refused_by_its_template):
+            load(pod)
+        yield pod
 
 
 def answered(pod: servers.Pod) -> None:
@@ -79,6 +88,16 @@ def completed(pod: servers.Pod) -> None:
 def invalid(pod: servers.Pod) -> None:
     assert predict(pod.url, "classes", 3).status_code == 400
     assert predict(pod.url, "nothing", "fox").status_code == 404
+
+
+def refused_over_grpc(pod: servers.Pod) -> None:
+    request = rpc.infer_texts("default~nothing", "fox")
+    assert rpc.refused(GRPC_PORT, "ModelInfer", request).code().name == "NOT_FOUND"
+
+
+def refused_by_its_template(pod: servers.Pod) -> None:
+    body = {"model": "strict", "messages": [{"role": "user", "content": "fox"}]}
+    assert post(f"{pod.url}/openai/v1/chat/completions", body).status_code == 400
 
 
 def unloadable(pod: servers.Pod) -> None:
@@ -127,13 +146,14 @@ def refused(pod: servers.Pod) -> None:
     "ask",
     [
         answered, completed, invalid, unloadable, refused, left,
+        refused_over_grpc, refused_by_its_template,
         late, late_in_the_queue, late_while_it_generates,
     ],
 )  # fmt: skip
 def test_a_request_is_freed_at_its_end(
     ask: Callable[[servers.Pod], None], serving: servers.Pod, garbage: Path
 ) -> None:
-    ask(serving)  # the first loads the model
+    ask(serving)
     signalled(serving, signal.SIGUSR1, garbage / "begun")
     for _ in range(REQUESTS):
         ask(serving)
