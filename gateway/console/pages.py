@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -48,31 +49,26 @@ _NO_EXPLANATION: Final[Mapping[str, Any]] = {
 """Of a request that was refused before it was routed, or of an old one."""
 
 
+@dataclass(eq=False)
 class Console:
     """The pages, and what they read."""
 
-    def __init__(
-        self,
-        watch: ClusterWatch,
-        metrics: GatewayMetrics,
-        recent: RecentRequests,
-        explanations: Sequence[Explanations],
-        *,
-        queued_total: Callable[[], int],
-        shutdown: Shutdown,
-    ) -> None:
-        """`explanations`: of each pool of the gateway; the others are of the first one."""
-        self._watch = watch
-        self._metrics = metrics
-        self._recent = recent
-        self._explanations = explanations
-        self._gateway = explanations[0].gateway
-        self._pages = Pages(self._gateway)
-        self._log, self._workflow_log = AutoscalerLog(watch.registry), WorkflowLog(watch.registry)
-        self._last_minute = LastMinute(recent, watch.state)
-        traffic = Traffic(metrics, partial(present_level, watch))
-        self._overview = Overview(watch, traffic, queued_total, self._last_minute)
-        self._updates = LiveUpdates(self._overview, self._log, shutdown)
+    watch: ClusterWatch
+    metrics: GatewayMetrics
+    recent: RecentRequests
+    explanations: Sequence[Explanations]
+    """Of each pool of the gateway; the others are of the first one."""
+    queued_total: Callable[[], int]
+    shutdown: Shutdown
+
+    def __post_init__(self) -> None:
+        registry = self.watch.registry
+        self._pages = Pages(self.explanations[0].gateway)
+        self._log, self._workflow_log = AutoscalerLog(registry), WorkflowLog(registry)
+        self._last_minute = LastMinute(self.recent, self.watch.state)
+        traffic = Traffic(self.metrics, partial(present_level, self.watch))
+        self._overview = Overview(self.watch, traffic, self.queued_total, self._last_minute)
+        self._updates = LiveUpdates(self._overview, self._log, self.shutdown)
         self.run = traffic.run
 
     def add_to(self, api: FastAPI) -> None:
@@ -128,16 +124,16 @@ class Console:
         records = await self._records()
         history = () if records is None else records.history
         return self._pages.render(
-            request, "model", **model_values(self._watch.state, self._metrics, record),
+            request, "model", **model_values(self.watch.state, self.metrics, record),
             actions=[each for each in history if each.subject == wanted.only_model],
             read_at_s=0.0 if records is None else records.read_at_s,
-            rows=request_rows(self._recent, self._last_minute, viewer_of(request), wanted)[:20],
+            rows=request_rows(self.recent, self._last_minute, viewer_of(request), wanted)[:20],
         )  # fmt: skip
 
     def _record(self, request: Request, name: str) -> ModelRecord:
         """Raises HTTPException; what others have is as unknown as what does not exist."""
         model, viewer = ModelName.parse(name), viewer_of(request)
-        record = self._watch.state.models.get(model)
+        record = self.watch.state.models.get(model)
         if record is None or viewer not in (None, model.namespace):
             raise HTTPException(404, f"model {name} does not exist")
         return record
@@ -151,20 +147,20 @@ class Console:
 
     async def requests(self, request: Request) -> Response:
         wanted = _request_filter(request)
-        rows = request_rows(self._recent, self._last_minute, viewer_of(request), wanted)
+        rows = request_rows(self.recent, self._last_minute, viewer_of(request), wanted)
         return self._pages.render(request, "requests", wanted=wanted, rows=rows)
 
     async def request(self, request: Request, request_id: str) -> Response:
         viewer = viewer_of(request)
-        found = self._recent.find(request_id)
+        found = self.recent.find(request_id)
         if found is None or not is_visible(found, viewer):
             raise HTTPException(
                 404,
                 f"request {request_id!r} is not among the last ones of this gateway,"
-                f" {self._gateway}",
+                f" {self.explanations[0].gateway}",
             )
         decided = find_explanation(
-            self._explanations, request_id, None if viewer is None else (viewer,)
+            self.explanations, request_id, None if viewer is None else (viewer,)
         )
         return self._pages.render(
             request, "request", row=found, explanation={**_NO_EXPLANATION, **decided}
@@ -180,17 +176,17 @@ class Console:
             request, "autoscaler", records=records,
             windows={
                 application: request_id
-                for each in self._explanations
+                for each in self.explanations
                 for application, request_id in each.latest_selections.items()
                 if is_own(application)
             },
-            placement=self._watch.state.placement if viewer is None else None,
-            registry_now_s=self._watch.registry_now_s(),
+            placement=self.watch.state.placement if viewer is None else None,
+            registry_now_s=self.watch.registry_now_s(),
             ongoing=[each for each in records.ongoing.actions if is_own(each.subject)]
             if records
             else [],
             history=[each for each in records.history if is_own(each.subject)] if records else [],
-            pool=self._watch.registry.pool,
+            pool=self.watch.registry.pool,
         )  # fmt: skip
 
     async def workflows(self, request: Request) -> Response:
@@ -232,7 +228,7 @@ class Console:
 
     async def trace(self) -> Response:
         """Arrivals of the last ten minutes' requests as CSV, for `pilotlight simulate`."""
-        requests = replayed(self._recent, self._watch.state, time.time())
+        requests = replayed(self.recent, self.watch.state, time.time())
         return Response(trace_of(requests), media_type="text/csv")
 
 

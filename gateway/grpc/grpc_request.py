@@ -52,11 +52,7 @@ def pairs_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Headers:
 
 def host_of(pairs: Headers) -> bytes:
     """The call's `:authority`, which is what a Host is over HTTP."""
-    found = b""
-    for name, value in pairs:
-        if name == AUTHORITY_HEADER:  # the last one is the relay's
-            found = value
-    return found
+    return dict(pairs).get(AUTHORITY_HEADER, b"")  # the last one is the relay's
 
 
 def request_headers(pairs: Headers, *, size: int, remaining_s: float | None) -> Headers:
