@@ -15,7 +15,7 @@ from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
-from gateway.errors import NotReady
+from gateway.errors import NotReady, RequestLostPods
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from load.errors import LoadError
@@ -357,10 +357,12 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         """The error of a request with which too many pods were lost; no two are alike."""
         if reason is not NotExecuted.POD_DIED:
             return None
-        error = self._lost_pods.record(
-            request.arrival.id.encode(), (), 0, pod=request.entry.name, begun=request.begun
-        )
-        return None if error is None else str(error)
+        pod, path = request.entry.name, request.arrival.id.encode()
+        try:
+            self._lost_pods.record(path, (), 0, pod=pod, begun=request.begun)
+        except RequestLostPods as error:
+            return str(error)
+        return None
 
     # Responses
 

@@ -79,6 +79,13 @@ def test_requests_leave_no_reference_cycles(policy: RoutingPolicy) -> None:
     assert left < len(rows) / 10, "a cycle in every tenth request would leave as many"
 
 
+def test_a_request_that_loses_two_pods_is_refused() -> None:
+    pods = [{"kill": "2s"}, {"kill": "2500ms"}]
+    plan = cluster({"pods": pods}, {"infer": {1: "1s"}, "at": {"n-0": "device", "n-1": "device"}})
+    rows = run(plan, [(1.2, "m"), (1.2, "m")], RoutingPolicy.AUTO)
+    assert any("pods were lost with this request" in (row["error"] or "") for row in rows), rows
+
+
 def test_trace_with_descending_times_or_other_columns_is_refused() -> None:
     with pytest.raises(TraceError, match=r"goes back from 1\.0 s to 0\.5 s"):
         run(cluster({}), [(1.0, "m"), (0.5, "m")])
