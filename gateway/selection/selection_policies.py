@@ -32,7 +32,6 @@ from registry.domain.application import SelectionPolicy
 from registry.domain.loading_choice import SELECTION
 
 PLAIN: Final = SelectionOptions()
-DATA_AWARE: Final = SelectionOptions(is_data_aware=True)
 FULL: Final = SelectionOptions(is_data_aware=True, short_circuit=True, splits_groups=True)
 _FEW_REQUESTS: Final = 6
 """Of so many on one worker `refined` takes the best plan, which is found as soon as a good one. Of

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from registry.domain.application import ApplicationSpec
+from registry.domain.application import ApplicationSpec, parse_confusion
 
 Vectors = NDArray[np.float32]
 Labels = NDArray[np.int64]
@@ -123,8 +123,6 @@ def read_for(spec: ApplicationSpec, folder: Path) -> SneakPeekModel:
             f"was trained on the inputs {', '.join(model.inputs)}; the application has "
             f"{', '.join(sorted(named))}"
         )
-    elif not np.asarray(model.confusion).sum(axis=1).all():
-        problem = "its profile has a class without examples"
     if problem:
         raise InvalidSneakPeek(f"{wanted.uri}: {problem}")
     return model
@@ -149,9 +147,10 @@ def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:
         raise ValueError("arrays must be finite")
     if type(k) is not int or not 1 <= k <= len(vectors):
         raise ValueError(f"k must be 1 to {len(vectors)}, was {k!r}")
-    confusion = tuple(tuple(int(each) for each in row) for row in facts["confusion"])
-    if [len(row) for row in confusion] != [len(classes)] * len(classes):
-        raise ValueError(f"confusion must be {len(classes)} rows of {len(classes)}")
+    try:
+        confusion = parse_confusion(facts["confusion"], len(classes))
+    except ValueError as error:
+        raise ValueError(f"confusion must be {error}") from error
     examples = NearestExamples.of(
         vectors, labels.astype(np.int64), classes=len(classes), k=k, centre=centre,
         projection=projection,

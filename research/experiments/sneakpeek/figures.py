@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN
+from gateway.selection.selection_policies import FULL, PLAIN
 from gateway.selection.window import SelectionOptions
 from registry.domain.application import Penalty, Prior, SelectionPolicy
 from research.experiments.harness.experiment import Cell, Settings, Table
@@ -22,6 +22,7 @@ from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import Score, Task, run_task
 from research.experiments.sneakpeek.workload import Workload
 
+_DATA_AWARE: Final = SelectionOptions(is_data_aware=True)
 _SHORT: Final = SelectionOptions(is_data_aware=True, short_circuit=True)
 _SPLIT: Final = SelectionOptions(is_data_aware=True, splits_groups=True)
 _OBLIVIOUS: Final = (
@@ -171,7 +172,7 @@ def mechanisms(bench: Bench) -> Table:
     cells = []
     for policy in policies:
         is_grouped = policy in (SelectionPolicy.GROUPED, SelectionPolicy.REFINED)
-        options = (PLAIN, _SPLIT, FULL) if is_grouped else (PLAIN, DATA_AWARE, _SHORT)
+        options = (PLAIN, _SPLIT, FULL) if is_grouped else (PLAIN, _DATA_AWARE, _SHORT)
         cells += [(bench.load, policy, each) for each in options]
     scores = bench.scores(cells, "figure 8", windows=bench.main_windows)
     rows = [

@@ -19,7 +19,7 @@ from gateway.selection.planning_problem import (
     plan_of,
     planning_problem,
 )
-from gateway.selection.selection_policies import DATA_AWARE, FULL, PLAIN, plan_window
+from gateway.selection.selection_policies import FULL, PLAIN, plan_window
 from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions
 from registry.domain.application import Penalty, SelectionPolicy
 from registry.domain.loading_choice import SELECTION
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gateway.selection.planning_problem import Floats, Ints, PlanningProblem
     from gateway.selection.window import SelectionPlan, Window
 
+DATA_AWARE = SelectionOptions(is_data_aware=True)
 ALL_OPTIONS = [
     pytest.param(PLAIN, id="plain"),
     pytest.param(DATA_AWARE, id="data-aware"),
