@@ -1,6 +1,7 @@
 """Direct placement, queueing, timeouts and passive health in virtual time."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,9 +10,12 @@ from gateway.dispatch.admission import MAX_AGE_S
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.placer import POLL_INTERVAL_S, PlanRefused
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
-from gateway.routing.decision import Reason
+from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest
+from gateway.routing.routing_policies import ROUTING_POLICIES
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
+from registry.domain.reservation import LoadMode
 from registry.domain.residency_index import Residency
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
@@ -373,3 +377,72 @@ def test_a_plan_whose_reservation_is_refused_is_made_again() -> None:
     virtual.placer.on_reply(request, is_granted=False)
     assert [type(each) for each in virtual.errors] == [PlanRefused]
     assert (len(virtual.reserved_s), request.is_pending) == (1, False)
+
+
+class SlowPolicy:
+    """Lets all models wait but those named, and takes half a millisecond for it."""
+
+    def __init__(self, virtual: VirtualPlacer) -> None:
+        self.virtual = virtual
+        self.decided: list[str] = []
+        self.placed: set[str] = set()
+
+    def __call__(self, request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
+        self.virtual.events.now_s += 0.0005
+        self.decided.append(request.key)
+        if request.key in self.placed:
+            return SendTo("pod-a", "pod-a", LoadMode.LOAD, Reason.COLD)
+        return Wait(Reason.QUEUE_MEMORY)
+
+    def take(self) -> list[str]:
+        """Those decided since the last call."""
+        decided, self.decided = self.decided, []
+        return decided
+
+
+def run_until(virtual: VirtualPlacer, is_reached: Callable[[], bool]) -> None:
+    while not is_reached():
+        virtual.run_for(0.02)
+
+
+def forty_models_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> tuple[VirtualPlacer, SlowPolicy, list[ModelSpec]]:
+    """Beside a pod that is warm for another model; a change has come, and a first pass."""
+    state = cluster(PodSketch("pod-a", "warm", slots=4), key=KEY)
+    virtual = VirtualPlacer(state)
+    policy = SlowPolicy(virtual)
+    monkeypatch.setitem(ROUTING_POLICIES, RoutingPolicy.RANDOM, policy)
+    specs = [declare(state, f"m{number}", routing=RoutingPolicy.RANDOM) for number in range(40)]
+    declare(state)
+    for spec in specs:
+        virtual.place(spec)
+    for _ in range(2):  # up to the end of the first pass, and of a poll's
+        run_until(virtual, lambda: bool(policy.decided))
+        run_until(virtual, lambda: not policy.take())
+    virtual.placer.notify_change()
+    virtual.run_for(0.0)
+    return virtual, policy, specs
+
+
+def test_a_pass_over_many_models_goes_on_when_others_had_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual, policy, specs = forty_models_wait(monkeypatch)
+    first = len(policy.decided)
+    assert 0 < first < 20
+    placement = virtual.place(ModelSpec(ModelName("default", "m"), "file:///m"))
+    assert virtual.placed == [placement]
+    assert len(policy.decided) == first
+    virtual.run_for(0.2)
+    assert set(policy.decided) == {spec.key for spec in specs}
+
+
+def test_a_change_during_a_paused_pass_reaches_those_that_it_has_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual, policy, _ = forty_models_wait(monkeypatch)
+    policy.placed.add(policy.decided[-1])
+    virtual.placer.notify_change()
+    virtual.run_for(POLL_INTERVAL_S / 2)
+    assert [each.spec.key for each in virtual.placed] == [*policy.placed]
