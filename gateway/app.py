@@ -5,27 +5,30 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import unquote
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from common.tls import PartTls
+from gateway.authentication.access import Access
 from gateway.dispatch.warm_request import take
 from gateway.errors import GatewayError, MethodNotAllowed
 from gateway.http.client_request import closing_connection
 from gateway.http.error_responses import send_error
+from gateway.http.headers import Headers
 from gateway.http.openai import is_openai
-from gateway.http.routes import graph_path, is_inference, parse_path, refuse_other_name, target_of
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
-    from common.tls import PartTls
-    from gateway.authentication.access import Access
-    from gateway.http.headers import Headers
-    from gateway.http.routes import ModelPath
-    from gateway.inference import Inference
-    from gateway.pool import GatewayPools
-    from gateway.shutdown import Shutdown
-
+from gateway.http.routes import (
+    ModelPath,
+    graph_path,
+    is_inference,
+    parse_path,
+    refuse_other_name,
+    target_of,
+)
+from gateway.inference import Inference
+from gateway.pool import GatewayPools
+from gateway.shutdown import Shutdown
 
 CONSOLE: Final = "/console"
 EXPLANATIONS: Final = "/pilotlight/v1/explain/"

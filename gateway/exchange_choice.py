@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.content_coding import coding_of
+from common.pod_secret import PodSecret
 from gateway.authentication.access import make_token
 from gateway.dispatch.application_request import ApplicationRequest
-from gateway.dispatch.component_exchange import ComponentExchange
+from gateway.dispatch.component_exchange import ComponentCalls, ComponentExchange
 from gateway.dispatch.request import Request
 from gateway.dispatch.retries import MAX_WAIT_SHARE
 from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, UndeclaredModel
-from gateway.http.headers import PROTOBUF
-from gateway.http.model_host import Verb
+from gateway.http.body import IncomingBody
+from gateway.http.headers import PROTOBUF, RequestHeaders
+from gateway.http.inference_client import InferenceClient
+from gateway.http.model_host import ComponentTarget, Verb
 from gateway.http.openai import parse_model_name
-from gateway.http.targets import openai_target, target_of_version
+from gateway.http.targets import ModelTarget, openai_target, target_of_version
+from gateway.pool import GatewayPool, GatewayPools
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from gateway.selection.select_version import select_version
+from gateway.settings import GatewaySettings
+from gateway.shutdown import Shutdown
+from gateway.telemetry.request_telemetry import RequestTelemetry
+from registry.domain.application import ApplicationSpec
 from registry.domain.loading_choice import SELECTION
-
-if TYPE_CHECKING:
-    from common.pod_secret import PodSecret
-    from gateway.dispatch.component_exchange import ComponentCalls
-    from gateway.http.body import IncomingBody
-    from gateway.http.headers import RequestHeaders
-    from gateway.http.inference_client import InferenceClient
-    from gateway.http.model_host import ComponentTarget
-    from gateway.http.targets import ModelTarget
-    from gateway.pool import GatewayPool, GatewayPools
-    from gateway.settings import GatewaySettings
-    from gateway.shutdown import Shutdown
-    from gateway.telemetry.request_telemetry import RequestTelemetry
-    from registry.domain.application import ApplicationSpec
-    from registry.domain.model import ModelRecord, ModelSpec
+from registry.domain.model import ModelRecord, ModelSpec
 
 _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"

@@ -10,32 +10,25 @@ import asyncio
 import logging
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
-from gateway.authentication.access import credential, is_callback, without_credentials
+from common.pod_secret import PodSecret
+from gateway.authentication.access import Access, credential, is_callback, without_credentials
+from gateway.dispatch.component_exchange import ComponentExchange
+from gateway.dispatch.request import Request
 from gateway.dispatch.warm_route import WarmPath, WarmRoutes
 from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
-from gateway.http.body import IncomingBody
+from gateway.exchange_choice import ExchangeChoice
+from gateway.http.body import BodyLimits, IncomingBody
 from gateway.http.error_responses import respond_with_error
-from gateway.http.headers import SECRET, read_headers
-from gateway.http.targets import target_in_namespace
+from gateway.http.headers import SECRET, Headers, RequestHeaders, read_headers
+from gateway.http.held_bodies import HeldBodies
+from gateway.http.inference_client import InferenceClient
+from gateway.http.targets import ModelTarget, target_in_namespace
+from gateway.pool import GatewayPools
 from gateway.request_run import Deadlines, LoopTimers
-
-if TYPE_CHECKING:
-    from common.pod_secret import PodSecret
-    from gateway.authentication.access import Access
-    from gateway.dispatch.component_exchange import ComponentExchange
-    from gateway.dispatch.request import Request
-    from gateway.exchange_choice import ExchangeChoice
-    from gateway.http.body import BodyLimits
-    from gateway.http.headers import Headers, RequestHeaders
-    from gateway.http.held_bodies import HeldBodies
-    from gateway.http.inference_client import InferenceClient
-    from gateway.http.targets import ModelTarget
-    from gateway.pool import GatewayPools
-    from gateway.settings import GatewaySettings
-    from gateway.shutdown import Shutdown
-    from gateway.telemetry.request_telemetry import RequestTelemetry
+from gateway.settings import GatewaySettings
+from gateway.shutdown import Shutdown
+from gateway.telemetry.request_telemetry import RequestTelemetry
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.pod_client import PodClient
 from gateway.applications.open_windows import OpenWindows
@@ -16,27 +17,23 @@ from gateway.dispatch.placer import Placer
 from gateway.dispatch.request_context import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
 from gateway.dispatch.retries import PassiveHealth, Retries
+from gateway.http.model_host import KnownNames
 from gateway.http.routes import TargetResolver
 from gateway.management.models import ServedPool
 from gateway.request_run import LoopTimers
+from gateway.settings import GatewaySettings
 from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
+from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.event_log import EventLog
+from gateway.upstream.pod_connection import PodConnectionPool
 from gateway.upstream.pod_models import ModelLoads, ModelMetadata
 from registry.domain.model import ModelName
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
-
-    from gateway.http.model_host import KnownNames
-    from gateway.settings import GatewaySettings
-    from gateway.telemetry.metrics import GatewayMetrics
-    from gateway.telemetry.request_telemetry import RequestTelemetry
-    from gateway.upstream.pod_connection import PodConnectionPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,17 @@ import asyncio
 import hashlib
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import jwt
 
-from gateway.authentication.issuers import read_issuers
+from gateway.authentication.issuers import TrustedIssuer, read_issuers
 from gateway.authentication.key_set import KeySet
 from gateway.authentication.tenant_files import reread
 from gateway.errors import Forbidden, GatewayError, InvalidToken
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from gateway.authentication.issuers import TrustedIssuer
 
 LEEWAY_S: Final = 30.0
 """Accepted difference between the clocks of issuers and this one; machines with NTP differ less."""

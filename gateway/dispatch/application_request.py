@@ -6,7 +6,7 @@ plan says that the look answers, no pod is called.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import orjson
@@ -14,24 +14,21 @@ import orjson
 from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_response
 from common.inference_protocol.tensors import numeric_tensor
 from gateway.applications.application_request import ApplicationRequest as AskedApplication
-from gateway.applications.open_windows import MAX_PLANS
+from gateway.applications.application_request import Selection
+from gateway.applications.open_windows import MAX_PLANS, OpenWindows
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.request import Request
+from gateway.dispatch.request_context import RequestContext
 from gateway.errors import BadRequest
+from gateway.http.body import IncomingBody
+from gateway.http.headers import RequestHeaders
+from gateway.http.inference_client import InferenceClient
 from gateway.http.targets import target_of_variant
+from gateway.routing.route_request import IncomingRequest
 from gateway.selection.utility import class_probabilities
-
-if TYPE_CHECKING:
-    from gateway.applications.application_request import Selection
-    from gateway.applications.open_windows import OpenWindows
-    from gateway.dispatch.request_context import RequestContext
-    from gateway.http.body import IncomingBody
-    from gateway.http.headers import RequestHeaders
-    from gateway.http.inference_client import InferenceClient
-    from gateway.routing.route_request import IncomingRequest
-    from gateway.sneakpeek.client import Look, SneakPeekClient
-    from registry.domain.application import ApplicationSpec
+from gateway.sneakpeek.client import Look, SneakPeekClient
+from registry.domain.application import ApplicationSpec
 
 PROBABILITIES: Final = "probabilities"
 """Name of the second output."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.dispatch.pod_request import send_request
 from gateway.errors import (
@@ -21,19 +22,18 @@ from gateway.errors import (
     ComponentUnreachable,
     Rejected,
 )
-from gateway.http.inference_client import wait_for_reader
+from gateway.http.body import IncomingBody
+from gateway.http.headers import RequestHeaders
+from gateway.http.inference_client import InferenceClient, wait_for_reader
+from gateway.http.model_host import ComponentTarget
 from gateway.routing.decision import Reason
-from gateway.upstream.pod_connection import PodConnectionLost, PodConnectionPool, PodUnreachable
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from gateway.http.body import IncomingBody
-    from gateway.http.headers import RequestHeaders
-    from gateway.http.inference_client import InferenceClient
-    from gateway.http.model_host import ComponentTarget
-    from gateway.telemetry.request_telemetry import RequestTelemetry
-    from gateway.upstream.pod_connection import PodConnection
+from gateway.telemetry.request_telemetry import RequestTelemetry
+from gateway.upstream.pod_connection import (
+    PodConnection,
+    PodConnectionLost,
+    PodConnectionPool,
+    PodUnreachable,
+)
 
 MAX_ONGOING: Final = 1024
 """Requests that may be at a component at a time, from one gateway."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from gateway.dispatch.placement import Reservation
-    from gateway.http.body import IncomingBody
-    from gateway.http.targets import ModelTarget
-    from gateway.upstream.pod_connection import PodConnection
-    from registry.domain.model import ModelSpec
-
+from gateway.dispatch.placement import Reservation
+from gateway.http.body import IncomingBody
+from gateway.http.targets import ModelTarget
+from gateway.upstream.pod_connection import PodConnection
+from registry.domain.model import ModelSpec
 
 MAX_HEADS: Final = 64
 """Beginnings of heads that are kept for one kind of request: one for each pod that takes it."""

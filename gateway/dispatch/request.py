@@ -10,30 +10,26 @@ from __future__ import annotations
 
 import time
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.pod_request import head_beginning, head_rest, resent_head, send_request
+from gateway.dispatch.request_context import RequestContext
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
+from gateway.dispatch.warm_request import WarmRequest
 from gateway.errors import NoPodAccepted, UpstreamLost
-from gateway.http.inference_client import wait_for_reader
+from gateway.http.body import IncomingBody
+from gateway.http.headers import Headers, RequestHeaders
+from gateway.http.inference_client import InferenceClient, wait_for_reader
 from gateway.http.pod_response import FIRST_ERROR
+from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
-from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
+from gateway.upstream.event_log import LoggedRequest
+from gateway.upstream.pod_connection import PodConnection, PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
 from registry.domain.measures import size_class
-
-if TYPE_CHECKING:
-    from gateway.dispatch.request_context import RequestContext
-    from gateway.dispatch.warm_request import WarmRequest
-    from gateway.http.body import IncomingBody
-    from gateway.http.headers import Headers, RequestHeaders
-    from gateway.http.inference_client import InferenceClient
-    from gateway.routing.route_request import IncomingRequest
-    from gateway.upstream.event_log import LoggedRequest
-    from gateway.upstream.pod_connection import PodConnection
-    from registry.domain.pod_state import PodState
+from registry.domain.pod_state import PodState
 
 MAX_ERROR_BYTES: Final = 2048
 """Of an error's response, kept for its explanation."""

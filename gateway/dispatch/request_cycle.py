@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.dispatch.placement import Reservation
-from gateway.http.client_request import NO_EVENT, ClientRequest
-
-if TYPE_CHECKING:
-    from gateway.dispatch.warm_route import WarmPath, WarmRoute
-    from gateway.http.client_request import InferenceConnection
-    from gateway.http.framing import KnownHead
-    from gateway.request_run import Expiring
-    from gateway.upstream.pod_connection import PodConnection
-    from registry.domain.pod_work import PlacedRequest
+from gateway.dispatch.warm_route import WarmPath, WarmRoute
+from gateway.http.client_request import NO_EVENT, ClientRequest, InferenceConnection
+from gateway.http.framing import KnownHead
+from gateway.request_run import Expiring
+from gateway.upstream.pod_connection import PodConnection
+from registry.domain.pod_work import PlacedRequest
 
 
 class RequestCycle(Reservation):

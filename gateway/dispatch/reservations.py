@@ -10,24 +10,20 @@ Without Redis every reservation is local, and the next snapshot corrects the cou
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.dispatch.pending_placement import PlacementDriver
-from gateway.dispatch.placement import Reservation
+from gateway.dispatch.placement import Placement, Reservation
+from gateway.errors import Rejected
+from gateway.routing.decision import SendTo
+from registry.domain.cluster import ClusterState
+from registry.domain.pod_state import PodState
 from registry.domain.queued_steps import step_reservation_id
 from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.dispatch.placement import Placement
-    from gateway.errors import Rejected
-    from gateway.routing.decision import SendTo
-    from registry.domain.cluster import ClusterState
-    from registry.domain.pod_state import PodState
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 TTL_S: Final = 15.0
 MAX_OPTIMISTIC_S: Final = 0.01

@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gateway.dispatch.placement import Placement, Reservation
 from gateway.dispatch.pod_request import head_rest
 from gateway.dispatch.request_cycle import RequestCycle
 from gateway.dispatch.retries import MAX_WAIT_SHARE
+from gateway.dispatch.warm_route import WarmPath
+from gateway.http.client_request import InferenceConnection
+from gateway.http.framing import KnownHead
 from gateway.http.held_bodies import UNCOUNTED_BYTES
 from gateway.routing.auto import run_warm
-from gateway.routing.decision import Reason, SendTo
+from gateway.routing.decision import LatencyEstimate, Reason, SendTo
+from gateway.routing.latency_model import PodForecast
 from gateway.routing.placed_requests import record_at
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
+from gateway.upstream.pod_connection import PodConnection
 from registry.domain.model import RoutingPolicy
 from registry.domain.reservation import LoadMode
-
-if TYPE_CHECKING:
-    from gateway.dispatch.warm_route import WarmPath
-    from gateway.http.client_request import InferenceConnection
-    from gateway.http.framing import KnownHead
-    from gateway.routing.decision import LatencyEstimate
-    from gateway.routing.latency_model import PodForecast
-    from gateway.upstream.pod_connection import PodConnection
 
 _REASON: Final = str(Reason.WARM)
 _POLICY: Final = str(RoutingPolicy.AUTO)

@@ -5,27 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from common.pod_secret import PodSecret
 from gateway.authentication.access import without_credentials
 from gateway.dispatch.pod_request import MAX_HEADS, head_beginning
+from gateway.dispatch.request_context import RequestContext
 from gateway.errors import GatewayError
+from gateway.http.framing import KnownHead
 from gateway.http.headers import Headers, RequestHeaders, read_headers
+from gateway.http.held_bodies import HeldBodies
 from gateway.http.model_host import Verb
 from gateway.http.targets import ModelTarget
+from gateway.request_run import Deadlines
 from gateway.routing.route_request import is_plain
+from gateway.shutdown import Shutdown
+from gateway.telemetry.explanations import Explanations
+from registry.domain.cluster import ClusterState
 from registry.domain.measures import size_class
-
-if TYPE_CHECKING:
-    from common.pod_secret import PodSecret
-    from gateway.dispatch.request_context import RequestContext
-    from gateway.http.framing import KnownHead
-    from gateway.http.held_bodies import HeldBodies
-    from gateway.request_run import Deadlines
-    from gateway.shutdown import Shutdown
-    from gateway.telemetry.explanations import Explanations
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelSpec
+from registry.domain.model import ModelSpec
 
 Authorised = Callable[[ModelTarget, Headers], ModelTarget | None]
 

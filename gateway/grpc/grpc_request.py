@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from typing import Final
 from urllib.parse import quote
 
 import orjson
 
 from common.pod_responses import MAX_NAME_CHARACTERS
 from common.shown_value import shown
-from gateway.errors import BadRequest
+from gateway.app import GatewayApp
+from gateway.errors import BadRequest, GatewayError
 from gateway.grpc.authority_relay import AUTHORITY_HEADER
 from gateway.http.error_responses import body_and_headers
-from gateway.http.headers import PROTOBUF
+from gateway.http.framing import KnownHead
+from gateway.http.headers import PROTOBUF, Headers
 from gateway.http.routes import parse_path, target_of
+from gateway.http.targets import ModelTarget
 from gateway.request_run import RequestRun
 from registry.domain.model import ModelName
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from gateway.app import GatewayApp
-    from gateway.errors import GatewayError
-    from gateway.http.framing import KnownHead
-    from gateway.http.headers import Headers
-    from gateway.http.targets import ModelTarget
 
 _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")
 """Of ModelMesh's clients; before the message's own field."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import grpc
 import grpc.aio
@@ -20,14 +21,10 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
 )
 
 from common.inference_protocol.grpc_messages import INFERENCE
+from gateway.app import GatewayApp
 from gateway.grpc.authority_relay import relaying
 from gateway.grpc.inference_service import InferenceService
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
-
-    from gateway.app import GatewayApp
-    from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings
 
 logger = logging.getLogger(__name__)
 

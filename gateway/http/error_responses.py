@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import orjson
 
@@ -11,18 +12,14 @@ from common.content_coding import ACCEPTED
 from gateway.errors import (
     BodiesFull,
     BodyTooSlow,
+    GatewayError,
     MethodNotAllowed,
     RequestBodyTooLarge,
     UnsupportedCoding,
 )
 from gateway.http import openai
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from gateway.errors import GatewayError
-    from gateway.http.headers import Headers
-    from gateway.http.inference_client import InferenceClient
+from gateway.http.headers import Headers
+from gateway.http.inference_client import InferenceClient
 
 
 def body_and_headers(error: GatewayError, *, is_openai: bool) -> tuple[bytes, Headers]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from gateway.errors import ClientTooSlow
+from gateway.errors import ClientTooSlow, GatewayError
 from gateway.http.body import BodySource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gateway.errors import GatewayError
-    from gateway.http.framing import KnownHead
-    from gateway.http.headers import Headers
-    from gateway.http.targets import ModelTarget
-    from gateway.request_run import RequestRun
+from gateway.http.framing import KnownHead
+from gateway.http.headers import Headers
+from gateway.http.targets import ModelTarget
+from gateway.request_run import RequestRun
 
 
 class InferenceClient(BodySource, Protocol):

@@ -9,17 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from registry.domain.demand import QueueStats
+from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from registry.domain.demand import QueueStats
-    from registry.domain.model import ModelName
-    from registry.redis.client import Registry
+from registry.redis.client import Registry
 
 REPORT_INTERVAL_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.2

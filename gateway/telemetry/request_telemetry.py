@@ -7,22 +7,22 @@ import time
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
+from gateway.errors import GatewayError
 from gateway.http.client_request import status_line
+from gateway.http.pod_response import PodResponse
+from gateway.http.targets import ModelTarget
 from gateway.telemetry.histograms import UNKNOWN
+from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import (
     FailureLog,
     RecentRequest,
     RecentRequests,
+    StageTimings,
     error_message,
 )
 
 if TYPE_CHECKING:
-    from gateway.errors import GatewayError
-    from gateway.http.pod_response import PodResponse
-    from gateway.http.targets import ModelTarget
-    from gateway.telemetry.metrics import GatewayMetrics
-    from gateway.telemetry.recent_requests import StageTimings
-    from gateway.telemetry.tracing import Tracer
+    from gateway.telemetry.tracing import Tracer  # it takes memory and time to import
 
 _FIRST_FAILURE: Final = HTTPStatus.INTERNAL_SERVER_ERROR.value
 _BEGINNING: Final = b"""\

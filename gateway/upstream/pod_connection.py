@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from common.connection_pool import MAX_IDLE_S, ConnectionPool
-from common.http_connection import Connection, InvalidResponse, NotConnected
+from common.http_connection import Connection, InvalidResponse, NotConnected, Waiter
 from common.pod_responses import usual_times_ms
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import GatewayError, UpstreamLost
+from gateway.http.headers import Headers
 from gateway.http.pod_response import (
     LENGTH,
     TIMING,
     KnownResponses,
+    PodResponse,
     Shape,
     read_response,
     shape_of,
     stage_times_ms,
 )
 from gateway.request_run import waker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from common.http_connection import Waiter
-    from gateway.http.headers import Headers
-    from gateway.http.pod_response import PodResponse
 
 CONNECT_TIMEOUT_S: Final = 1.0
 _MAX_IDLE: Final = 1024

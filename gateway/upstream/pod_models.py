@@ -5,17 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from common.pod_client import PodRefused
+from common.pod_client import PodClient, PodRefused
 from gateway.errors import NotReady, Rejected
 from gateway.routing.decision import Reason
-from registry.domain.model import PERMANENT_STATUSES, Tier
-
-if TYPE_CHECKING:
-    from common.pod_client import PodClient
-    from registry.domain.cluster import ClusterState
-    from registry.domain.model import ModelName, ModelSpec
+from registry.domain.cluster import ClusterState
+from registry.domain.model import PERMANENT_STATUSES, ModelName, ModelSpec, Tier
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from common.pod_responses import (
     FAILURE_STATUSES,
@@ -12,11 +12,13 @@ from common.pod_responses import (
     classify_failure,
 )
 from gateway.errors import UpstreamLost
-from gateway.upstream.pod_connection import PodConnectionLost, PodUnreachable
-
-if TYPE_CHECKING:
-    from gateway.http.pod_response import PodResponse
-    from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
+from gateway.http.pod_response import PodResponse
+from gateway.upstream.pod_connection import (
+    PodConnection,
+    PodConnectionLost,
+    PodConnectionPool,
+    PodUnreachable,
+)
 
 MESSAGES: Final = {
     QueueProxyFailure.NOT_REACHED: "the pod was lost during the request",
