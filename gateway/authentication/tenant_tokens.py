@@ -141,7 +141,12 @@ class TenantTokens:
             tenants |= {each.tenant for each in issuers if each.accepts(claims)}
         if tenants:
             return VerifiedToken(frozenset(tenants), expires_s)
-        raise refusal or InvalidToken("no trusted issuer accepts the token's audience and claims")
+        try:
+            raise refusal or InvalidToken(
+                "no trusted issuer accepts the token's audience and claims"
+            )
+        finally:
+            del refusal  # kept in a frame of its traceback it would be a cycle
 
     def _claims(self, text: str, key: jwt.PyJWK, algorithm: str) -> tuple[Mapping[str, Any], float]:
         """The verified claims and their expiry. Raises InvalidToken."""

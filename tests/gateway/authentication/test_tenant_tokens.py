@@ -22,7 +22,9 @@ from gateway.authentication.tenant_tokens import (
     looks_like_token,
 )
 from gateway.errors import Forbidden, InvalidToken
+from tests.gateway.asynchronous import run_async
 from tests.gateway.authentication.identity_provider import DAY_S, ISSUER, Issuer, new_key, trust
+from tests.gateway.end_to_end.test_freed_requests import no_garbage
 
 RED = Issuer({"elliptic": new_key(), "rsa": new_key("RS256")})
 STRANGER = Issuer({"elliptic": new_key()})
@@ -132,6 +134,12 @@ GOOD = RED.token("elliptic")
 def test_rejects_an_invalid_token(tokens: TenantTokens, token: str | bytes) -> None:
     with pytest.raises(InvalidToken):
         check(tokens, "red", token)
+
+
+@run_async
+async def test_a_rejected_token_is_freed(tokens: TenantTokens) -> None:
+    with no_garbage(), pytest.raises(InvalidToken):
+        await tokens.check("red", STRANGER.token("elliptic").encode())
 
 
 @pytest.mark.parametrize(
