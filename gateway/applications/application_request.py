@@ -29,6 +29,8 @@ class ApplicationRequest:
     """Set when it joins a window."""
     is_over: bool = False
     """It has its selection, or nobody waits for it."""
+    plans: int = 0
+    """That selected its variant: another one is made where the pod has no slot after all."""
 
     def in_window(self, id_: str) -> WindowRequest:
         """With the labels of the nearest examples, summed over the request's rows."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -255,6 +255,7 @@ def _choose(chosen: asyncio.Future[Selection], selection: Selection) -> None:
 
 def _select(request: ApplicationRequest, selection: Selection) -> None:
     request.is_over = True
+    request.plans += 1
     request.on_selected(selection)
 
 
@@ -267,6 +268,8 @@ def _planned(
         due_s = request.arrival_s + request.deadline_s
         pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
         until_s[assignment.worker] = pod_until_s
+    if request.plans + 1 >= MAX_PLANS:
+        assignment = replace(assignment, worker="")
     variant = ModelName(request.application.name.namespace, assignment.variant)
     return Selection(assignment, variant, pod_until_s)
 

@@ -15,7 +15,7 @@ from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_re
 from common.inference_protocol.tensors import numeric_tensor
 from gateway.applications.application_request import ApplicationRequest as AskedApplication
 from gateway.applications.application_request import Selection
-from gateway.applications.open_windows import MAX_PLANS, OpenWindows
+from gateway.applications.open_windows import OpenWindows
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.request import Request
@@ -55,7 +55,6 @@ class ApplicationRequest(Request):
         self._application_target = client.target
         self._windows = windows
         self._sneak_peek = sneak_peek
-        self._plans = 0
         self._pod_until_s: float | None = None
         self._asked = AskedApplication(
             arrival.id, application, arrival.arrival_s, deadline_s, policy
@@ -79,11 +78,10 @@ class ApplicationRequest(Request):
         placer = self._context.placer
         while True:
             selection = await self._windows.select(self._asked)
-            self._plans += 1
             self._take_variant(selection)
             placement = Placement(self.arrival)
             pod = selection.assignment.worker
-            if not pod or self._plans >= MAX_PLANS:
+            if not pod:
                 return await placement.place(placer)
             placement.policy = self._asked.policy
             if placer.place_planned(placement, pod) is False:
@@ -106,7 +104,7 @@ class ApplicationRequest(Request):
             utility=selection.assignment.utility,
         )
         self.arrival.model = selection.variant
-        if self._plans == 1:
+        if self._asked.plans == 1:
             self._context.arrival_counter.count(selection.variant)
 
     def _left_ms(self, until_s: float) -> float:

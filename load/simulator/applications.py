@@ -32,7 +32,6 @@ class ApplicationArrival(ApplicationRequest):
     output_size: int
     draw: float
     sequence: int
-    plans: int = 0
     selection: Selection | None = None
     failed: FailedAttempts | None = None
 

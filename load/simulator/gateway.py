@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.applications.open_windows import MAX_PLANS
 from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
@@ -200,9 +199,8 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             self._finish(self._attempt(asked, None), 503, str(error), "not-ready")
 
     def _on_selected(self, asked: ApplicationArrival, selection: Selection) -> None:
-        """As the live gateway's `ApplicationRequest`: plans are tried up to a limit."""
+        """As the live gateway's `ApplicationRequest`."""
         asked.selection = selection
-        asked.plans += 1
         if asked.id not in self._asked:
             return
         request = self._attempt(asked, selection.variant)
@@ -213,7 +211,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         if asked.plans == 1 and self.on_arrival is not None:
             self.on_arrival(selection.variant, self._events.now_s)
         pod = selection.assignment.worker
-        if not pod or asked.plans >= MAX_PLANS:
+        if not pod:
             self._place(request)
         elif self.placer.place_planned(request, pod):
             self.on_placed(request)

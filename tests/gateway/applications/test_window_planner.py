@@ -64,6 +64,10 @@ def _windows(plan: Plan, *pods: PodSketch) -> OpenWindows:
     return OpenWindows(state, plan, lambda name, pod: None, LoopTimers(), lambda: NOW_S)
 
 
+def _at_once(policy: str, window: Window, then: Callable[[SelectionPlan | None], object]) -> None:
+    then(plan_or_none(policy, window))
+
+
 def _request(name: str) -> ApplicationRequest:
     return ApplicationRequest(name, APPLICATION, NOW_S, 1.0, POLICY)
 
@@ -144,9 +148,6 @@ def test_a_plan_that_lacks_requests_or_cannot_be_followed_holds_up_none() -> Non
     def nothing(_policy: str, _window: Window, then: Callable[[SelectionPlan], object]) -> None:
         then(SelectionPlan(()))
 
-    def made(policy: str, window: Window, then: Callable[[SelectionPlan | None], object]) -> None:
-        then(plan_or_none(policy, window))
-
     async def select(plan: Plan, *looks: tuple[float, ...]) -> None:
         windows = _windows(plan, PodSketch("pod-a"))
         asyncio.get_running_loop().set_exception_handler(lambda _loop, found: met.append(found))
@@ -161,7 +162,15 @@ def test_a_plan_that_lacks_requests_or_cannot_be_followed_holds_up_none() -> Non
             assert found.variant == ModelName("default", "m")
 
     good, other = (1.0, 0.0), (1.0, 0.0, 0.0)
-    for plan, first, mistakes in ((nothing, good, 0), (made, other, 1)):
+    for plan, first, mistakes in ((nothing, good, 0), (_at_once, other, 1)):
         met: list[dict[str, Any]] = []
         asyncio.run(select(plan, first, good))
         assert len(met) == mistakes
+
+
+def test_a_request_that_was_planned_eight_times_is_routed_as_its_variants_are() -> None:
+    async def pods() -> list[str]:
+        windows, request = _windows(_at_once, PodSketch("pod-a", "warm")), _request("a")
+        return [(await windows.select(request)).assignment.worker for _ in range(8)]
+
+    assert asyncio.run(pods()) == ["pod-a"] * 7 + [""]
