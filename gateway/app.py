@@ -1,7 +1,5 @@
 """The gateway's application: all requests but inference, through FastAPI."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

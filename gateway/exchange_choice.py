@@ -1,7 +1,5 @@
 """Which exchange serves an inference request: an application's, a component's or a model's."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Final

@@ -5,8 +5,6 @@ it ends when the gateway closes that. Arguments and results are pickled: both en
 program, and nobody else has the socket.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

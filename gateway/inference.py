@@ -4,8 +4,6 @@ They skip ASGI, FastAPI's routing, validation and middleware, which would cost a
 gateway's own work.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

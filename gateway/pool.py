@@ -1,7 +1,5 @@
 """What a gateway has for each pool: cluster state, queue, reservations, selection of variants."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

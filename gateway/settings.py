@@ -1,7 +1,5 @@
 """The settings of one gateway."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How far the gateway's shutdown is: every part that serves requests looks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gateway.errors import ShuttingDown

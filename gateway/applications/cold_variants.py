@@ -6,8 +6,6 @@ deadline: the time that its accuracy is worth. Where the losses reach the time o
 begins in the background, as in `gateway.routing.ski_rental`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final
 

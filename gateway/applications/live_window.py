@@ -6,8 +6,6 @@ nothing where the variant is warm, else the rest of its load; a pod is free when
 done. Variants without a current accuracy profile are left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A window of one request is planned at once: that takes less than the way to the 
 this module. So is one while the process does not run or does not answer; no request is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Authorisation of requests by tenant, with API keys and tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

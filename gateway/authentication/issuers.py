@@ -4,8 +4,6 @@ The folder has one YAML file per tenant, a mounted ConfigMap. The file `_operato
 for metrics and explanations, which show all tenants' data.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args

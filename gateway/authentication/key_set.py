@@ -4,8 +4,6 @@ Documents are read in a thread. A token with an unknown key id causes one read, 
 together cause at most one every few seconds; a read that fails leaves the keys unchanged.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -3,8 +3,6 @@
 They are mounted Secrets and ConfigMaps. A file of keys has one per line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -4,8 +4,6 @@ A token is verified once and cached until it expires or the trusted issuers or t
 Verification takes about a fifth of a millisecond and runs on the event loop.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import time

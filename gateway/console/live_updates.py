@@ -4,8 +4,6 @@ At most four events a second per browser; a stream ends when the gateway drains,
 connects to another one, or again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter

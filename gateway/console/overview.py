@@ -3,8 +3,6 @@
 A viewer is a namespace, whose models alone are shown, or None for operators, who see everything.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What the console's pages show: one model, the recent requests and one of them, the interface."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice

@@ -4,8 +4,6 @@ The files are read when the gateway starts, which keeps to them while it runs: t
 upgrade puts there belong to other code.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -3,8 +3,6 @@
 The application has put the viewer into the scope: a namespace, or None for operators.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Counts are of ten minutes. The kept ones are read for the last minute by namespa
 of ten minutes for `pilotlight simulate --trace live`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import csv
 import io

@@ -4,8 +4,6 @@ What the guards remember of a model is one record, which most models lack: their
 decided by the policy alone. Each guard says what happens without it. Pure; the clock is passed in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf

@@ -3,8 +3,6 @@
 Pure bookkeeping around the fair queue, with the clock passed in; the placer routes the requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final, Generic

@@ -4,8 +4,6 @@ Where the pod has no slot left or did not execute the request, it joins the next
 plan says that the look answers, no pod is called.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

@@ -4,8 +4,6 @@ The component calls the model back through a gateway, where that request is plac
 limited as any other: here the request is passed on, and the response streamed back.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

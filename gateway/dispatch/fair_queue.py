@@ -7,8 +7,6 @@ meanwhile, and requests that gather before a load share it. Every head becomes r
 `is_ready`. Pure bookkeeping without clock or tasks, shared with the simulator.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from math import inf

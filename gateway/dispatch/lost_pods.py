@@ -5,8 +5,6 @@ acquits a request, also one that others send with the same body. Pods lost at th
 with their node, prove nothing: one such request is tried again after a few seconds.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence

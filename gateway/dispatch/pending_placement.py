@@ -1,7 +1,5 @@
 """A request that is being placed at a pod, and the interface that carries out placements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, TypeVar
 

@@ -5,8 +5,6 @@ scheduler names the pod, or leaves its choice to the routing policy; if the name
 requests, the step is routed like any other request. A planned request takes a slot. Pure.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Final
 

@@ -5,8 +5,6 @@ the local cluster state; the registry checks the reservation that follows, and a
 another decision on newer state. A request that never waits does not enter the queue.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Final, Generic
 

@@ -1,7 +1,5 @@
 """A request as it is sent to its pod: the client's headers, the gateway's, and the body."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.dispatch.placement import Reservation

@@ -6,8 +6,6 @@ for a pod's response without a task; for a body, its turn in a queue, a connecti
 it, and only while the retry budget lasts.
 """
 
-from __future__ import annotations
-
 import time
 from http import HTTPStatus
 from typing import Final

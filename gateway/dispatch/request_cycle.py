@@ -1,7 +1,5 @@
 """A request that goes by callbacks: what its client's connection needs, how it is handed over."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.dispatch.placement import Reservation

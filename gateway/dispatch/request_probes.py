@@ -1,7 +1,5 @@
 """Requests with a deadline that are tried although they are expected to miss it: a few."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.dispatch.pending_placement import PendingPlacement

@@ -4,8 +4,6 @@ Source of the budget: the token form of Finagle's `RetryBudget`, so that a faili
 receive many more requests than clients send: every request earns a part of a retry.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass

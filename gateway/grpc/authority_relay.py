@@ -4,8 +4,6 @@ Clients connect here; each connection is passed on to the server's Unix socket a
 further header at the end of every request's headers. Bodies are neither read nor kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable

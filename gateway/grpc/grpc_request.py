@@ -1,7 +1,5 @@
 """One call over gRPC as a client's request: its metadata as headers, its model, its response."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Callable, Iterable

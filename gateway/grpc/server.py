@@ -1,7 +1,5 @@
 """The gateway's gRPC server: its port, its limits, its shutdown, its health and reflection."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

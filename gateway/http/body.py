@@ -4,8 +4,6 @@ A small one stays in memory, the rest of a longer one goes to a temporary file: 
 sends slowly occupies no pod, and every body can be sent again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile

@@ -1,7 +1,5 @@
 """Error responses: `{"error": …}` as KServe writes it, or OpenAI's error object."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any

@@ -3,8 +3,6 @@
 The parser checks the syntax; lengths, codings, the Host and the texts of refusals are here.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """What the bodies of all requests together occupy, and may, in memory and temporary files."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from gateway.errors import BodiesFull

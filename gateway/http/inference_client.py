@@ -1,7 +1,5 @@
 """Who sent an inference request, by HTTP or gRPC: its body, and the way of the response."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -4,8 +4,6 @@ To close with unread bytes resets the connection, and the client may lose the re
 section 9.6).
 """
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 

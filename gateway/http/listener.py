@@ -8,8 +8,6 @@ needs several turns until its first response. So a turn accepts 32 connections a
 requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -4,8 +4,6 @@ The explainer serves `:explain`, the transformer all other requests, and the mod
 sent to `NAME-predictor`, as its components send it (KServe 0.20, `ingress_reconciler.go`). Pure.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """What the gateway reads from the head of a pod's response, and what it forwards."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Final, NamedTuple

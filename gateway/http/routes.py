@@ -3,8 +3,6 @@
 OpenAI requests may name the model only in the body, which `IncomingBody.read_model_field` reads.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from typing import Final

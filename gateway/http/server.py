@@ -4,8 +4,6 @@ Other requests, which FastAPI serves, are delegated to uvicorn. A running reques
 once when its client disconnects, so that its slot is freed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable

@@ -1,7 +1,5 @@
 """Every endpoint but inference: models, health, metrics, explanations, OpenAPI."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Lists, metadata and readiness of models: KServe's V1 and V2 protocols, and OpenAI's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Completes the OpenAPI document: inference, which FastAPI does not serve, and errors as sent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Final
 

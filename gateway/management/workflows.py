@@ -3,8 +3,6 @@
 Responses are streamed; a client that disconnects ends the request at the scheduler.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator, Coroutine

@@ -10,8 +10,6 @@ A model with a warm placed copy is loaded nowhere else: its requests keep to pla
 In a pool of several kinds of accelerators each option is considered at the best pod of each kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import inf
 

@@ -5,8 +5,6 @@ subtracted from the cost of a load into free memory (`gateway.routing.ski_rental
 request would then miss its deadline.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Final

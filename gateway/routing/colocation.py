@@ -4,8 +4,6 @@ Source: Liu 2025, section 4.5. If no warm or warming pod has a free slot, `coloc
 at another pod at once. `colocation_queueing` starts cold only if no pod is warm or warming.
 """
 
-from __future__ import annotations
-
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import best_cold, fewest_inferring
 from registry.domain.cluster import ClusterState

@@ -1,7 +1,5 @@
 """Input and output of a routing policy: a request, and the decision to send, wait or reject."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum

@@ -1,7 +1,5 @@
 """Work of a pod's device before an inference: this process's requests, and the others there."""
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Final
 

@@ -10,8 +10,6 @@ of live measurements at pods of the same kind of accelerator; those of other kin
 the forecast as unmeasured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace

@@ -5,8 +5,6 @@ Any pod with a free slot, chosen at random (`random`), in turn (`round-robin`) o
 Liu 2025, section 6.2.
 """
 
-from __future__ import annotations
-
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import free_pods, least_loaded_free
 from registry.domain.cluster import ClusterState

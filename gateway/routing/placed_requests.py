@@ -3,8 +3,6 @@
 Recorded before the reservation, so that a request that is still on its way counts in full.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gateway.routing.decision import Reason, SendTo

@@ -1,7 +1,5 @@
 """Filters and rankings of pods that routing policies are composed of."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from math import inf
 from operator import attrgetter

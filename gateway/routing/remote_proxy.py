@@ -7,8 +7,6 @@ without one the request waits. A copy that evicts others costs more loads than p
 memory for half of the models, loads at any entry pod took 1.3 s on average where waiting took 0.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait

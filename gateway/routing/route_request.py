@@ -3,8 +3,6 @@
 Pure like the policies that it calls; gateway and simulator share it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

@@ -1,7 +1,5 @@
 """Routing policies by their name in annotations, headers, metrics and plots, plug-ins included."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache

@@ -7,8 +7,6 @@ counts only once it is one load time old, since no load could have finished soon
 A request that is rejected since the model's load would take too long loses the time that it had.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gateway.routing.decision import ColdStartLoss

@@ -1,7 +1,5 @@
 """Calls in the future, in real or virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

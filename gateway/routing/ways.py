@@ -5,8 +5,6 @@ options of `auto` at the same moment, and others where it needed no more than on
 `auto`'s price where `auto` considers the same pods, else its own time and delays alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from gateway.routing.auto import auto, run_here

@@ -7,8 +7,6 @@ best that its other groups could get from where it ends, is below that of a plan
 number of partial plans still grows exponentially with the groups, so it is bounded. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final
 

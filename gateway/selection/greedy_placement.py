@@ -4,8 +4,6 @@ A group has one variant, on one worker, and begins when that worker is free; eac
 mean utility is highest (eq. 13). Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ reassignments that help alone. Small neighbourhoods come first. The budget count
 so that the result does not depend on the machine. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final

@@ -7,8 +7,6 @@ them. Each takes its variant's latency there, and the swap time where the varian
 short circuit takes no time and no place (Wolfrath et al. 2025, eq. 1 to 3). Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final

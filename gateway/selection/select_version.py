@@ -4,8 +4,6 @@ A hash of the request id selects the version. The same id selects the same versi
 gateway, and the ids of a canary stay with it when its percentage grows. Pure.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ are options of each; `sneakpeek` and `refined` are `grouped` with everything tha
 offer. Pure.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final

@@ -7,8 +7,6 @@ of the request, and functions take numbers or arrays. Section 6.1 prints max(1, 
 penalties; min(1, ...) is meant. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, TypeVar
 

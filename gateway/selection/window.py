@@ -4,8 +4,6 @@ A plan lists every request of the window once, each with a variant and a worker,
 which workers begin them. Times are seconds on one clock. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final

@@ -3,8 +3,6 @@
 Files are read in a thread, so that looks at other applications' data go on.
 """
 
-from __future__ import annotations
-
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path

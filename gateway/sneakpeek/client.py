@@ -4,8 +4,6 @@ The process is started when an application wants one, and again when it ended. W
 answer in time, requests are planned without evidence; none is lost.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ It runs in the process that looks at data. What it cannot read is left to the po
 with the error of the protocol; only what no variant of the application can answer is a mistake.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 

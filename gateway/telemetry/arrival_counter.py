@@ -4,8 +4,6 @@ The first queued request is reported at the next poll, since the autoscaler star
 for queued requests.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

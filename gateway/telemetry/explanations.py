@@ -1,7 +1,5 @@
 """The latest routing decisions, their options and candidate pods, for `pilotlight explain`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final

@@ -6,8 +6,6 @@ nine observations per request cost about 3 us instead of 10. Models beyond a bou
 their labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate

@@ -3,8 +3,6 @@
 A request that ends leaves one tuple; many are counted at once, before each reading at the latest.
 """
 
-from __future__ import annotations
-
 import threading
 from bisect import bisect_left
 from collections import Counter as Counts

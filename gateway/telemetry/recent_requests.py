@@ -1,7 +1,5 @@
 """The latest requests of this gateway: times by stage and outcomes, and the failures in its log."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence

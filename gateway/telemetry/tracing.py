@@ -5,8 +5,6 @@ trace context comes from the client (`traceparent`), who then decides on the sam
 to the pod. https://www.w3.org/TR/trace-context/
 """
 
-from __future__ import annotations
-
 import random
 from typing import Final
 

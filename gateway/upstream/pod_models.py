@@ -1,7 +1,5 @@
 """What pods are asked beside inference: a model's V2 metadata, and loads in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from http import HTTPStatus

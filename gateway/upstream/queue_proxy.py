@@ -1,7 +1,5 @@
 """Recognises responses that a queue-proxy sends itself, in place of the pod behind it."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Final
 
