@@ -134,7 +134,10 @@ class _RangedDownload:
         finally:
             self.bandwidth.ticket.remove_listener(self._abort_if_cancelled)
         if self._failure is not None:
-            raise self._failure
+            try:
+                raise self._failure
+            finally:
+                self._failure = None  # its traceback holds this, and the buffers of a worker
 
     def _run_workers(self) -> None:
         if len(self.pending) <= 1:

@@ -68,7 +68,8 @@ class CompletionStream:
         self._rest = b""
         self._pieces: list[str] = []
         self._is_done = False
-        self._error: StepError | None = None
+        self._error: tuple[str, str, int] | None = None
+        """The arguments of a StepError: raised itself, a kept one would be a cycle."""
 
     def feed(self, data: bytes) -> None:
         """More of the response's body."""
@@ -84,12 +85,11 @@ class CompletionStream:
         try:
             document = orjson.loads(data)
             if "error" in document:
-                message = str(document["error"]["message"])
-                self._error = StepError(message, "step-failed", 502)
+                self._error = (str(document["error"]["message"]), "step-failed", 502)
                 return
             piece = "".join(str(each["text"]) for each in document["choices"])
         except (ValueError, KeyError, TypeError) as error:
-            self._error = StepError(
+            self._error = (
                 f"the pod's event is none of a completion: {data[:80]!r} ({error!r})",
                 "bad-output", 502,
             )  # fmt: skip
@@ -101,7 +101,7 @@ class CompletionStream:
     def outputs(self) -> dict[str, StoredTensor]:
         """The whole text, once the response has ended. Raises StepError, StepLost."""
         if self._error is not None:
-            raise self._error
+            raise StepError(*self._error)
         if not self._is_done:
             raise StepLost("the text broke off")
         return {"text": text_tensor("text", "".join(self._pieces))}

@@ -1,15 +1,27 @@
-"""The number of readers of a download."""
+"""The number of readers of a download, and what one that failed leaves."""
+
+import contextlib
+import gc
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.errors import StorageFailed
+from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.listing import RemoteFile
+from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.partial_file import SPAN_BYTES, PartialFile
 from runtime.storage.ranged_download import (
     FAST_BYTES_PER_S,
     INITIAL_READERS,
     MAX_READERS,
     ReadRate,
     additional_readers,
+    download_ranges,
 )
 
 FAST = float(FAST_BYTES_PER_S)
@@ -49,3 +61,35 @@ def test_shared_rate_doubles_readers_once(total: float) -> None:
     more = additional_readers(first, None, None)
     assert more == INITIAL_READERS
     assert additional_readers(ReadRate(INITIAL_READERS + more, total), first, None) == 0
+
+
+class Refusing:
+    """Opens readers of a store that refuses to send anything."""
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator["Refusing"]:
+        yield self
+
+    def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
+        raise StorageFailed("refused")
+
+    def abort(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("spans", [1, 3])
+def test_a_download_that_failed_is_freed_at_once(spans: int, tmp_path: Path) -> None:
+    store, file = Refusing(), RemoteFile("m", spans * SPAN_BYTES, "1")
+    left = weakref.ref(store)
+    gc.disable()
+    try:
+        with (
+            PartialFile(tmp_path / "m", file) as partial,
+            Bandwidth(None).use(LoadTicket()) as use,
+            contextlib.suppress(StorageFailed),
+        ):
+            download_ranges(store, partial, use, name="m")
+        del store
+        assert left() is None
+    finally:
+        gc.enable()

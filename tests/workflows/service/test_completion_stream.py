@@ -1,5 +1,9 @@
 """Events of a completion, however they are cut, become its text."""
 
+import contextlib
+import gc
+import weakref
+
 import orjson
 import pytest
 from hypothesis import given
@@ -45,6 +49,20 @@ def test_a_stream_that_does_not_end_well_fails(body: bytes, error: type[Exceptio
     stream.feed(body)
     with pytest.raises(error):
         stream.outputs()
+
+
+def test_a_stream_that_failed_is_freed_at_once() -> None:
+    stream = CompletionStream(lambda _: None)
+    stream.feed(event({"error": {"message": "no"}}))
+    left = weakref.ref(stream)
+    gc.disable()
+    try:
+        with contextlib.suppress(StepError):
+            stream.outputs()
+        del stream
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_the_request_is_the_same_for_each_attempt() -> None:
