@@ -135,6 +135,8 @@ class Runner:
         if self._workflow is None:
             raise RuntimeError("a run before the file was loaded")
         self._drop(str(message["run"]))
+        begun = {key: message.get(key) for key in ("run", "execution")}
+        self._send({"type": "begun", **begun})  # what was sent before is of an earlier execution
         run = ExecutingRun(
             message["run"], float(message["begun_s"]), self._write, max_steps=self._max_steps
         )
@@ -156,9 +158,9 @@ class Runner:
 
         A scheduler that lost a run may take it over again before the old execution has ended.
         """
+        self._replies = deque(each for each in self._replies if each.get("run") != identity)
         run = self._runs.pop(identity, None)
         if run is not None:
-            self._replies = deque(each for each in self._replies if each.get("run") != identity)
             run.drop()
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final
 
 from registry.domain.model import ModelName
@@ -81,6 +82,7 @@ class Deployments:
         self._on_stopped = on_stopped
         self._on_resumed = on_resumed
         self._deployments: dict[ModelName, Deployment] = {}
+        self._executions = count(1)
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._checking_total = 0
         """Files that are checked or wait for it."""
@@ -167,9 +169,9 @@ class Deployments:
         else:  # it ended meanwhile
             self._retire_replaced(deployment)
 
-    @staticmethod
-    def _begin(deployment: Deployment, runner: RunnerProcess, run: Run) -> None:
+    def _begin(self, deployment: Deployment, runner: RunnerProcess, run: Run) -> None:
         deployment.runs[run.identity] = run
+        run.awaited = next(self._executions)
         run.called = run.yielded = 0
         run.printed = Printed()
         run.fetches.clear()
@@ -177,13 +179,18 @@ class Deployments:
         run.iterated.clear()
         runner.send({
             "type": "run", "run": run.identity, "arguments": run.arguments, "begun_s": run.begun_s,
+            "execution": run.awaited,
         })  # fmt: skip
 
     async def _start_runner(self, deployment: Deployment) -> RunnerProcess:
         def on_message(message: dict[str, Any]) -> None:
             run = deployment.runs.get(str(message.get("run")))
-            if run is not None:
+            if run is None:
+                return
+            if not run.awaited:
                 self._on_message(run, message)
+            elif message.get("type") == "begun" and message.get("execution") == run.awaited:
+                run.awaited = 0
 
         def on_exit(runner: RunnerProcess) -> None:
             self._on_exit(deployment, runner)

@@ -68,8 +68,7 @@ class Executor:
             case {"type": "failed", "error": dict(error)}:
                 self.end(run, RunStatus.FAILED, error=error)
             case {"type": "cancelled"}:
-                self.end(run, RunStatus.CANCELLED, error=_error("the run was cancelled",
-                                                                "cancelled", 499))  # fmt: skip
+                self.cancel(run)
             case _:
                 self.fail(run, f"the runner sent {message!r:.100}", "runner-failed", 500)
 

@@ -182,6 +182,8 @@ class Run:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     ended_s: float = 0.0
+    awaited: int = 0
+    """The execution that its runner is to begin; what comes before is of an earlier one."""
     host: object = None
     """The deployment whose runner executes it."""
     timer: asyncio.TimerHandle | None = None

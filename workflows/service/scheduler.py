@@ -279,19 +279,20 @@ class Scheduler:
     def _lose(self, identity: str) -> None:
         """The run has another token: that of another scheduler, or a newer one of this."""
         if identity in self._active:
-            self._group.create_task(self._check_lost(identity))
+            self._group.create_task(self._check_lost(self._active[identity]))
 
-    async def _check_lost(self, identity: str) -> None:
+    async def _check_lost(self, run: Run) -> None:
         """Where another scheduler owns the run, end this one's part of it.
 
         After a pause longer than its leases a scheduler may have taken over its own runs.
         """
+        token = run.token
         try:
-            is_lost = await self._is_owned_elsewhere(identity)
+            is_lost = await self._is_owned_elsewhere(run.identity)
         except RegistryUnavailable:
             return  # the next renewal finds it
-        if is_lost and (run := self._active.get(identity)) is not None:
-            logger.warning("run lost to another scheduler", extra={"run": identity})
+        if is_lost and run.token == token and self._active.get(run.identity) is run:
+            logger.warning("run lost to another scheduler", extra={"run": run.identity})
             await self._give_up(run)
 
     async def _give_up(self, run: Run) -> None:

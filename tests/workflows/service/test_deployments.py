@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,13 @@ from workflows.service.run import Run
 from workflows.service.settings import SchedulerSettings
 
 ONE = "from pilotlight.workflow import workflow\n@workflow\nasync def one():\n    return 1\n"
+WAITING = """
+from pilotlight.workflow import model, workflow
+
+@workflow
+async def waiting():
+    return await model("m")("a")
+"""
 NAME = ModelName("default", "one")
 
 
@@ -63,6 +71,26 @@ async def test_a_run_that_has_found_a_file_is_executed_although_another_is_deplo
         await deployed.start_run(found, a_run("second"))
         await until(lambda: "second" in done, what="second run ended", timeout_s=20)
         assert found.runner is None
+
+
+async def test_a_run_taken_over_again_is_not_cancelled_with_its_earlier_execution(
+    redis: servers.RedisServer,
+) -> None:
+    received: list[tuple[Run, str]] = []
+
+    async with deploying(
+        redis.url, lambda run, message: received.append((run, message["type"]))
+    ) as deployed:
+        await deployed.deploy(NAME, WAITING)
+        found, lost, again = await deployed.find(NAME), a_run("same"), a_run("same")
+        await deployed.start_run(found, lost)
+        await until(lambda: (lost, "fetch") in received, what="the run waits")
+        deployed.send(lost, {"run": "same", "type": "cancel"})
+        deployed.forget(lost)
+        time.sleep(0.5)  # noqa: ASYNC251 - it reports its end before this loop reads anything
+        await deployed.start_run(found, again)
+        await until(lambda: (again, "fetch") in received, what="it waits again")
+        assert [kind for run, kind in received if run is again] == ["step", "fetch"]
 
 
 async def test_a_runner_whose_runs_ended_while_it_started_is_not_left(

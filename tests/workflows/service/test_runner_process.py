@@ -27,6 +27,6 @@ async def test_a_runner_outlives_a_pause_of_its_scheduler(monkeypatch: pytest.Mo
     await asyncio.sleep(3 * interval_s)  # it would be killed in the first of them
     runner.send({"type": "run", "run": "a", "arguments": {}, "begun_s": 0.0})
     await until(lambda: received or exits, what="an answer")
-    assert (exits, received[0]["type"]) == ([], "done")
+    assert (exits, received[0]["type"]) == ([], "begun")
     await runner.stop()
     await task
