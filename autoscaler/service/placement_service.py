@@ -67,7 +67,7 @@ class PlacementService:
         self._pace = settings.pace
         self._log = log
         self._metrics = metrics
-        self._process = PlanningProcess()
+        self.process = PlanningProcess()
         self._planning: asyncio.Task[tuple[PlanningResult, float]] | None = None
         self._planned_input: PlacementInput | None = None
         self._planning_reason = ""
@@ -81,11 +81,7 @@ class PlacementService:
     def close(self) -> None:
         if self._planning is not None:
             self._planning.cancel()
-        self._process.close()
-
-    @property
-    def planning_process_ids(self) -> list[int]:
-        return self._process.process_ids
+        self.process.close()
 
     async def tick(
         self, state: ClusterState, view: PoolView, recent_rps: Mapping[str, float], token: int
@@ -148,7 +144,7 @@ class PlacementService:
             self._planner, inputs.workloads, inputs.accelerators, inputs.profiles, current, params
         )
         self._planned_input, self._planning_reason = inputs, reason
-        self._planning = asyncio.create_task(self._process.plan(job))
+        self._planning = asyncio.create_task(self.process.plan(job))
 
     async def _adopt(self, record: PlacementRecord | None, now_s: float, token: int) -> None:
         """Record the finished plan as the target, if it is worth its moves."""

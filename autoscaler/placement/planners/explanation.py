@@ -85,7 +85,6 @@ def _shared_line(
 class Measures:
     """Requests per second over all models."""
 
-    wanted_rps: float
     profiled_rps: float
     """Sum of min(rate, throughputs of the replicas' batches): Elvinger 2024, section 5.4.1."""
     in_time_rps: float
@@ -109,11 +108,7 @@ def measure(
         for each in workloads
     )
     in_time = Predictor(workloads, kinds, profiles, params).predict(replicas).in_time
-    return Measures(
-        sum(each.rate_rps for each in workloads),
-        profiled,
-        sum(each.rate_rps * in_time[each.model] for each in workloads),
-    )
+    return Measures(profiled, sum(each.rate_rps * in_time[each.model] for each in workloads))
 
 
 def _throughput(replica: PlacedReplica, kind: str, profiles: Profiles) -> float:

@@ -167,7 +167,7 @@ async def test_the_last_plan_serves_on_after_the_planner_was_killed(stage: Stage
 
         await eventually(has_one_copy)
         before = driver.watch.state.placement
-        [pid] = driver.service.planning_process_ids
+        [pid] = driver.service.process.process_ids
         os.kill(pid, signal.SIGKILL)
         await stage.registry.put_models([model("a", deadline_s=0.9)])  # asks for a new plan
 
