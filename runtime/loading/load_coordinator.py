@@ -16,7 +16,7 @@ from common.inference_protocol.errors import PodError
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.redis.watch import ClusterWatch
 from runtime.device.device_errors import release_frames
-from runtime.errors import DeadlinePassed, LoadFailed, ModelBroken
+from runtime.errors import DeadlinePassed, LoadFailed
 from runtime.loading.failures import LoadFailures
 from runtime.loading.file_check import check_files
 from runtime.loading.load_lifecycle import LoadLifecycle
@@ -49,14 +49,13 @@ class AcquiredModel:
     def model(self) -> ServedModel:
         return self.entry.model
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         self.store.end_request(self.entry)
 
     def __enter__(self) -> AcquiredModel:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    __exit__ = release
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +110,7 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             LoadCancelled: the model was unloaded meanwhile.
             DeadlinePassed: the load did not end before the deadline.
         """
-        if (entry := self._acquire_entry(spec)) is not None:
+        if (entry := self.store.acquire(spec.key)) is not None:
             return AcquiredModel(self.store, entry)
         started_s = time.monotonic()
         remaining_s = None if deadline_s is None else deadline_s - started_s
@@ -119,17 +118,11 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             async with asyncio.timeout(remaining_s):
                 while (load := self._cancelled_load(spec.key)) is not None:
                     await load.ended.wait()
-                    if (entry := self._acquire_entry(spec)) is not None:
+                    if (entry := self.store.acquire(spec.key)) is not None:
                         return AcquiredModel(self.store, entry)
                 return await self._load_and_acquire(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
-
-    def _acquire_entry(self, spec: ModelSpec) -> StoreEntry | None:
-        entry = self.store.acquire(spec.key)
-        if entry is None and (reason := self.store.broken_reason(spec.key)) is not None:
-            raise ModelBroken(reason)  # it can be loaded again only once it is off the device
-        return entry
 
     def _cancelled_load(self, key: str) -> _LiveLoad | None:
         """The running load, if it is cancelled, so that no request may join it."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from registry.domain.pod import CopyReport
+from runtime.errors import ModelBroken
 from runtime.loading.served_model import ServedModel
 from runtime.metrics import EVICTIONS, TIER_BYTES
 from runtime.tiers.device_cache import CachedModel, DeviceCache
@@ -91,17 +92,13 @@ class ModelStore(DeviceCache[StoreEntry]):
         self._on_taken(self.used_bytes + self.reserved_bytes)
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
-        """The model, if it can infer, kept on the device until each user has called `end_use`."""
+        """The model, if it is there, until each user has called `end_use`; raises ModelBroken."""
         entry = self.by_key.get(key)
-        if entry is None or entry.model.is_broken:
-            return None
-        self.use(entry, users)
+        if entry is not None:
+            if (reason := entry.model.device_model.broken_reason) is not None:
+                raise ModelBroken(reason)  # it can be loaded again only once it is off the device
+            self.use(entry, users)
         return entry
-
-    def broken_reason(self, key: str) -> str | None:
-        """Why the model on the device cannot infer; None if it can, or is not there."""
-        entry = self.by_key.get(key)
-        return entry.model.device_model.broken_reason if entry is not None else None
 
     def holds(self, key: str) -> bool:
         """Whether the model is on the device, also if it cannot infer."""

@@ -7,6 +7,7 @@ import pytest
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import CopyReport
 from runtime.device.worker import DeviceWorker
+from runtime.errors import ModelBroken
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.processors import load_processor
@@ -80,10 +81,9 @@ def test_broken_model_is_not_acquired_and_removed_after_its_last_use(served: Ser
     store.add(entry_of(served))
     entry = store.acquire(served.spec.key)
     assert entry is not None
-    assert store.broken_reason(served.spec.key) is None
     served.device_model.broken_reason = "it hung"
     store.retire(served.spec.key, "broken")
-    assert store.acquire(served.spec.key) is None
-    assert store.broken_reason(served.spec.key) == "it hung"
+    with pytest.raises(ModelBroken, match="it hung"):
+        store.acquire(served.spec.key)
     store.end_use(entry)
     assert not store.holds(served.spec.key)
