@@ -32,25 +32,23 @@ class ApplicationReconciler:
         self._registries = registries
 
     async def reconcile_all(self) -> None:
-        """Raises KubernetesError, RegistryError; the next call goes on."""
-        with self._objects.applications.pass_over():
-            await self._reconcile_all()
+        """Raises KubernetesError, RegistryError; the next call goes on.
 
-    async def _reconcile_all(self) -> None:
-        """An object that the API server refuses does not keep the others from being reconciled."""
+        An object that the API server refuses does not keep the others from being reconciled.
+        """
         refused: list[Changed | Denied] = []
-        for application in list(self._objects.applications.values()):
-            if application.is_deleted:
-                continue
-            try:
-                await self._reconcile(application)
-            except (Changed, Denied) as error:
-                refused.append(error)
-        for pool, registry in self._registries.opened().items():
-            if registry.is_synced:
-                await self._delete_orphans(pool, registry)
-        if refused:
-            raise refused[0]
+        with self._objects.applications.pass_over():
+            for application in list(self._objects.applications.values()):
+                if not application.is_deleted:
+                    try:
+                        await self._reconcile(application)
+                    except (Changed, Denied) as error:
+                        refused.append(error)
+            for pool, registry in self._registries.opened().items():
+                if registry.is_synced:
+                    await self._delete_orphans(pool, registry)
+            if refused:
+                raise refused[0]
 
     async def _reconcile(self, application: ApplicationObject) -> None:
         if not self._objects.has_pool(application.pool):

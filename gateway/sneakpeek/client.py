@@ -137,9 +137,8 @@ class SneakPeekClient:
         """What a body's data says; within `TIMEOUT_S`, never an exception. None: not in memory."""
         if application.sneak_peek is None:
             return Look()
-        if body is None:
-            found = Look(LookOutcome.TOO_LARGE)
-        else:
+        found = Look(LookOutcome.TOO_LARGE)
+        if body is not None:
             found = await self._look(str(application.name), body, json_length, deadline_s)
         self._count(found.outcome)
         return found
