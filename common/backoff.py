@@ -1,7 +1,5 @@
 """Exponential backoff. The caller keeps the time."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Final

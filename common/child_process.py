@@ -4,8 +4,6 @@ A session of its own keeps the terminal's Ctrl-C from a child, so that its paren
 order. The kernel kills a child when the thread that started it ends (`common.parent_death`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import logging

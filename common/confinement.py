@@ -4,8 +4,6 @@ Linux only: Landlock for files, a filter of system calls (seccomp) for the rest.
 privileges or namespaces, so both work inside containers.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import os

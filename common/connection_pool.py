@@ -1,7 +1,5 @@
 """Connections to servers, kept by address between exchanges."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Unpacks request bodies that clients send compressed (RFC 9110, section 8.4), within a bound."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Final
 

@@ -3,8 +3,6 @@
 Nothing is pickled here: the other end may execute foreign code.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -1,7 +1,5 @@
 """Log lines of every process: a constant message, then the fields of the record."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Iterable

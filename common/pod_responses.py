@@ -6,8 +6,6 @@ Source: `pkg/queue` of knative.dev/serving 0.48: 502 with Go's error text when t
 not respond, 503 when `containerConcurrency` and its queue are full.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

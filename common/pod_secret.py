@@ -4,8 +4,6 @@ A file holds one secret per line: a process sends all of them and accepts each. 
 no request: first add the new line, and remove the old one when all processes have read the file.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hmac

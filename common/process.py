@@ -1,7 +1,5 @@
 """A process among others: what `ps` and `top` show of it, and the signals that end it."""
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

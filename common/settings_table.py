@@ -5,8 +5,6 @@ start: flag over environment over default. All mistakes are reported together. I
 are for code that starts the component: no flag or variable sets them.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

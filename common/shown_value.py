@@ -3,8 +3,6 @@
 Bounded in time as well: a few nested YAML aliases can expand to gigabytes.
 """
 
-from __future__ import annotations
-
 import json
 import reprlib
 from typing import Final

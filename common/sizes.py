@@ -5,8 +5,6 @@ or without a B, in any case: 1048576, 500MB, 4Gi, 1.5 GiB, 1e9.
 A duration has the form of Go and Kubernetes: 150ms, 2s, 1h30m.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from decimal import Decimal

@@ -7,8 +7,6 @@ Pods are reached by their addresses, which no certificate names, so every certif
 certificate.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import ssl

@@ -3,8 +3,6 @@
 KServe's own codec turns binary tensors into Python lists; this one keeps them as buffers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

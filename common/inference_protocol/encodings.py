@@ -5,8 +5,6 @@ little-endian in row-major order, each string follows its length in four bytes. 
 not copy numbers, except BF16, which is widened to float32.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Mapping, Sequence

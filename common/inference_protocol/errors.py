@@ -1,7 +1,5 @@
 """The root of the errors that a pod answers with, and those of bodies that cannot be read."""
 
-from __future__ import annotations
-
 import re
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ and 180 MB. Raw contents are kept as buffers. A response is raw if its request w
 datatypes can only be sent raw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
