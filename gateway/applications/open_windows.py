@@ -188,7 +188,7 @@ class OpenWindows:
                         self._load(variant, pod)
                     self._follow(key, plan, window, waiting)
             finally:  # whom no plan has: without a pod, one may be started
-                carried = self._open[key].pending if key in self._open else ()
+                carried = set(self._open[key].pending if key in self._open else ())
                 for each in waiting:
                     if not each.is_over and each not in carried:
                         _select(each, _unplanned(each))

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.applications.application_request import ApplicationRequest
 from gateway.applications.open_windows import OpenWindows, Plan
-from gateway.applications.window_planner import WindowPlanner, plan_or_none
+from gateway.applications.window_planner import MAX_HERE, WindowPlanner, plan_or_none
 from gateway.request_run import LoopTimers
 from gateway.selection.selection_policies import plan_window
 from gateway.selection.window import SelectionPlan, Window
@@ -105,6 +105,14 @@ def test_no_window_is_lost_with_a_killed_or_stopped_process() -> None:
                 await asyncio.sleep(0.02)
 
     _run(act)
+
+
+def test_without_the_process_no_window_is_planned_that_would_stop_the_gateway() -> None:
+    for requests, is_planned in ((MAX_HERE, True), (MAX_HERE + 1, False)):
+        found: list[SelectionPlan | None] = []
+        window = random_window(3, requests=requests, has_evidence=True)
+        WindowPlanner().plan(POLICY, window, found.append)
+        assert [plan is not None for plan in found] == [is_planned]
 
 
 def test_a_process_that_cannot_be_started_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
