@@ -89,8 +89,7 @@ class Placer(Generic[P]):
                 return error
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
-            if self._is_changed:  # queued requests first, so that tenants take turns
-                self._dispatch_ready(only_if_free=True)
+            self._dispatch_if_changed()  # queued requests first, so that tenants take turns
             result = admission.decide(placement, now_s)
             decision = result.decision
             if isinstance(decision, SendTo):
@@ -113,8 +112,7 @@ class Placer(Generic[P]):
         Queued requests go first, and a tenant leaves slots to others as with every decision.
         """
         state, now_s = self._state, self._now_s()
-        if self._is_changed:
-            self._dispatch_ready(only_if_free=True)
+        self._dispatch_if_changed()
         record = state.models.get(placement.arrival.model)
         decision = None if record is None else planned_decision(record.serving, pod, state)
         if record is None or decision is None:
@@ -225,7 +223,7 @@ class Placer(Generic[P]):
             if placement.timeout is not None:
                 placement.timeout.cancel()
 
-    def _dispatch_if_changed(self, _: None) -> None:
+    def _dispatch_if_changed(self, _: None = None) -> None:
         if self._is_changed:
             self._dispatch_ready(only_if_free=True)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from gateway.__main__ import serve
 from gateway.grpc.server import serving_grpc
 from gateway.settings import GatewaySettings
 from gateway.upstream.pod_connection import PodConnectionPool, PodUnreachable
@@ -158,3 +161,26 @@ async def test_a_request_to_a_lost_scheduler_of_workflows_is_freed(
         async with httpx.AsyncClient(transport=transport, base_url="http://x") as asked:
             with no_garbage():
                 assert (await asked.get("/v1/workflows")).status_code == 503
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@run_async
+async def test_few_new_objects_are_collected_at_a_time(redis: RedisServer, pool: str) -> None:
+    """A collection stops the gateway for as long as it takes to look at them."""
+    threshold, port = gc.get_threshold(), free_port()
+    settings = GatewaySettings(redis_url=redis.url, pool=pool, host="127.0.0.1", port=port)
+    serving = asyncio.create_task(serve(settings))
+    await eventually(lambda: listens(port))
+    try:
+        collected = gc.get_stats()[0]["collections"]
+        kept: list[list[int]] = [[] for _ in range(20_000)]
+        assert gc.get_stats()[0]["collections"] >= collected + len(kept) // 6_000
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        await serving
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
