@@ -1,7 +1,5 @@
 """Errors of a request at the gateway, and their HTTP status."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -164,7 +162,7 @@ class Rejected(GatewayError):
         status = _STATUS_OF_REASON.get(reason, HTTPStatus.SERVICE_UNAVAILABLE)
         self.status = HTTPStatus(http_status) if http_status else status
 
-    def copy(self) -> Rejected:
+    def copy(self) -> "Rejected":
         """Without the traceback."""
         return Rejected(
             self.reason, str(self), retry_after_s=self.retry_after_s, http_status=self.status

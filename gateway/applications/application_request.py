@@ -1,7 +1,5 @@
 """A request to an application while it is planned, what the plan gave it, and its explanation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +22,7 @@ class ApplicationRequest:
     deadline_s: float
     policy: str
     look: Look = field(default_factory=Look)
-    on_selected: Callable[[Selection], object] = lambda _: None
+    on_selected: "Callable[[Selection], object]" = lambda _: None
     variants: Variants = field(init=False)
     """Set when it joins a window."""
     is_over: bool = False

@@ -6,8 +6,6 @@ timer or body of its own. Whatever differs at any point is handed over, as far a
 `Request`, which decides about retries and all the rest; both call the same functions.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Final
@@ -36,7 +34,7 @@ _POLICY: Final = str(RoutingPolicy.AUTO)
 
 def take(
     path: WarmPath, connection: InferenceConnection, head: KnownHead, body: bytes, unread_s: float
-) -> WarmRequest | None:
+) -> "WarmRequest | None":
     """The request, to be started; None: its head needs more than this.
 
     `unread_s`: how long the head was there before it was read.

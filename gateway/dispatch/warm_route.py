@@ -1,7 +1,5 @@
 """What follows from a request's head alone, for requests to models that are warm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
@@ -78,7 +76,7 @@ class WarmPath:
     registry_now_s: Callable[[], float]
     draw: Callable[[RequestHeaders], tuple[float, int]]
     """A new request's random number, and its own."""
-    routes: WarmRoutes
+    routes: "WarmRoutes"
     deadlines: Deadlines
     shutdown: Shutdown
     held: HeldBodies

@@ -1,7 +1,5 @@
 """Headers of requests: which are read, forwarded and dropped."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -83,7 +81,7 @@ class RequestHeaders:
     """One that only schedulers of workflows may send."""
     secret: bytes | None = None
 
-    def with_id(self) -> RequestHeaders:
+    def with_id(self) -> "RequestHeaders":
         """A copy for one request, which has a new id if the client gave none."""
         # an id needs to be unique, not secret: uuid4 costs 2 us
         return RequestHeaders(

@@ -1,7 +1,5 @@
 """What an inference request is for: a model, and the request's path at its pods."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from gateway.http.model_host import ComponentTarget, Verb, kserve_path
@@ -27,7 +25,7 @@ class ModelTarget:
     canaries: tuple[Canary, ...] = ()
     selection_lines: bytes = b""
     """Header lines of the response about the variant, where the target is an application."""
-    without_host: ModelTarget | None = None
+    without_host: "ModelTarget | None" = None
     """The target that the path alone names, where the Host named the model."""
     is_plain: bool = False
     """Neither prefix nor Host names a namespace: it is `default`, or that of the caller's key."""

@@ -4,8 +4,6 @@ The neighbours' index is built from the arrays when they are read: no library's 
 from a file (faiss #5400), nothing is unpickled.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +56,7 @@ class NearestExamples:
     def of(
         cls, vectors: Vectors, labels: Labels, *, classes: int, k: int, centre: Vectors,
         projection: Vectors,
-    ) -> NearestExamples:  # fmt: skip
+    ) -> "NearestExamples":  # fmt: skip
         vectors = np.ascontiguousarray(vectors, np.float32)
         half_norms = (np.einsum("ij,ij->i", vectors, vectors) / 2).astype(np.float32)
         return cls(vectors, labels, classes, k, centre, projection, half_norms)

@@ -5,8 +5,6 @@ In binary mode over HTTP/1.1 (https://github.com/cloudevents/spec, version 1.0):
 are sent by a few tasks; what does not fit or is not taken is dropped and counted. No request waits.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging
@@ -68,7 +66,7 @@ class EventLog:
 
     def logged(
         self, spec: ModelSpec, settings: RequestLog, request_id: str, pod: str, headers: Headers
-    ) -> LoggedRequest | None:
+    ) -> "LoggedRequest | None":
         """The log of one request that a pod has answered; None: it may not be sent there."""
         if not self._is_allowed(spec.name.namespace, settings.url):
             self.count(EventOutcome.FORBIDDEN)

@@ -1,7 +1,5 @@
 """Connections to pods: their responses' heads are parsed once, as most have been seen before."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from functools import partial
@@ -47,7 +45,7 @@ class PodConnectionLost(UpstreamLost):
 class Owner(Protocol):
     """A request that waits for its response without a task."""
 
-    def on_response(self, connection: PodConnection, /) -> None:
+    def on_response(self, connection: "PodConnection", /) -> None:
         """Something of it has come, or the connection has ended; called once."""
 
 
