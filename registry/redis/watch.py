@@ -231,7 +231,10 @@ class ClusterWatch:
             logger.warning("unreadable change", extra={"cause": applier.unreadable_cause})
         self._unreadable_total = applier.unreadable_total
         for callback in self._callbacks:
-            callback()
+            try:
+                callback()
+            except Exception:  # else the operations of a batch would be waited for without end
+                logger.exception("a reader of the copy failed")
 
 
 async def _ask(connection: RedisConnection, *command: str) -> None:

@@ -243,6 +243,20 @@ async def test_an_emptied_redis_leads_to_a_snapshot(
     assert await agrees(watch, registry)
 
 
+async def test_a_reader_that_fails_holds_up_no_operation(watching: Watching) -> None:
+    watch = await watching()
+    read: list[set[str]] = []
+
+    def fail() -> None:
+        raise RuntimeError("a fault of the reader")
+
+    watch.subscribe(fail)
+    watch.subscribe(lambda: read.append(set(watch.state.pods)))
+    async with asyncio.timeout(10):
+        await Pod.join(watch.registry, "a")
+    assert {"a"} in read
+
+
 async def test_a_version_that_went_back_leads_to_a_snapshot(
     watching: Watching, registry: Registry, server: RedisServer
 ) -> None:
