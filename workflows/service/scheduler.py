@@ -65,7 +65,7 @@ class Scheduler:
         self._watch = watch
         self._group = group
         self._metrics = metrics
-        self._log = WorkflowLog(watch.registry)
+        self.log = WorkflowLog(watch.registry)
         self._hints = ArrivalHints(watch.registry)
         self._owner = uuid.uuid4().hex[:12]
         self._runs: dict[str, Run] = {}
@@ -77,27 +77,23 @@ class Scheduler:
         self._kept = KeptOutputs(secret, tls=tls)
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
         self.planner = Planner(watch, self._preloads, metrics, settings.pod_group)
-        self._knowledge = KnowledgeStore(self._log, self.planner.knowledge, watch.registry_now_s)
-        self._journal = Journal(self._log, self._lose)
+        self._knowledge = KnowledgeStore(self.log, self.planner.knowledge, watch.registry_now_s)
+        self._journal = Journal(self.log, self._lose)
         self._executor = Executor(
             group, self._client, self.planner, self._journal, metrics, self._kept,
             send=self._send, on_end=self._on_end,
         )  # fmt: skip
         self.deployments = Deployments(
-            settings, group, self._log,
+            settings, group, self.log,
             on_message=self._executor.on_message,
             on_stopped=self._stop_run,
-            on_resumed=self._resumed,
+            on_resumed=lambda _: metrics.resumptions.labels("runner").inc(),
         )  # fmt: skip
         self.is_draining = False
 
     @property
     def is_ready(self) -> bool:
         return self._watch.age_s() != math.inf and not self.is_draining
-
-    @property
-    def log(self) -> WorkflowLog:
-        return self._log
 
     def close(self) -> None:
         self.deployments.stop()
@@ -150,7 +146,7 @@ class Scheduler:
         if run.identity in self._runs:
             return self._runs[run.identity]
         await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
-        token = await self._log.begin_run(run.identity, run.head(), self._owner, lease_s=LEASE_S)
+        token = await self.log.begin_run(run.identity, run.head(), self._owner, lease_s=LEASE_S)
         if token is None:
             return await self._find_or_read(run.identity)
         run.token = token
@@ -172,7 +168,7 @@ class Scheduler:
         """A run that exists, here or at another scheduler, whose result is awaited then."""
         if identity in self._runs:
             return self._runs[identity]
-        record = await self._log.run(identity)
+        record = await self.log.run(identity)
         if record is None:
             raise UnknownRun(f"run {identity} ended just now, and its result is gone: ask again")
         run = run_elsewhere(identity, record)
@@ -181,7 +177,7 @@ class Scheduler:
 
     async def _follow(self, run: Run) -> None:
         """Wait for the end of a run that another scheduler executes."""
-        await adopt_result(self._log, run, self.planner.now_s(), LEASE_S)
+        await adopt_result(self.log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
         async with run.changed:
             run.changed.notify_all()
@@ -191,7 +187,7 @@ class Scheduler:
         run = self._runs.get(identity)
         if run is not None and is_run_of(run.workflow, name):
             return run.published_outcome()
-        record = await self._log.run(identity)
+        record = await self.log.run(identity)
         owner = None
         if record is not None:
             owner = ModelName(record.head["namespace"], record.head["workflow"])
@@ -218,7 +214,7 @@ class Scheduler:
         status = RunStatus((await self.outcome(name, identity))["status"])
         if status is not RunStatus.RUNNING:
             return status
-        await self._log.cancel_run(identity)
+        await self.log.cancel_run(identity)
         return RunStatus.CANCELLED
 
     def abandon(self, run: Run) -> None:
@@ -230,7 +226,7 @@ class Scheduler:
 
     async def _cancel_elsewhere(self, identity: str) -> None:
         with suppress(RegistryUnavailable):
-            await self._log.cancel_run(identity)
+            await self.log.cancel_run(identity)
 
     # The course of runs
 
@@ -253,13 +249,13 @@ class Scheduler:
         """Record the result before anybody learns of it."""
         is_elsewhere = False
         with suppress(RegistryUnavailable):
-            is_recorded = await self._log.end_run(
+            is_recorded = await self.log.end_run(
                 run.identity, run.token, run.outcome(), kept_s=KEPT_RUNS_S
             )
             is_elsewhere = not is_recorded and await self._is_owned_elsewhere(run.identity)
         if is_elsewhere:
             self._runs.pop(run.identity, None)
-            await adopt_result(self._log, run, self.planner.now_s(), LEASE_S)
+            await adopt_result(self.log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
         async with run.changed:
             run.changed.notify_all()
@@ -272,9 +268,6 @@ class Scheduler:
             run, "the workflow's file ended its runner twice and is stopped", "workflow-stopped",
             409,
         )  # fmt: skip
-
-    def _resumed(self, run: Run) -> None:
-        self._metrics.resumptions.labels("runner").inc()
 
     def _lose(self, identity: str) -> None:
         """The run has another token: that of another scheduler, or a newer one of this."""
@@ -304,7 +297,7 @@ class Scheduler:
 
     async def _is_owned_elsewhere(self, identity: str) -> bool:
         """Raises RegistryUnavailable."""
-        record = await self._log.run(identity)
+        record = await self.log.run(identity)
         return record is not None and record.owner != self._owner
 
     # Leases, and what is stored now and then
@@ -317,26 +310,26 @@ class Scheduler:
             with suppress(RegistryUnavailable):
                 await self._renew()
                 if self.is_ready:
-                    for taken in await self._log.take_runs(self._owner, lease_s=LEASE_S):
+                    for taken in await self.log.take_runs(self._owner, lease_s=LEASE_S):
                         self._group.create_task(self._take_over(taken))
 
     async def _renew(self) -> None:
         tokens = {run.identity: run.token for run in self._active.values()}
         if not tokens:
             return
-        lost = await self._log.renew_runs(tokens, lease_s=LEASE_S)
+        lost = await self.log.renew_runs(tokens, lease_s=LEASE_S)
         for identity in lost:
             run = self._active.get(identity)
             if run is None or run.token != tokens[identity]:
                 continue
-            is_begun = await self._log.run(identity) is None and await self._journal.begin_again(
+            is_begun = await self.log.run(identity) is None and await self._journal.begin_again(
                 run, self._owner, lease_s=LEASE_S
             )
             if not is_begun:
                 self._lose(identity)
         for run in [each for each in self._active.values() if each.has_gap]:
             await self._journal.write_again(run)
-        for identity in await self._log.cancelled_runs(list(self._active)):
+        for identity in await self.log.cancelled_runs(list(self._active)):
             if identity in self._active:
                 self._executor.cancel(self._active[identity])
 
