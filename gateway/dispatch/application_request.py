@@ -85,11 +85,9 @@ class ApplicationRequest(Request):
             if placer.place_planned(placement, pod) is False:
                 continue
             try:
-                if placement.is_pending:
-                    await placement.wait(placer)
+                return await placement.placed(placer)
             except PlanRefused:
                 continue
-            return placement
 
     def _take_variant(self, selection: Selection) -> None:
         if selection.variant is None:

@@ -70,33 +70,24 @@ class Placement(PendingPlacement):
     async def placed(self, placer: Placer[Placement]) -> Placement:
         """As `place`, after the placer's answer."""
         if self.error is None and self.is_pending:
-            await self.wait(placer)
-        self._raise_error()
-        return self
-
-    async def wait(self, placer: Placer[Placement]) -> None:
-        """Wait while it is pending. Raises Rejected."""
-        self.wakeup = waker(asyncio.get_running_loop())
-        try:
-            await self.wakeup
-        except asyncio.CancelledError:  # perhaps just after it was placed
-            if self.is_pending:
-                placer.cancel(self)
-            elif self.error is None:
-                placer.release(self)
-            raise
-        finally:
-            self.wakeup = None
-        self._raise_error()
-
-    def _raise_error(self) -> None:
-        """Raise it, if any; kept here, or in a frame of its traceback, it would be a cycle."""
+            self.wakeup = waker(asyncio.get_running_loop())
+            try:
+                await self.wakeup
+            except asyncio.CancelledError:  # perhaps just after it was placed
+                if self.is_pending:
+                    placer.cancel(self)
+                elif self.error is None:
+                    placer.release(self)
+                raise
+            finally:
+                self.wakeup = None
         error, self.error = self.error, None
         if error is not None:
             try:
                 raise error
             finally:
-                del error
+                del error  # kept here, or in a frame of its traceback, it would be a cycle
+        return self
 
     def wake(self) -> None:
         if self.wakeup is not None and not self.wakeup.done():  # else it was cancelled meanwhile
