@@ -202,7 +202,7 @@ class _DeviceLoad:
         resolved = self.resolved
 
         def free() -> None:
-            if model.is_broken:  # a thread may hang in it forever
+            if model.device_model.broken_reason:  # a thread may hang in it forever
                 skeleton.detach()
             else:
                 self.loader.resolver.skeletons.put_back(skeleton)

@@ -55,11 +55,6 @@ class ServedModel:
         self.generator: GenerationEngine | None = None
         """Generates tokens, if the model generates text."""
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether an inference hung; the model then runs no further inference."""
-        return self.device_model.broken_reason is not None
-
     async def warm_up(self) -> None:
         """One short inference; raises the network's errors."""
         network = self._network_in_use()

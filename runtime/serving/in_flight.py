@@ -55,7 +55,7 @@ class InFlightRequests:
         allow_simulated_work: bool = False,
     ) -> None:
         self.is_draining = False
-        self._pod_name = pod_name
+        self.pod_name = pod_name
         self._slots = slots
         self._step_queue = step_queue
         self._allow_simulated_work = allow_simulated_work
@@ -83,7 +83,7 @@ class InFlightRequests:
                 " --allow-simulated-work"
             )
         if self.is_draining:
-            raise PodDraining(f"pod {self._pod_name} is draining")
+            raise PodDraining(f"pod {self.pod_name} is draining")
         if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
             raise DeadlinePassed("the deadline had passed when the request arrived")
         if head.is_infer_stage:
@@ -119,7 +119,7 @@ class InFlightRequests:
         name = head.attempt or head.reservation or head.id
         if head.is_resent and name in self._begun:
             raise AlreadyBegun(
-                f"the connection of request {head.id} was lost after pod {self._pod_name} had begun"
+                f"the connection of request {head.id} was lost after pod {self.pod_name} had begun"
                 " it; it is not executed twice"
             )
         self._begun[name] = None
@@ -140,9 +140,6 @@ class InFlightRequests:
 
     async def wait_idle(self) -> None:
         await self._idle.wait()
-
-    def ended_error(self) -> PodEnded:
-        return PodEnded(f"pod {self._pod_name} ended before the request")
 
 
 class Interruption:
@@ -193,7 +190,7 @@ class Admission:
         self.interruption.end(error)
         if self.interruption.is_requested and isinstance(error, asyncio.CancelledError):
             # also where uvicorn, which ends later, has cancelled it again
-            raise self._requests.ended_error() from error
+            raise PodEnded(f"pod {self._requests.pod_name} ended before the request") from error
 
 
 class RequestAborted(Exception):
