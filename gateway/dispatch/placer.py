@@ -68,6 +68,8 @@ class Placer(Generic[P]):
         self._is_paused = False
         self._passed: set[QueueKey | None] = set()
         """Heads that wait, by the pass that is paused."""
+        self._is_missed = False
+        """True if a change came since they were passed, and was tried with the first heads only."""
 
     @property
     def queued_total(self) -> int:
@@ -244,22 +246,26 @@ class Placer(Generic[P]):
         With `only_if_free` nothing is routed while no pod has a free slot, nor are requests that no
         free slot can help: with thousands queued, each freed slot would cost thousands of
         decisions. A request due for rejection is then rejected by the next poll.
+
+        While a pass is paused only the first heads are routed: new requests, which come meanwhile,
+        would else take every slot that becomes free.
         """
-        if self._is_paused:
-            return
+        self._is_missed |= self._is_paused and self._is_changed
         self._is_changed = False
         if self._queue.size:
             self._driver.before_dispatch()
         begun_s, tried, waiting = self._now_s(), 0, list[QueueKey | None]()
         while not (only_if_free and self._is_full()):
             for placement in self._queue.heads(self._now_s(), only_placeable=only_if_free):
-                if placement.queue_key in self._passed:
+                if placement.queue_key in self._passed and not self._is_paused:
                     continue
                 tried += 1
                 is_dispatched = self._try_dispatch(placement)
                 if not is_dispatched:
                     waiting.append(placement.queue_key)
                 took_s = self._now_s() - begun_s
+                if self._is_paused and tried == _FIRST:
+                    return
                 if took_s > _MAX_PASS_S and tried > _FIRST:
                     self._is_paused = True
                     self._passed.update(waiting[_FIRST:])
@@ -269,12 +275,14 @@ class Placer(Generic[P]):
                     break
             else:
                 break
-        self._passed.clear()
+        if not self._is_paused:
+            self._passed.clear()
 
     def _resume(self, only_if_free: bool) -> None:
-        self._is_paused, is_changed = False, self._is_changed
+        is_missed = self._is_missed or self._is_changed
+        self._is_paused = self._is_missed = False
         self._dispatch_ready(only_if_free=only_if_free)
-        if is_changed:
+        if is_missed:
             self.notify_change()
 
     def _is_full(self) -> bool:

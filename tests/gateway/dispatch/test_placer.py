@@ -406,16 +406,21 @@ def run_until(virtual: VirtualPlacer, is_reached: Callable[[], bool]) -> None:
 
 
 def forty_models_wait(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *pods: PodSketch, warm_requests: int = 0
 ) -> tuple[VirtualPlacer, SlowPolicy, list[ModelSpec]]:
     """Beside a pod that is warm for another model; a change has come, and a first pass."""
-    state = cluster(PodSketch("pod-a", "warm", slots=4), key=KEY)
+    state = cluster(
+        *(pods or [PodSketch("pod-a", "warm", slots=4)]),
+        key=KEY,
+        measured={"infer": 0.05, "load:remote": 5.0},
+    )
+    state.residency.device_bytes[KEY] = 500
     virtual = VirtualPlacer(state)
     policy = SlowPolicy(virtual)
     monkeypatch.setitem(ROUTING_POLICIES, RoutingPolicy.RANDOM, policy)
     specs = [declare(state, f"m{number}", routing=RoutingPolicy.RANDOM) for number in range(40)]
-    declare(state)
-    for spec in specs:
+    warm = declare(state)
+    for spec in [*[warm] * warm_requests, *specs]:
         virtual.place(spec)
     for _ in range(2):  # up to the end of the first pass, and of a poll's
         run_until(virtual, lambda: bool(policy.decided))
@@ -446,3 +451,18 @@ def test_a_change_during_a_paused_pass_reaches_those_that_it_has_passed(
     virtual.placer.notify_change()
     virtual.run_for(POLL_INTERVAL_S / 2)
     assert [each.spec.key for each in virtual.placed] == [*policy.placed]
+
+
+def test_a_new_request_takes_no_slot_from_one_queued_for_its_model_while_a_pass_is_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pods = PodSketch("pod-a", "warm"), PodSketch("pod-b", memory_bytes=1000, used_bytes=1000)
+    virtual, policy, specs = forty_models_wait(monkeypatch, *pods, warm_requests=2)
+    [placed] = virtual.placed
+    virtual.end_request("pod-a")
+    new = virtual.place(placed.spec)
+    assert new.is_pending
+    assert [each.spec for each in virtual.placed] == [placed.spec] * 2
+    policy.take()
+    virtual.run_for(POLL_INTERVAL_S / 2)  # those that were passed have the change's turn, too
+    assert set(policy.decided) == {spec.key for spec in specs}
