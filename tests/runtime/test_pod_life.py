@@ -234,6 +234,7 @@ def test_a_pod_that_is_stopped_in_its_first_moment_stops_no_other(
     assert servers.is_alive(pod.pid)
 
 
+@pytest.mark.slow
 def test_no_pod_outlives_its_forkserver(redis: servers.RedisServer, tmp_path: Path) -> None:
     with (
         servers.forkserver() as parent,
