@@ -213,6 +213,11 @@ class AdmissionQueue(Generic[P]):
             )
         ]  # fmt: skip
 
+    def head_of(self, model: ModelName) -> P | None:
+        """The first request of a model, without those with a pending reservation."""
+        key = self._fair_queue.head(model.namespace, model.name)
+        return None if key is None else self.waiting[key]
+
     def by_model(self) -> Iterator[Sequence[QueueKey]]:
         """The queue of every model, in its order."""
         return self._fair_queue.by_model()

@@ -52,6 +52,9 @@ class FairQueue:
     def depth(self, tenant: str, model: str) -> int:
         return len(self._tenants.get(tenant, {}).get(model, ()))
 
+    def head(self, tenant: str, model: str) -> QueueKey | None:
+        return next(iter(self._tenants.get(tenant, {}).get(model, ())), None)
+
     def ahead_of(self, key: QueueKey) -> int:
         """Queued requests of its model that come before this one."""
         return bisect_left(self._tenants.get(key.tenant, {}).get(key.model, ()), key)

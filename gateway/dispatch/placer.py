@@ -91,7 +91,7 @@ class Placer(Generic[P]):
                 return error
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
-            self._dispatch_if_changed()  # queued requests first, so that tenants take turns
+            self._dispatch_before(placement)
             result = admission.decide(placement, now_s)
             decision = result.decision
             if isinstance(decision, SendTo):
@@ -114,7 +114,7 @@ class Placer(Generic[P]):
         Queued requests go first, and a tenant leaves slots to others as with every decision.
         """
         state, now_s = self._state, self._now_s()
-        self._dispatch_if_changed()
+        self._dispatch_before(placement)
         record = state.models.get(placement.arrival.model)
         decision = None if record is None else planned_decision(record.serving, pod, state)
         if record is None or decision is None:
@@ -225,6 +225,17 @@ class Placer(Generic[P]):
             if placement.timeout is not None:
                 placement.timeout.cancel()
 
+    def _dispatch_before(self, placement: P) -> None:
+        """Route queued requests before a new one, so that tenants take turns.
+
+        While a pass is paused, those of its model in any case: new ones would take all slots.
+        """
+        self._dispatch_if_changed()
+        while self._is_paused:
+            head = self._queue.head_of(placement.arrival.model)
+            if head is None or not self._try_dispatch(head):
+                break
+
     def _dispatch_if_changed(self, _: None = None) -> None:
         if self._is_changed:
             self._dispatch_ready(only_if_free=True)
@@ -247,8 +258,7 @@ class Placer(Generic[P]):
         free slot can help: with thousands queued, each freed slot would cost thousands of
         decisions. A request due for rejection is then rejected by the next poll.
 
-        While a pass is paused only the first heads are routed: new requests, which come meanwhile,
-        would else take every slot that becomes free.
+        While a pass is paused only the first heads are routed.
         """
         self._is_missed |= self._is_paused and self._is_changed
         self._is_changed = False

@@ -466,3 +466,13 @@ def test_a_new_request_takes_no_slot_from_one_queued_for_its_model_while_a_pass_
     policy.take()
     virtual.run_for(POLL_INTERVAL_S / 2)  # those that were passed have the change's turn, too
     assert set(policy.decided) == {spec.key for spec in specs}
+
+
+def test_new_requests_come_after_those_of_their_model_that_a_paused_pass_has_not_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    virtual, policy, specs = forty_models_wait(monkeypatch)
+    policy.placed.add(specs[-1].key)
+    new = virtual.place(specs[-1])
+    [queued, _] = virtual.placed
+    assert virtual.placed == [queued, new]
