@@ -1,6 +1,6 @@
 """Local copy of the cluster's InferenceServices and of the pods of pools. No I/O."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -44,11 +44,13 @@ class ObjectsByName(dict[ModelName, _Object]):
         elif (known := self.get(found.name)) and known.uid == found.uid:
             del self[found.name]
 
-    def replace_all(self, listed: Iterable[_Object], known: Collection[str]) -> None:
+    def replace_all(self, listed: Iterable[_Object], known: Set[str]) -> None:
         """Apply a full list; for `known` see `ClusterObjects.replace`."""
-        for each in [each for each in self.values() if each.uid in known]:
-            del self[each.name]
-        self.update((each.name, each) for each in listed)
+        before = {each.uid: each.name for each in self.values()}
+        for uid in before.keys() & known:
+            del self[before[uid]]
+        left = known - before.keys()
+        self.update((each.name, each) for each in listed if each.uid not in left)
         self.has_changed = True
 
 
@@ -124,21 +126,23 @@ class ClusterObjects:
         return {each.uid for kind in kinds for each in kind.values()}
 
     def replace(
-        self, services: Iterable[ServiceObject], pods: Iterable[PodObject], known: Collection[str]
+        self, services: Iterable[ServiceObject], pods: Iterable[PodObject], known: Set[str]
     ) -> None:
         """Apply a full list: objects that are not in it are removed.
 
-        `known`: the uids before it was asked for; objects that came since are not in it.
+        `known`: the uids before it was asked for; objects that came since are not in it, and some
+        of those that have left since are.
         """
-        listed = list(services)
+        left = known - self.uids()
+        listed = [each for each in services if each.uid not in left]
         for service in listed:
             self._update_service(service, is_removed=False)
         names = {service.name for service in listed}
         for service in [each for each in self.services.values() if each.name not in names]:
             if service.uid in known:
                 self.remove(service)
-        existing = {pod.uid: pod for pod in pods}
-        for uid in (self.pods.keys() - existing.keys()).intersection(known):
+        existing = {pod.uid: pod for pod in pods if pod.uid not in left}
+        for uid in (self.pods.keys() - existing.keys()) & known:
             self.removed_pods.append(self.pods.pop(uid))
         self.pods.update(existing)
         self.is_complete = True

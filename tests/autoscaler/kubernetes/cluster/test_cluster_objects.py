@@ -97,6 +97,21 @@ def test_what_came_while_the_cluster_was_listed_stays() -> None:
     assert objects.graphs == {}
 
 
+def test_what_left_while_the_cluster_was_listed_does_not_come_back() -> None:
+    objects, left = (
+        ClusterObjects(),
+        (read_service(service()), pod(), read_graph_object(graph(uid="uid-2"))),
+    )
+    for each in left:
+        objects.update(ObjectEvent(each, is_removed=False))
+    known = objects.uids()
+    for each in left:
+        objects.update(ObjectEvent(each, is_removed=True))
+    objects.replace([left[0]], [left[1]], known)
+    objects.graphs.replace_all([left[2]], known)
+    assert objects.uids() == set()
+
+
 def test_a_pod_marked_for_deletion_is_ending() -> None:
     assert not pod().is_ending
     assert pod(deletionTimestamp="2026-01-01T00:00:00Z").is_ending
