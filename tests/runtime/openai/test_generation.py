@@ -98,7 +98,7 @@ def test_chat_without_a_length_ends(generating: servers.Pod) -> None:
 def test_completes_a_conversation(generating: servers.Pod) -> None:
     parts = [{"type": "text", "text": "ba"}, {"type": "text", "text": "be"}]
     messages = [{"role": "system", "content": "dida"}, {"role": "user", "content": parts}]
-    body = {"model": "chat", "messages": messages, "max_completion_tokens": 4}
+    body = {"model": "chat", "messages": messages, "max_completion_tokens": 4, "seed": 3}
     document = post(f"{generating.url}/openai/v1/chat/completions", body).json()
     assert document["object"] == "chat.completion"
     choice = document["choices"][0]
@@ -121,6 +121,7 @@ def test_streamed_chat_begins_with_its_role_and_ends_with_usage(generating: serv
         "model": "chat",
         "messages": [{"role": "user", "content": "babe"}],
         "max_tokens": 6,
+        "seed": 3,
         "stream_options": {"include_usage": True},
     }
     first, *middle, last = events(generating, "chat/completions", body)
