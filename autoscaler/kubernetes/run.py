@@ -5,7 +5,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prometheus_client import REGISTRY
@@ -75,7 +75,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
                 controller.set_leading(is_leading=is_leading)
 
             informer.start(on_event, on_failure)
-            tasks.create_task(_relist(api, objects, controller))
+            tasks.create_task(_relist(api, objects, controller.wake))
             tasks.create_task(controller.run())
             tasks.create_task(PodSecretKeeper(client, settings).run())
             webhooks = WebhookServer(client, settings, objects) if settings.webhook_port else None
@@ -103,21 +103,25 @@ async def _raise(error: BaseException) -> None:
     raise error
 
 
-async def _relist(api: ClusterApi, objects: ClusterObjects, controller: Controller) -> None:
-    """List all objects at the start and at every interval."""
+async def _relist(api: ClusterApi, objects: ClusterObjects, wake: Callable[[], None]) -> None:
+    """List all objects at the start and at every interval.
+
+    They are applied at once: what is not listed yet would be taken for removed.
+    """
     while True:
         try:
             known = objects.uids()
             services = [each async for each in api.list_services() if each.concerns_us]
-            objects.replace(services, await api.list_pods(), known)
-            objects.applications.replace_all(await api.list_applications(), known)
+            pods, applications = await api.list_pods(), await api.list_applications()
             objects.graphs.replace_all(await api.list_graphs(), known)
+            objects.applications.replace_all(applications, known)
+            objects.replace(services, pods, known)
         except KubernetesError as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("the cluster's objects could not be listed; retrying", exc_info=error)
             await asyncio.sleep(RELIST_RETRY_S)
             continue
-        controller.wake()
+        wake()
         await asyncio.sleep(RELIST_INTERVAL_S)
 
 
