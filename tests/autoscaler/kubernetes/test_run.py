@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -65,7 +66,7 @@ async def test_no_kind_is_taken_for_removed_while_it_could_not_be_listed(
     """The controller acts once the objects are complete, and deletes what none of them declares."""
     monkeypatch.setattr(run, "RELIST_RETRY_S", 0.05)
     objects, was_complete, listed = ClusterObjects(), list[bool](), asyncio.Event()
-    empty = {"items": [], "metadata": {}}
+    empty: dict[str, Any] = {"items": [], "metadata": {}}
 
     async def answer(request: web.Request) -> web.Response:
         if not request.path.endswith(("inferenceapplications", "inferencegraphs")):
