@@ -32,7 +32,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
-    from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
+    from autoscaler.service.pool_actuator import PoolActuator
 
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
@@ -80,9 +80,9 @@ async def _pool_actuator(
     metrics: AutoscalerMetrics,
     exit_stack: AsyncExitStack,
 ) -> PoolActuator:
-    from autoscaler.kubernetes.cluster.cluster_api import ClusterApi, connect  # optional extra
-    from autoscaler.kubernetes.pools.pool_actuator import PoolActuator
-    from autoscaler.kubernetes.pools.pool_scaler import PoolScaler
+    from autoscaler.service.pool_actuator import PoolActuator
+    from controller.cluster.cluster_api import ClusterApi, connect  # optional extra
+    from controller.pools.pool_scaler import PoolScaler
 
     client = await connect()
     exit_stack.push_async_callback(client.close)

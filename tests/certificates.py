@@ -3,8 +3,8 @@
 import datetime
 from pathlib import Path
 
-from autoscaler.kubernetes.admission.webhook_setup import make_certificates
 from common.tls import PART_NAME
+from controller.admission.webhook_setup import make_certificates
 
 
 def write_certificates(folder: Path, *names: str) -> Path:

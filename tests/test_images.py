@@ -23,7 +23,7 @@ MODULES = {
     "platform": (
         "gateway.__main__", "gateway.grpc.server", "gateway.sneakpeek.__main__",
         "gateway.applications.window_planner",
-        "autoscaler.__main__", "autoscaler.kubernetes.run", "workflows.__main__",
+        "autoscaler.__main__", "controller.run", "workflows.__main__",
         "workflows.runner", "pilotlight.cli",
     ),
     "runtime": ("runtime.__main__", "runtime.pod.composition", "runtime.engines.building"),

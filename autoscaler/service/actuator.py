@@ -2,7 +2,7 @@
 
 On one machine the platform reads the wanted number from the registry
 (`pilotlight/platform/pod_scaling.py`); on a cluster the loop calls
-`autoscaler/kubernetes/pools/pool_actuator.py` too.
+`autoscaler/service/pool_actuator.py` too.
 """
 
 from dataclasses import dataclass

@@ -65,8 +65,8 @@ async def _examine_cluster(namespace: str, context: str | None) -> list[Finding]
     with requires_extra("kubernetes"):
         from kubernetes.aio.config import ConfigException
 
-        from autoscaler.kubernetes.cluster.cluster_api import connect
-        from autoscaler.kubernetes.errors import KubernetesError
+        from controller.cluster.cluster_api import connect
+        from controller.errors import KubernetesError
         from pilotlight.doctor.cluster_facts import read_cluster
         from pilotlight.doctor.cluster_findings import cluster_findings
     try:

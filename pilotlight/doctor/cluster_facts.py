@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from autoscaler.kubernetes.cluster.cluster_api import LIST_TIMEOUT_S, api_errors
-from autoscaler.kubernetes.errors import Denied, Gone
+from controller.cluster.cluster_api import LIST_TIMEOUT_S, api_errors
+from controller.errors import Denied, Gone
 
 Document = dict[str, Any]
 

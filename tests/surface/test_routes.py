@@ -11,10 +11,10 @@ from unittest.mock import NonCallableMagicMock
 from kserve.model_server import app as kserve_app
 from starlette.routing import Route
 
-from autoscaler.kubernetes.admission.webhook_server import admission_app
 from common.pod_secret import PodSecret
 from common.probe_server import PATHS
 from common.tls import PartTls
+from controller.admission.webhook_server import admission_app
 from gateway.__main__ import running_app
 from gateway.grpc.inference_service import InferenceService
 from gateway.grpc.server import health_handler, reflection_handlers

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import Field
 from typing import Any
 
-from autoscaler.kubernetes.settings import ControllerSettings
 from autoscaler.service.settings import AutoscalerSettings
 from common.settings_table import options
+from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded

@@ -1,0 +1,233 @@
+"""Creates and renews the webhooks' certificate, and sets the `caBundle` of their configurations.
+
+With cert-manager neither is needed: the certificate is in a mounted folder, and cert-manager
+injects the `caBundle`.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import logging
+import ssl
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from kubernetes.aio import client
+
+from controller.cluster.cluster_api import TIMEOUT_S, api_errors
+from controller.errors import Changed, Gone
+from controller.settings import ControllerSettings
+
+logger = logging.getLogger(__name__)
+
+SECRET = "pilotlight-webhook"
+SERVICE = "pilotlight-webhook"
+"""The webhooks' Service, as the manifests name it."""
+VALIDATING = "annotations.pilotlight.io"
+MUTATING = "defaults.pilotlight.io"
+"""Mutating webhooks run in order of their names: this one before KServe's `inferenceservice.…`."""
+_JSON_PATCH = "application/json-patch+json"
+VALIDITY = datetime.timedelta(days=365)
+RENEW_BEFORE = datetime.timedelta(days=60)
+_CLOCK_SKEW = datetime.timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    certificates: Certificates
+    version: str
+    """The Secret's resourceVersion."""
+
+
+class WebhookSetup:
+    """Keeps the Secret and the webhook configurations of one installation up to date."""
+
+    def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
+        self._core = client.CoreV1Api(api)
+        self._admission = client.AdmissionregistrationV1Api(api)
+        self._namespace = settings.namespace
+        service = f"{SERVICE}.{settings.namespace}"
+        self._names = [f"{service}.svc", f"{service}.svc.cluster.local", service]
+
+    async def prepare(self) -> Certificates:
+        """Valid certificates that the API server trusts. Idempotent. Raises KubernetesError."""
+        stored = await self._read()
+        found = stored.certificates if stored is not None else None
+        if found is None or needs_renewal(found.certificate, self._names, _now()):
+            found = await self._write(stored)
+        await self._set_ca_bundle(found.authority)
+        return found
+
+    async def _read(self) -> _Stored | None:
+        try:
+            with api_errors("read the Secret", SECRET):
+                secret = await self._core.read_namespaced_secret(
+                    SECRET, self._namespace, _request_timeout=TIMEOUT_S
+                )
+        except Gone:
+            return None
+        data = {name: base64.b64decode(text) for name, text in (secret.data or {}).items()}
+        certificates = Certificates(
+            data.get("ca.crt", b""), data.get("tls.crt", b""), data.get("tls.key", b"")
+        )
+        return _Stored(certificates, secret.metadata.resource_version)
+
+    async def _write(self, old: _Stored | None) -> Certificates:
+        """Store new certificates; if another replica was faster, return those it stored."""
+        made = make_certificates(self._names, _now())
+        metadata = client.V1ObjectMeta(name=SECRET)
+        if old is not None:
+            bundle = authority_bundle(made.authority, old.certificates.authority)
+            made = replace(made, authority=bundle)
+            metadata.resource_version = old.version
+        body = client.V1Secret(
+            metadata=metadata,
+            type="kubernetes.io/tls",
+            data={
+                "ca.crt": base64.b64encode(made.authority).decode(),
+                "tls.crt": base64.b64encode(made.certificate).decode(),
+                "tls.key": base64.b64encode(made.key).decode(),
+            },
+        )
+        try:
+            with api_errors("write the Secret", SECRET):
+                if old is None:
+                    await self._core.create_namespaced_secret(
+                        self._namespace, body, _request_timeout=TIMEOUT_S
+                    )
+                else:
+                    await self._core.replace_namespaced_secret(
+                        SECRET, self._namespace, body, _request_timeout=TIMEOUT_S
+                    )
+        except Changed:
+            stored = await self._read()
+            return stored.certificates if stored is not None else made
+        logger.info("webhook certificates created")
+        return made
+
+    async def _set_ca_bundle(self, authority: bytes) -> None:
+        value = base64.b64encode(authority).decode()
+        patch = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": value}]
+        for name, write in (
+            (VALIDATING, self._admission.patch_validating_webhook_configuration),
+            (MUTATING, self._admission.patch_mutating_webhook_configuration),
+        ):
+            with api_errors("set the caBundle of", name):
+                await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
+
+
+def make_context(certificates: Certificates) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    load_certificates(context, certificates)
+    return context
+
+
+def load_certificates(context: ssl.SSLContext, certificates: Certificates) -> None:
+    """Use these for new connections. Raises ssl.SSLError if key and certificate do not match.
+
+    Through temporary files, since the ssl module cannot read certificates from memory.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
+        certificate.write_bytes(certificates.certificate)
+        key.touch(mode=0o600)
+        key.write_bytes(certificates.key)
+        context.load_cert_chain(certificate, key)
+
+
+def read_folder(folder: str) -> Certificates:
+    """The certificates of a mounted Secret, without the authority. Raises OSError."""
+    files = Path(folder)
+    return Certificates(b"", (files / "tls.crt").read_bytes(), (files / "tls.key").read_bytes())
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """In PEM format."""
+
+    authority: bytes
+    certificate: bytes
+    key: bytes
+
+
+def make_certificates(names: list[str], now: datetime.datetime) -> Certificates:
+    """An authority, and a server certificate for these DNS names; both valid for a year."""
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    subject = _name("pilotlight-webhook-ca")
+    authority = (
+        _builder(subject, subject, authority_key.public_key(), now)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    certificate = (
+        _builder(_name(names[0]), subject, key.public_key(), now)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False
+        )
+        .sign(authority_key, hashes.SHA256())
+    )
+    return Certificates(
+        authority=authority.public_bytes(serialization.Encoding.PEM),
+        certificate=certificate.public_bytes(serialization.Encoding.PEM),
+        key=key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ),
+    )
+
+
+def authority_bundle(authority: bytes, previous: bytes) -> bytes:
+    """A new authority and its predecessor: replicas serve the old certificate a little longer."""
+    try:
+        [old, *_] = x509.load_pem_x509_certificates(previous)
+    except ValueError:
+        return authority
+    return authority + old.public_bytes(serialization.Encoding.PEM)
+
+
+def needs_renewal(certificate: bytes, names: list[str], now: datetime.datetime) -> bool:
+    """True if the certificate expires soon, lacks one of the names, or cannot be read."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+        listed = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound):
+        return True
+    if not set(names) <= set(listed.get_values_for_type(x509.DNSName)):
+        return True
+    return found.not_valid_after_utc - now < RENEW_BEFORE
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + VALIDITY)
+    )

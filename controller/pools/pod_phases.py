@@ -1,0 +1,83 @@
+"""Sets the phases of pods that the cluster ends or replaces, and deregisters those it removed.
+
+The registry gets these changes before the pods' own processes report them, so that pods about to
+end get no new requests.
+"""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+
+from controller.cluster.cluster_objects import ClusterObjects
+from controller.cluster.object_readers import PodObject
+from controller.pools.leaving_pods import DrainTracker, replaced_pods
+from controller.pools.pool_registries import PoolRegistries, PoolRegistry
+from registry.domain.pod import PodPhase
+from registry.domain.pod_state import PodState
+from registry.errors import LeaseLost
+
+logger = logging.getLogger(__name__)
+
+
+class PodPhases:
+    """Writes the phases that follow from the cluster's pods. Used by one task only."""
+
+    def __init__(self, objects: ClusterObjects, registries: PoolRegistries) -> None:
+        self._objects = objects
+        self._registries = registries
+        self._trackers: defaultdict[str, DrainTracker] = defaultdict(DrainTracker)
+        """By pool."""
+
+    async def update(self) -> None:
+        """Write new phases and removals to the registries. Raises RegistryUnavailable."""
+        while removed := self._objects.removed_pods:
+            await self._deregister(removed[0])
+            del removed[0]  # others may have been added
+        pods = list(self._objects.pods.values())
+        services = self._objects.services.items()
+        replaced = replaced_pods(pods, {name: each.status for name, each in services})
+        for pool, registry in self._registries.opened().items():
+            of_pool = [pod for pod in pods if pod.pool == pool]
+            draining = {pod.uid for pod in of_pool if pod.is_ending or pod in replaced}
+            await self._update_pool(registry, self._trackers[pool], of_pool, draining)
+
+    async def _update_pool(
+        self,
+        registry: PoolRegistry,
+        tracker: DrainTracker,
+        pods: Sequence[PodObject],
+        draining: set[str],
+    ) -> None:
+        now_s = time.monotonic()
+        tracker.observe(registry.state.pods, now_s)
+        cancellable = set(tracker.cancellable(now_s))
+        for pod in pods:
+            found = _registered(registry, pod)
+            if found is None:
+                continue
+            if pod.uid in draining and found.phase is not PodPhase.DRAINING:
+                await self._set_phase(registry, found, PodPhase.DRAINING)
+                tracker.start(found, now_s)
+            elif pod.uid not in draining and pod.revision and pod.name in cancellable:
+                # Knative rolled back.
+                await self._set_phase(registry, found, PodPhase.READY)
+                tracker.cancel(pod.name)
+
+    async def _set_phase(self, registry: PoolRegistry, pod: PodState, phase: PodPhase) -> None:
+        with suppress(LeaseLost):  # the pod is gone already
+            await registry.client.set_phase(pod.name, pod.epoch, phase)
+            logger.info("pod phase set", extra={"pod": pod.name, "phase": phase.value})
+
+    async def _deregister(self, pod: PodObject) -> None:
+        registry = self._registries.opened().get(pod.pool)
+        registered = _registered(registry, pod) if registry is not None else None
+        if registry is not None and registered is not None:
+            await registry.client.deregister_pod(pod.name, registered.epoch)
+
+
+def _registered(registry: PoolRegistry, pod: PodObject) -> PodState | None:
+    """The registered pod that is this object: any tenant may create a pod of the same name."""
+    found = registry.state.pods.get(pod.name)
+    return found if found is not None and found.info.uid == pod.uid else None
