@@ -20,12 +20,11 @@ from gateway.routing.decision import SendTo
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.codec import encode, encode_spec
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodInfo
-from registry.domain.pod_work import PlacedRequest
+from registry.domain.pod_state import PlacedRequest
+from registry.domain.records import encode, encode_spec
 
 _GIB: Final = 1 << 30
 _SLOTS: Final = 4

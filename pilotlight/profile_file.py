@@ -31,7 +31,7 @@ from autoscaler.placement.planners.profile_fit import profile_fits
 from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelSpec
-from registry.domain.profile import (
+from registry.domain.pod import (
     IMPORTED,
     PLACEMENT_FIELDS,
     PairFactor,

@@ -23,8 +23,7 @@ from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.pod import PodInfo
-from registry.domain.profile import NEAR_PEAK_RATIO, Profile, ProfilePoint
+from registry.domain.pod import NEAR_PEAK_RATIO, PodInfo, Profile, ProfilePoint
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import PeakMemory, available_bytes
 from runtime.device.batch_times import LIMITED_BY_MEMORY, BatchTimes

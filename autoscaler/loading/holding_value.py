@@ -17,8 +17,8 @@ import numpy as np
 from autoscaler.forecasting.history import Booleans, Floats
 from autoscaler.planning.demand_forecast import arrivals_per_s
 from autoscaler.planning.pool_view import Demand, PoolView
-from registry.cost import characteristic_time_s, eviction_loss_s
 from registry.domain.model import Tier
+from registry.domain.prices import characteristic_time_s, eviction_loss_s
 
 _RISING: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 _MINUTE_S: Final = 60.0
@@ -69,7 +69,7 @@ class HoldingValue:
     def saved_per_s(self, row: int, copies: int = 1) -> float:
         """Seconds that requests wait less, per second, because of one of a model's copies.
 
-        The price of an eviction in the gateway (`registry.cost`), over the time that it is for.
+        The price of an eviction (`registry.domain.prices`) over the time that it is for.
         """
         reload_s, rate = float(self.saved_s[Tier.DEVICE][row]), float(self.rates_per_s[row])
         serve_s = float(self.serve_s[row])

@@ -25,9 +25,9 @@ from autoscaler.placement.marginal_value import HORIZON_S, MarginalValue
 from autoscaler.planning.demand_forecast import MINUTE_S
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from autoscaler.planning.pool_view import ModelView, PoolView
-from registry.cost import COPY_FACTOR
 from registry.domain.model import Preload, RoutingPolicy, Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
+from registry.domain.prices import COPY_FACTOR
 
 
 @dataclass(frozen=True, slots=True)

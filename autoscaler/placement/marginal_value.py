@@ -1,7 +1,7 @@
 """The value of a copy for all models together, in seconds of delay saved per second.
 
 A copy does work that no other copy does in time (`work_allocation`: queued and expected requests)
-and saves cold starts (`registry.cost`, as in the gateway's price). A second of late work
+and saves cold starts (`registry.domain.prices`, as in the gateway's price). A second of late work
 counts as much as a second of cold start, so that the queue of one model can be compared with the
 only copy of another.
 """

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from autoscaler.placement.planners.problem import AcceleratorView, Profiles
 from autoscaler.placement.planners.replanning import Move, moves, without_rate
-from registry.domain.placement import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
+from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
 
 
 def next_step(

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from autoscaler.planning.pool_view import PoolView
-from registry.domain.action_log import PodShape
 from registry.domain.model import Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
+from registry.domain.records import PodShape
 
 
 class ActionReason(StrEnum):

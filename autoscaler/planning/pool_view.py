@@ -12,7 +12,7 @@ from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, Hi
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod import PodPhase, default_slots
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
 
 NEVER_S: Final = -inf
 """Time of an event that never happened."""

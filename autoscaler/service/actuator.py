@@ -10,7 +10,7 @@ from typing import Protocol
 
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.settings import AutoscalerSettings
-from registry.domain.action_log import WantedPods
+from registry.domain.records import WantedPods
 from registry.inference_service.tenant_rules import TenantRules
 
 

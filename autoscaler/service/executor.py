@@ -14,9 +14,9 @@ from autoscaler.planning.policy import Action, Demote, Load
 from autoscaler.service.metrics import AutoscalerMetrics
 from common.backoff import KeyedBackoff
 from common.pod_client import PodClient, PodRefused
-from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier, name_of_key
+from registry.domain.records import ActionOutcome, ActionRecord
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 

@@ -27,8 +27,8 @@ from autoscaler.tick.forecaster import DemandForecaster
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.placement_input import RECENT_S
 from autoscaler.tick.planner import Planner, TickPlan
-from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.domain.model import name_of_key
+from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.arrivals import ArrivalHints, ArrivalLog

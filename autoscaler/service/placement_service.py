@@ -38,10 +38,9 @@ from autoscaler.tick.placement_record import (
     new_record,
     with_scales,
 )
-from registry.domain.action_log import POOL, ActionOutcome, ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.model import PlacementName
-from registry.domain.placement import PlacementRecord
+from registry.domain.records import POOL, ActionOutcome, ActionRecord, PlacementRecord
 from registry.redis.autoscaler_log import AutoscalerLog
 
 logger = logging.getLogger(__name__)

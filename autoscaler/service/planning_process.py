@@ -20,7 +20,7 @@ from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import AcceleratorView, PlanParams, Profiles, Workload
 from common.parent_death import die_with
 from common.process import set_process_title
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 _NICENESS: Final = 10
 """Plans may take seconds of a core that pods compute on."""

@@ -29,10 +29,10 @@ from controller.pools.pool_size import (
     pods_to_drain,
     within_bounds,
 )
-from registry.domain.action_log import WantedPods
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
+from registry.domain.records import WantedPods
 from registry.errors import LeaseLost, RegistryError
 from registry.inference_service.tenant_rules import TenantRules
 from registry.redis.watch import ClusterWatch

@@ -13,7 +13,7 @@ from autoscaler.placement.planners.problem import PlanParams
 from autoscaler.tick.placement_input import PlacementInput
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-from registry.domain.placement import PlacementRecord, PlannedModel
+from registry.domain.records import PlacementRecord, PlannedModel
 
 _MAX_AGE_S: Final = 15.0
 """Older measurements say nothing about the latency now."""

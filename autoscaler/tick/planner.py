@@ -18,11 +18,11 @@ from autoscaler.planning.pool_snapshot import Observations, read_pool
 from autoscaler.planning.pool_view import Limits, ModelView, PoolView
 from autoscaler.tick.forecaster import ForecastSchedule
 from autoscaler.tick.observed_demand import ObservedDemand
-from registry.domain.action_log import ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import ArrivalHint
 from registry.domain.model import Tier
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.records import ActionRecord
 
 
 @dataclass(frozen=True, slots=True)

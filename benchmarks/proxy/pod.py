@@ -15,7 +15,7 @@ import uvicorn
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import HEARTBEAT_S, PodInfo, PodReport, Samples
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 

@@ -18,7 +18,7 @@ from controller.models.component_status import (
 )
 from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import LoadFailure, ModelSpec, Tier
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
 from registry.inference_service.predictors import needs_in_pool
 
 WRITE_INTERVAL_S = 5.0

@@ -25,10 +25,10 @@ from gateway.selection.window import (
 from registry.domain.application import ApplicationSpec
 from registry.domain.application_variants import accuracy_of, named_variants, no_variants
 from registry.domain.cluster import ClusterState
-from registry.domain.measures import seconds_at_size
+from registry.domain.estimates import seconds_at_size
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod import Profile
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile
 
 MAX_WORKERS: Final = 16
 """Pods that a window is planned for, those with the most free slots first: more cost time."""

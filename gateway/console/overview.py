@@ -13,13 +13,13 @@ from typing import Any, Final
 from gateway.console.page_files import duration
 from gateway.console.traffic import LastMinute, Traffic
 from gateway.selection.select_version import can_be_served
-from registry.domain.action_log import ActionOutcome, ActionRecord
 from registry.domain.canaries import Canaries
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import Band
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
+from registry.domain.records import ActionOutcome, ActionRecord
 from registry.redis.watch import ClusterWatch
 
 MAX_ROWS: Final = 100

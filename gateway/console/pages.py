@@ -34,8 +34,8 @@ from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations, find_explanation
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests
-from registry.domain.action_log import AutoscalerRecords
 from registry.domain.model import ModelName, ModelRecord
+from registry.domain.records import AutoscalerRecords
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch

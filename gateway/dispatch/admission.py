@@ -27,8 +27,7 @@ from gateway.routing.route_request import (
 from gateway.routing.ski_rental import ColdStartCredit
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
 
 HEADROOM: Final = 4
 """Of so many slots one is left to others: none of fewer."""

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 from gateway.routing.cold_start import MAX_LOADS_WAITED
-from registry.domain.tenant_usage import TenantUsage
+from registry.domain.demand import TenantUsage
 
 URGENT_LOADS: Final = 2.0
 """Loads before its deadline at which a head no longer waits for requests of warm models; with less

@@ -9,7 +9,7 @@ from gateway.routing.decision import Reason, SendTo
 from gateway.routing.route_request import IncomingRequest
 from gateway.routing.timers import Timer
 from registry.domain.model import ModelSpec
-from registry.domain.pod_work import PlacedRequest
+from registry.domain.pod_state import PlacedRequest
 
 
 class PendingPlacement:

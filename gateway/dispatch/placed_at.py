@@ -11,7 +11,7 @@ from typing import Final
 from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 ANY_POD: Final = "*"
 """In place of a pod's name: the routing policy chooses."""

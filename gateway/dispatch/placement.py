@@ -11,8 +11,7 @@ from gateway.errors import Rejected
 from gateway.request_run import RequestRun, waker
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import ReservationRequest
+from registry.domain.pod_state import PodState, ReservationRequest
 
 
 @dataclass(eq=False, slots=True)

@@ -26,7 +26,7 @@ from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from gateway.upstream.event_log import LoggedRequest
 from gateway.upstream.pod_connection import PodConnection, PodConnectionLost, PodUnreachable
 from gateway.upstream.queue_proxy import MESSAGES, classify_response, has_died, is_from_pod
-from registry.domain.measures import size_class
+from registry.domain.estimates import size_class
 from registry.domain.pod_state import PodState
 
 MAX_ERROR_BYTES: Final = 2048

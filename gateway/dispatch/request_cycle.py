@@ -8,7 +8,7 @@ from gateway.http.client_request import NO_EVENT, ClientRequest, InferenceConnec
 from gateway.http.framing import KnownHead
 from gateway.request_run import Expiring
 from gateway.upstream.pod_connection import PodConnection
-from registry.domain.pod_work import PlacedRequest
+from registry.domain.pod_state import PlacedRequest
 
 
 class RequestCycle(Reservation):

@@ -6,7 +6,7 @@ from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.routing.decision import Reason, SendTo, Wait
 from gateway.routing.route_request import RoutingResult
 from registry.domain.model import ModelName
-from registry.domain.probes import ProbeBudget
+from registry.domain.pod_state import ProbeBudget
 
 _FIRST_PROBE_S: Final = 1.0
 """From a model's first request with a deadline to its first probe."""
@@ -16,7 +16,7 @@ class RequestProbes:
     """Requests with a deadline that try what is expected to be late, or was never measured.
 
     Without them a model whose measurements are of larger requests, or out of date, serves nothing
-    and so gets no others. Limited by the time that they take (`registry.domain.probes`).
+    and so gets no others. Limited by the time that they take (`registry.domain.pod_state`).
     """
 
     def __init__(self) -> None:

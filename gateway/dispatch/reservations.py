@@ -19,9 +19,14 @@ from gateway.dispatch.placement import Placement, Reservation
 from gateway.errors import Rejected
 from gateway.routing.decision import SendTo
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.queued_steps import step_reservation_id
-from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
+from registry.domain.pod_state import (
+    Granted,
+    LoadMode,
+    PodState,
+    Refusal,
+    ReservationRequest,
+    step_reservation_id,
+)
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 

@@ -15,8 +15,7 @@ from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.routing.decision import SendTo
 from gateway.routing.timers import Timers
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
 
 MAX_ATTEMPTS: Final = 10
 MAX_WAIT_SHARE: Final = 0.5

@@ -26,7 +26,7 @@ from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from gateway.upstream.pod_connection import PodConnection
 from registry.domain.model import RoutingPolicy
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 _REASON: Final = str(Reason.WARM)
 _POLICY: Final = str(RoutingPolicy.AUTO)

@@ -20,7 +20,7 @@ from gateway.routing.route_request import is_plain
 from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
-from registry.domain.measures import size_class
+from registry.domain.estimates import size_class
 from registry.domain.model import ModelSpec
 
 Authorised = Callable[[ModelTarget, Headers], ModelTarget | None]

@@ -39,8 +39,7 @@ from gateway.routing.pod_selection import (
 )
 from gateway.routing.remote_proxy import least_busy_below
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
 
 
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

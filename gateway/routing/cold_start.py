@@ -12,10 +12,9 @@ from typing import Final
 from gateway.routing.decision import Reason, RequestView, RoutingOption
 from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
-from registry.cost import COPY_FACTOR
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
+from registry.domain.prices import COPY_FACTOR
 
 MAX_LOADS_WAITED: Final = 10.0
 """Loads after which a request no longer waits for requests of warm models. Simulated: 2 to 5 cost 3

@@ -7,7 +7,7 @@ at another pod at once. `colocation_queueing` starts cold only if no pod is warm
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import best_cold, fewest_inferring
 from registry.domain.cluster import ClusterState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 
 def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from registry.domain.cluster import ClusterState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 
 class Reason(StrEnum):
@@ -63,7 +63,7 @@ class RequestView:
     queued: int = 0
     """Requests queued in this gateway, of all models."""
     size_class: int | None = None
-    """Of its body (`registry.domain.measures`); None: not known."""
+    """Of its body (`registry.domain.estimates`); None: not known."""
     max_load_wait_s: float = 0.0
     """How long it waits for more requests of its model before a load that evicts others."""
     may_try_transfer: bool = True

@@ -6,8 +6,7 @@ from typing import Final
 from registry.domain.cluster import ClusterState
 from registry.domain.device_work import ASSUMED_DUE_S, Backlog
 from registry.domain.estimates import StageTimes
-from registry.domain.pod_state import PodState
-from registry.domain.pod_work import MeanTimes
+from registry.domain.pod_state import MeanTimes, PodState
 
 _MAX_MODELS: Final = 16
 """Models of a pod that a mean is taken over, where this process has placed no request yet."""

@@ -5,7 +5,7 @@ postprocess, T_N = network, n = requests ongoing at the warm pod; extended by ti
 on where the weights are), the remaining time of loads in progress, several slots per pod, queue
 position, work that ends while a request is transferred or its inputs are prepared, and requests
 that share an inference: each request ahead takes its own model's share of the device, less what has
-passed (`registry.domain.pod_work`), the request itself as long as its batch. All times are medians
+passed (`registry.domain.pod_state`), the request itself as long as its batch. All times are medians
 of live measurements at pods of the same kind of accelerator; those of other kinds, and priors, mark
 the forecast as unmeasured.
 """

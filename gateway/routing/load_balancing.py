@@ -8,8 +8,7 @@ Liu 2025, section 6.2.
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import free_pods, least_loaded_free
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
 
 
 def random_pod(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

@@ -10,8 +10,7 @@ from gateway.routing.device_backlog import device_backlog
 from gateway.routing.latency_model import PodForecast, remaining_load, transfer_time
 from registry.domain.cluster import ClusterState
 from registry.domain.device_work import ASSUMED_DUE_S
-from registry.domain.pod_work import PlacedRequest
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PlacedRequest
 
 
 def record_placed(

@@ -8,11 +8,11 @@ from typing import Final
 from gateway.routing.decision import RequestView
 from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import PodForecast, run_at
-from registry.domain.accelerator import AcceleratorKind
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import UNMEASURED, KindEstimates
-from registry.domain.free_pods import FreePods
 from registry.domain.model import Tier
+from registry.domain.pod import AcceleratorKind
+from registry.domain.pod_index import FreePods
 from registry.domain.pod_state import ChangeLog, PodState
 
 _DISTANCE: Final = {Tier.DEVICE: 0, Tier.HOST: 1, Tier.DISK: 2, Tier.REMOTE: 3}

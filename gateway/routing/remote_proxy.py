@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.pod_selection import least_loaded, least_loaded_free
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
 
 
 def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

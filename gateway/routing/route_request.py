@@ -22,11 +22,10 @@ from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import PodForecast, estimate_of
 from gateway.routing.routing_policies import routing_policy
 from registry.domain.cluster import ClusterState
-from registry.domain.measures import MAX_AGE_S
+from registry.domain.estimates import MAX_AGE_S
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
-from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import MAX_LOAD_PAUSE_S, MAX_PAUSE_S, LoadMode
 from registry.inference_service.predictors import unmet_needs
 
 CONTESTED_MARGIN: Final = 2.0
@@ -51,7 +50,7 @@ class IncomingRequest:
     due_s: float | None = None
     """Soft deadline: after it, a queued request counts as starved, but is not rejected."""
     size_class: int | None = None
-    """Of its body (`registry.domain.measures`); None: not known."""
+    """Of its body (`registry.domain.estimates`); None: not known."""
     load_failed: bool = False
     """A load for it has failed: while a pod is warm, it waits for no other."""
 

@@ -13,7 +13,7 @@ from gateway.routing.decision import Decision, Reason, RequestView, RoutingOptio
 from gateway.routing.latency_model import estimate_of
 from gateway.routing.pod_selection import run_soonest
 from registry.domain.cluster import ClusterState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 
 def ways(

@@ -19,8 +19,8 @@ from gateway.routing.route_request import IncomingRequest, RoutingResult, view_o
 from gateway.routing.ways import ways
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
 
 MAX_EXPLANATIONS: Final = 4096
 MAX_WEIGHED: Final = 50

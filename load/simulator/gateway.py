@@ -20,9 +20,9 @@ from gateway.routing.route_request import IncomingRequest
 from load.errors import LoadError
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import BYTES_PER_ITEM, RequestPod, SimulatedRequest
-from registry.domain.measures import size_class
+from registry.domain.estimates import size_class
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.reservation import Refusal
+from registry.domain.pod_state import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -17,13 +17,12 @@ from load.simulator.pods.shared_gpu import Interference, SharedGpu
 from load.simulator.registry.memory_registry import MemoryRegistry
 from load.simulator.results.records import FinishedRequests
 from load.simulator.results.summary import Summary
-from registry.domain.accelerator import AcceleratorKind
 from registry.domain.application import AccuracyProfile
 from registry.domain.demand import ExpectedRates, QueueStats
 from registry.domain.model import ModelName, Tier
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
-from registry.domain.profile import Profile
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod import AcceleratorKind, Profile
+from registry.domain.pod_state import ANY_COPIES
+from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
 
 
 class SimulatedCluster:

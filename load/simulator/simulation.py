@@ -19,9 +19,9 @@ from load.simulator.gateway import QueueOptions
 from load.simulator.results.records import RecordBuffer
 from load.simulator.results.summary import Summary
 from load.simulator.simulated_cluster import SimulatedCluster
-from registry.domain.accelerator import AcceleratorKind
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from registry.domain.pod import AcceleratorKind
 
 BATCH_ROWS: Final = 16_384
 """Arrivals between two record batches: what a run holds in memory."""

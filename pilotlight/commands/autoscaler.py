@@ -13,10 +13,9 @@ from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_age
-from registry.domain.action_log import ActionOutcome, ActionRecord, AutoscalerRecords
-from registry.domain.codec import action_document
 from registry.domain.loading_choice import LOADING
 from registry.domain.model import name_of_key
+from registry.domain.records import ActionOutcome, ActionRecord, AutoscalerRecords, action_document
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

@@ -23,9 +23,8 @@ from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.output import Output
 from pilotlight.quantities import format_age
-from registry.domain.action_log import ActionRecord
 from registry.domain.canaries import find_canaries
-from registry.domain.codec import action_document
+from registry.domain.records import ActionRecord, action_document
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.reports import read_declared_times, read_gpu_readings
 

@@ -16,15 +16,13 @@ from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.commands.workflow import print_workflows
 from pilotlight.output import Output
 from pilotlight.quantities import format_age, format_bytes
-from registry.domain.accelerator import GpuReading
-from registry.domain.action_log import ActionOutcome, AutoscalerRecords, WantedPods
 from registry.domain.canaries import Found, Traffic, find_canaries, traffic_of
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import load_snapshot
-from registry.domain.codec import action_document
+from registry.domain.cluster import ClusterState, load_snapshot
 from registry.domain.demand import CountWindow
 from registry.domain.model import ModelName, ModelRecord, name_of_key
+from registry.domain.pod import GpuReading
 from registry.domain.pod_state import PodState
+from registry.domain.records import ActionOutcome, AutoscalerRecords, WantedPods, action_document
 from registry.inference_service.predictors import needs_in_pool
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog

@@ -15,11 +15,10 @@ from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from pilotlight.quantities import format_bytes
 from registry.domain.cluster import ClusterState
-from registry.domain.codec import decode_profile
 from registry.domain.model import ModelName
-from registry.domain.pod import slots_at_start
+from registry.domain.pod import PairFactor, ShareFactor, best_rows, mean_busy_pct, slots_at_start
 from registry.domain.pod_state import PodState
-from registry.domain.profile import PairFactor, ShareFactor, best_rows, mean_busy_pct
+from registry.domain.records import decode_profile
 
 _TIMEOUT_S = 3600.0
 

@@ -36,8 +36,8 @@ from pilotlight.profile_file import (
     profiles_document,
 )
 from registry.domain.cluster import ClusterState
-from registry.domain.codec import profile_document
 from registry.domain.model import ModelName, name_of_key
+from registry.domain.records import profile_document
 from registry.redis.client import Registry
 
 _LIMITS = {

@@ -20,7 +20,8 @@ from registry.domain.application import (
     encode_accuracy,
     encode_application,
 )
-from registry.domain.codec import (
+from registry.domain.model import UNREADABLE, ModelName
+from registry.domain.records import (
     decode_failure,
     decode_profile,
     decode_spec,
@@ -28,7 +29,6 @@ from registry.domain.codec import (
     encode_profile,
     encode_spec,
 )
-from registry.domain.model import UNREADABLE, ModelName
 from registry.errors import InvalidModel, RegistryUnavailable
 from registry.redis.reports import read_declared_times, restore_declared_times
 from registry.redis.workflow_log import WorkflowLog

@@ -44,8 +44,8 @@ from pilotlight.platform.process_specs import (
 from pilotlight.platform.processes import SupervisedProcess, free_port, returns_ok, wait_for_ports
 from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import PlatformState
-from registry.domain.placement import PlacedPod
 from registry.domain.pod import PodPhase
+from registry.domain.records import PlacedPod
 
 _LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 180.0

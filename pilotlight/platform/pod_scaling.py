@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pilotlight.platform.pod_processes import PodProcesses
-from registry.domain.action_log import WantedPods
-from registry.domain.placement import PlacedPod
+from registry.domain.records import PlacedPod, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.watch import ClusterWatch

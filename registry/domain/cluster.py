@@ -4,23 +4,36 @@ Only its owner (the watch, or the simulator) writes it. It may change at every a
 Pure.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from __future__ import annotations
 
-from registry.cost import ArrivalRates
-from registry.domain.action_log import WantedPods
-from registry.domain.application import AccuracyProfile, ApplicationSpec
-from registry.domain.demand import ExpectedRates
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
+from typing import Any, Final
+
+import orjson
+
+from registry.domain.application import (
+    AccuracyProfile,
+    ApplicationSpec,
+    decode_accuracy,
+    decode_application,
+)
+from registry.domain.demand import ExpectedRates, decode_expected
 from registry.domain.estimates import Measurements, ModelEstimates
-from registry.domain.eviction_prices import EvictionPrices
-from registry.domain.free_pods import FreePods
-from registry.domain.model import ModelName, ModelRecord, name_of_key
-from registry.domain.placement import PlacementRecord
-from registry.domain.pod_index import PodIndex
-from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile
-from registry.domain.queued_steps import QueuedSteps
-from registry.domain.residency_index import Residency, ResidencyIndex
+from registry.domain.model import ModelName, ModelRecord, Tier, name_of_key
+from registry.domain.pod import AcceleratorKind, PodPhase, Profile
+from registry.domain.pod_index import FreePods, PodIndex, Residency, ResidencyIndex
+from registry.domain.pod_state import NO_STEPS, PodState, QueuedSteps
+from registry.domain.prices import ArrivalRates, EvictionPrices
+from registry.domain.records import (
+    PlacementRecord,
+    WantedPods,
+    decode_placement,
+    decode_pod,
+    decode_profile,
+    decode_record,
+    decode_wanted,
+)
 
 _NO_HOLDERS: Mapping[str, Residency] = {}
 
@@ -131,3 +144,275 @@ class ClusterState:
         stored = self.profiles.get(name_of_key(key), {})
         found = [each for each in stored.values() if each.key == key]
         return sorted(found, key=lambda profile: profile.product)
+
+
+# Applies the registry's snapshots and published changes to a `ClusterState`.
+#
+# Changes may arrive twice (with the reply to our own call, and published) and in either order, so
+# every entity keeps the version that last changed it. Pure.
+
+
+_SNAPSHOT_PARTS: Final = 10
+LATE_VERSIONS: Final = 16_384
+"""No change arrives later than so many versions after its own: Redis makes fewer in the time after
+which a reply is lost."""
+_FEW_VERSIONS: Final = 4_096
+
+
+class ChangeApplier:
+    """Writes one `ClusterState` until its next snapshot."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self.unreadable_total = 0
+        """Changes skipped because they could not be read."""
+        self.unreadable_cause = ""
+        """Why the last of them could not be read."""
+        self.snapshot_version = -1
+        """Changes up to this version are in the state's snapshot."""
+        self._versions: dict[tuple[str, ...], int] = {}
+        """Version of the last change, by kind and entity; without those of long ago."""
+        self._most_versions = _FEW_VERSIONS
+        self._gone_versions: dict[str, int] = {}
+        """Version of each pod's last removal."""
+        self._now_s = inf
+        self._early_counts: dict[str, tuple[int, int, int]] = {}
+        """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
+
+    def apply(self, version: int, changes: Iterable[Sequence[Any]], now_s: float = inf) -> None:
+        """Apply the changes of one version; those applied before have no effect.
+
+        `now_s`: when they were made; infinite: measurements among them never become too old.
+        """
+        if version <= self.snapshot_version:
+            return
+        self._now_s = now_s
+        for kind, *values in changes:
+            self._apply(version, kind, *values)
+        self.state.version = max(self.state.version, version)
+        if len(self._versions) > self._most_versions:
+            self._forget_versions()
+
+    def _forget_versions(self) -> None:
+        """Forget versions that no late change can meet: entities come and go for ever."""
+        oldest = self.state.version - LATE_VERSIONS
+        self._versions = {entity: at for entity, at in self._versions.items() if at > oldest}
+        self._most_versions = max(_FEW_VERSIONS, 2 * len(self._versions))
+
+    def _apply(self, version: int, kind: str, *values: Any) -> None:
+        """Apply one change; one that only a newer version of this program can read is skipped."""
+        try:
+            match kind:
+                case "counts":
+                    self._apply_counts(version, *values)
+                case "at":
+                    self._apply_at(version, *values)
+                case "pod":
+                    self._apply_pod(version, *values)
+                case "gone":
+                    self._apply_gone(version, *values)
+                case "model":
+                    self._apply_model(version, *values)
+                case "samples":
+                    self._apply_samples(*values)
+                case "forget":
+                    self.state.forget(*values)
+                case "profile":
+                    self._apply_profile(version, *values)
+                case "application":
+                    self._apply_application(version, *values)
+                case "accuracy":
+                    self._apply_accuracy(version, *values)
+                case "wanted":
+                    self._apply_wanted(version, *values)
+                case "placement":
+                    self._apply_placement(version, *values)
+                case "expected":
+                    self._apply_expected(version, *values)
+                case "steps":
+                    self._apply_steps(version, *values)
+        except (ValueError, TypeError, LookupError) as error:
+            self.unreadable_total += 1
+            self.unreadable_cause = f"{kind}: {error}"
+
+    def _is_old(self, version: int, *entity: str) -> bool:
+        """Whether a newer change of the entity was applied; otherwise this one becomes the last."""
+        if version < self._versions.get(entity, 0):
+            return True
+        self._versions[entity] = version
+        return False
+
+    def _apply_counts(self, version: int, name: str, slots_used: int, ongoing: int) -> None:
+        pod = self.state.pods.get(name)
+        if pod is None:
+            if version > self._gone_versions.get(name, 0):
+                self._early_counts[name] = (version, slots_used, ongoing)
+        elif version >= pod.counts_version:
+            pod.counts_version = version
+            pod.set_counts(slots_used, ongoing)
+
+    def _apply_at(self, version: int, key: str, name: str, text: str | bool) -> None:
+        if version < self._gone_versions.get(name, 0) or self._is_old(version, "at", key, name):
+            return
+        if not isinstance(text, str):
+            self.state.residency.drop(key, name)
+            return
+        tier, loading, since_ms, size = text.split("|")
+        residency = Residency(
+            tier=Tier(tier),
+            loading_from=None if loading == "-" else Tier(loading),
+            since_s=float(since_ms) / 1000,
+            size_bytes=int(float(size)),
+        )
+        self.state.residency.put(key, name, residency)
+
+    def _apply_pod(
+        self, version: int, name: str, info: str, epoch: int, phase: str, used: str, loads: int,
+        slots_used: int, ongoing: int,
+    ) -> None:  # fmt: skip
+        pod = self.state.pods.get(name)
+        last_version = 0 if pod is None else pod.version
+        if version < max(last_version, self._gone_versions.get(name, 0)):
+            return
+        if pod is None or pod.epoch != epoch:
+            early = self._early_counts.pop(name, None)
+            if pod is not None and pod.counts_version > version:
+                early = (pod.counts_version, pod.slots_used, pod.ongoing)
+            pod = PodState(decode_pod(info))
+            pod.epoch = epoch
+            self.state.pods[name] = pod
+            if early is not None:
+                self._apply_counts(early[0], name, early[1], early[2])
+        pod.version = version
+        pod.set_phase(PodPhase(phase))
+        pod.set_used_bytes(orjson.loads(used))
+        pod.loads_total = loads
+        pod.set_suspect(is_suspect=False)
+        self._apply_counts(version, name, slots_used, ongoing)
+
+    def _apply_steps(self, version: int, name: str, counts: Mapping[str, int]) -> None:
+        if version < self._gone_versions.get(name, 0) or self._is_old(version, "steps", name):
+            return
+        before = self.state.queued_steps.pop(name, NO_STEPS)
+        if counts:
+            self.state.queued_steps[name] = before.followed_by(counts, self._now_s)
+
+    def _apply_gone(self, version: int, name: str) -> None:
+        pod = self.state.pods.get(name)
+        if pod is not None and version >= pod.version:
+            del self.state.pods[name]
+            if pod.counts_version > version:  # counts of its next registration arrived first
+                self._early_counts[name] = (pod.counts_version, pod.slots_used, pod.ongoing)
+        self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
+        if not self._is_old(version, "steps", name):
+            self.state.queued_steps.pop(name, None)
+        residency = self.state.residency
+        for key in [key for key, holders in residency.items() if name in holders]:
+            if not self._is_old(version, "at", key, name):
+                residency.drop(key, name)
+
+    def _apply_model(
+        self, version: int, text: str, spec: str | bool, previous: str | bool, failure: str | bool
+    ) -> None:
+        if self._is_old(version, "model", text):
+            return
+        name = ModelName.parse(text)
+        self.state.models_version += 1
+        before, record = self.state.models.pop(name, None), None
+        if isinstance(spec, str):
+            record = self.state.models[name] = decode_record(spec, previous, failure)
+        kept = () if record is None else record.generations
+        for withdrawn in () if before is None else before.generations:
+            if withdrawn not in kept:
+                self.state.residency.device_bytes.pop(withdrawn.key, None)
+
+    def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
+        """Samples only add up: they carry no version, and the watch applies each change once."""
+        name, _, kind = measure.partition("|")  # an older version wrote the measure alone
+        self.state.measurements.at(AcceleratorKind.parse(kind)).add(
+            key, name, values_s, self._now_s
+        )
+
+    def _apply_profile(self, version: int, text: str, profile: str | bool) -> None:
+        if self._is_old(version, "profile", text):
+            return
+        name_text, _, product = text.partition("|")  # an older version wrote the name alone
+        name = ModelName.parse(name_text)
+        self.state.profiles_version += 1
+        decoded = decode_profile(profile) if isinstance(profile, str) else None
+        stored = self.state.profiles.setdefault(name, {})
+        if decoded is not None:
+            stored[product] = decoded
+        else:
+            stored.pop(product, None)
+        if not stored:
+            del self.state.profiles[name]
+
+    def _apply_application(self, version: int, text: str, spec: str | bool) -> None:
+        if self._is_old(version, "application", text):
+            return
+        name = ModelName.parse(text)
+        self.state.models_version += 1
+        self.state.applications.pop(name, None)
+        if isinstance(spec, str):
+            self.state.applications[name] = decode_application(spec)
+
+    def _apply_accuracy(self, version: int, text: str, profile: str | bool) -> None:
+        if self._is_old(version, "accuracy", text):
+            return
+        name = ModelName.parse(text)
+        self.state.models_version += 1
+        self.state.accuracies.pop(name, None)
+        if isinstance(profile, str):
+            self.state.accuracies[name] = decode_accuracy(profile)
+
+    def _apply_wanted(self, version: int, text: str) -> None:
+        if not self._is_old(version, "wanted"):
+            self.state.wanted = decode_wanted(text)
+
+    def _apply_placement(self, version: int, text: str) -> None:
+        if not self._is_old(version, "placement"):
+            self.state.placement = decode_placement(text)
+
+    def _apply_expected(self, version: int, text: str) -> None:
+        if not self._is_old(version, "expected"):
+            self.state.expected_rates = decode_expected(text)
+
+
+def load_snapshot(
+    state: ClusterState, version: int, snapshot: Sequence[Any], now_s: float = inf
+) -> ChangeApplier:
+    """Replace a state by a full snapshot, as `registry.redis.script.read_snapshot` assembles it.
+
+    Returns the applier of the changes after the snapshot. Measurements count as made at `now_s`.
+    """
+    state.clear()
+    state.version = version
+    applier = ChangeApplier(state)
+    # What an older version leaves out is missing at the end.
+    padded = [*snapshot, *[None] * (_SNAPSHOT_PARTS - len(snapshot))]
+    pods, models, samples, profiles, wanted, expected, *further = padded
+    applications, accuracies, placement, steps = further
+    changes: list[tuple[Any, ...]] = []
+    for *pod, residency in pods or []:
+        changes.append(("pod", *pod))
+        changes += [("at", key, pod[0], text) for key, text in _pairs(residency)]
+    changes += [("model", name, *parts) for name, parts in models or []]
+    for key, measures in samples or []:
+        for measure, values in _pairs(measures):
+            changes.append(("samples", key, measure, orjson.loads(values)))
+    changes += [("profile", name, text) for name, text in _pairs(profiles)]
+    changes += [("application", *pair) for pair in applications or []]
+    changes += [("accuracy", *pair) for pair in accuracies or []]
+    changes += [("steps", *pair) for pair in steps or []]
+    latest = (("wanted", wanted), ("expected", expected), ("placement", placement))
+    changes += [(kind, text) for kind, text in latest if text]
+    applier.apply(version, changes, now_s)
+    applier.snapshot_version = version
+    return applier
+
+
+def _pairs(flat: Sequence[Any] | None) -> zip[tuple[Any, Any]]:
+    """Keys with their values, from a Redis hash as a flat list."""
+    items = list(flat or [])
+    return zip(items[::2], items[1::2], strict=True)

@@ -10,7 +10,42 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from registry.domain.task_options import OWN, TaskOptions
+# What an InferenceService asks of its task beyond the model's own files.
+
+
+class Answers(StrEnum):
+    """Forms of answers, as annotation values."""
+
+    OWN = "pilotlight"
+    KSERVE = "kserve"
+    """Those of KServe's Hugging Face server."""
+
+
+class Scores(StrEnum):
+    """What a classification answers, as annotation values."""
+
+    BEST = "best"
+    """The likeliest class."""
+    ALL = "all"
+    """The score of every class."""
+    LOGITS = "logits"
+    """The network's output for every class, as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    answers: Answers = Answers.OWN
+    scores: Scores = Scores.BEST
+    max_tokens: int | None = None
+    """Texts are cut there; None: at the model's own limit, which holds in any case."""
+    keeps_case: bool = False
+    """The tokenizer does not change letters to lower case."""
+    adds_special_tokens: bool = True
+    """Tokens such as `[CLS]` are put around each text."""
+
+
+OWN: Final = TaskOptions()
+"""Where nothing is asked for."""
 
 
 class Tier(StrEnum):
@@ -137,7 +172,7 @@ class ModelPolicy:
     preload: Preload = Preload.PREDICTIVE
     preload_tier: Tier = Tier.DEVICE
     max_batch_size: int | None = None
-    """None: from the measured profile, see `registry.domain.profile`."""
+    """None: from the measured profile, see `registry.domain.pod`."""
     max_batch_wait_s: float = 0.0
     max_load_wait_s: float = 0.0
     """How long requests gather, under `auto`, before a load that evicts other models."""

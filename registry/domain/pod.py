@@ -4,13 +4,167 @@ Its slots are the requests that it serves at once. A batch contains only request
 slot, so one slot means batches of one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from statistics import fmean
+from typing import Any, Final, NamedTuple
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
-from registry.domain.profile import Profile
+# Accelerators, and the share of one that a pod has.
+#
+# A profile applies to one product; an estimate of a duration to one product and share.
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A GPU, a MIG instance of one, or the CPU of a pod's machine."""
+
+    uuid: str = ""
+    """Pods with one UUID share its memory; empty for a CPU, where each pod has its own."""
+    product: str = ""
+    """Name from the driver or the operating system; empty: not reported."""
+    memory_bytes: int = 0
+    """Memory of the whole accelerator; for a CPU, of the machine or container."""
+    cores: int = 0
+    """Multiprocessors of a GPU, cores of a CPU that the pod may use."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What the driver says of a GPU; of all its processes together. None: it does not say."""
+
+    busy_pct: float | None = None
+    """Part of the last sample period in which a kernel ran."""
+    used_bytes: int | None = None
+    temperature_c: float | None = None
+    xid: int = 0
+    """The driver's code of the last error since the pod started; 0: none."""
+
+
+class AcceleratorKind(NamedTuple):
+    """Product and share: pods of one kind need the same time for the same work."""
+
+    product: str = ""
+    """Empty: not reported, by a pod of an older version."""
+    share: float = 1.0
+    """Part of a GPU's compute, in (0, 1], to four digits."""
+
+    def __str__(self) -> str:
+        """`product|share`, as in Redis; empty for the default kind."""
+        return f"{self.product}|{self.share:g}" if self.product or self.share != 1 else ""
+
+    @classmethod
+    def parse(cls, text: str) -> "AcceleratorKind":
+        """Read `product|share`; raises ValueError."""
+        product, _, share = text.rpartition("|")
+        return cls(product, float(share)) if text else cls()
+
+
+# Cost of a model's inference by batch size on one kind of accelerator, and the best batch size.
+#
+# `pilotlight profile` measures or imports profiles, pods refine them by live batches, and the
+# batcher reads them.
+
+
+MEASURED: Final = "measured"
+"""Source of a profile: a pod measured it on request."""
+IN_SERVICE: Final = "in-service"
+"""Source of a profile: a pod refined it by the times of live batches."""
+IMPORTED: Final = "imported"
+"""Source of a profile from a file that does not name one."""
+PLACEMENT_FIELDS: Final = (
+    "throughput_rps", "reserved_pct", "occupancy_pct", "mean_occupancy_pct", "sm_utilization_pct",
+)  # fmt: skip
+"""Fields of a point that only placement reads; written where measured."""
+NEAR_PEAK_RATIO: Final = 0.95
+"""Share of the highest throughput that counts as equally good."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ProfilePoint:
+    """One batch size: the median time of its inference, and the memory used meanwhile."""
+
+    rows: int
+    latency_s: float
+    memory_bytes: int | None = None
+    """In addition to the weights; None where it was not measured."""
+    throughput_rps: float | None = None
+    """As measured; placement takes it instead of rows / latency. This and the following: None
+    where not measured."""
+    reserved_pct: float | None = None
+    """Reserved memory with the weights, of that of the accelerator."""
+    occupancy_pct: float | None = None
+    """Highest achieved occupancy (Elvinger 2024, equation 5.3)."""
+    mean_occupancy_pct: float | None = None
+    """Its mean, weighted by time (section 5.3.1)."""
+    sm_utilization_pct: float | None = None
+    """Multiprocessors in use, weighted by time (section 5.3.2)."""
+
+    @property
+    def rows_per_s(self) -> float:
+        """Throughput of consecutive batches of this size."""
+        return self.rows / self.latency_s
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShareFactor:
+    """Measured: how many times as long a batch takes with a share of the accelerator."""
+
+    share_pct: float
+    rows: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PairFactor:
+    """Measured: how many times as long batches take while a neighbour computes beside them."""
+
+    neighbour: str
+    """`namespace/name`."""
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The batch sizes known for one generation of a model on accelerators of one product."""
+
+    key: str
+    product: str
+    """Product of the accelerator; older versions wrote the device instead: `cpu` or `cuda:0`."""
+    points: tuple[ProfilePoint, ...]
+    """Ascending by rows, one per batch size."""
+    limited_by: str = ""
+    """Why no larger batch was measured: `throughput`, `memory`, `size`; empty: no reason."""
+    source: str = MEASURED
+    shares: tuple[ShareFactor, ...] = ()
+    """Only what was measured: placement estimates other shares, and pairs."""
+    pairs: tuple[PairFactor, ...] = ()
+    fits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What plug-ins fitted to the points, shares and pairs, by plug-in; only they read it."""
+
+    @property
+    def best_rows(self) -> int:
+        """The batch size to use; 1 without measurements."""
+        return best_rows(self.points)
+
+
+def best_rows(points: Sequence[ProfilePoint]) -> int:
+    """The smallest batch whose throughput is near the highest: larger ones only add delay."""
+    if not points:
+        return 1
+    highest = max(point.rows_per_s for point in points)
+    return min(point.rows for point in points if point.rows_per_s >= NEAR_PEAK_RATIO * highest)
+
+
+def busy_pct(point: ProfilePoint) -> float:
+    """Busy multiprocessors or cores; all of them where not measured."""
+    return 100.0 if point.sm_utilization_pct is None else point.sm_utilization_pct
+
+
+def mean_busy_pct(points: Sequence[ProfilePoint]) -> float:
+    """Over batch sizes."""
+    return fmean(map(busy_pct, points)) if points else 100.0
+
 
 LEASE_TTL_S: Final = 3.0
 HEARTBEAT_S: Final = 1.0
@@ -83,7 +237,7 @@ class PodInfo:
     has_server: bool = False
     """Whether a model server beside it runs its models, also of formats without an engine here."""
     shared_memory: str = ""
-    """Pods with the same one map each other's large outputs (`registry.domain.measures`); empty:
+    """Pods with the same one map each other's large outputs (`registry.domain.estimates`); empty:
     the pod shares no memory."""
     uid: str = ""
     """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""

@@ -3,15 +3,137 @@
 Mutable for speed. What policies ask about many pods per decision is computed when a count changes.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
-from typing import Final
+from math import inf
+from operator import attrgetter
+from typing import Final, NamedTuple
 
-from registry.domain.estimates import Measurements
+from registry.domain.device_work import DeviceQueue, DeviceWork
+from registry.domain.estimates import Measurements, StageTimes
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
-from registry.domain.pod_work import PodWork
+
+# Work that this process has placed at one pod: what each request there still needs.
+#
+# Counts of the registry say how many requests a pod has, not whose they are. A gateway knows the
+# models of those it has placed, from the reservation on, and so when the device and each slot is
+# expected to be free. Pure; times in seconds on the registry's clock, which may jump: what is left
+# of a request is never negative and never more than it was at first.
+
+
+_ASSUMED_FOR_S: Final = 1.0
+_placed = attrgetter("placed_s")
+_MEAN_WEIGHT: Final = 0.125
+"""Weight of the latest request in the moving averages."""
+_RECENT: Final = 256
+"""Requests that the averages follow: what came before has a weight of 1e-15."""
+
+
+@dataclass(eq=False, slots=True)
+class PlacedRequest(DeviceWork):
+    """One request, with the times expected when it was placed."""
+
+    after_s: float
+    """From the end of its inference to the response."""
+    entry: "PodWork"
+    predict: "PodWork"
+
+    def slot_left_s(self, now_s: float) -> float:
+        """Time until its slot is free; a late request takes as long again as it is late."""
+        end_s = self.start_s + self.infer_s + self.after_s
+        return min(abs(end_s - now_s), end_s - self.placed_s)
+
+    def end(self, *, is_cancelled: bool = False) -> None:
+        """The request is over; no effect the second time. A device completes what it has begun."""
+        if self.entry is not self.predict:
+            self.entry.proxied.pop(self, None)
+        self.predict.remove(self)
+        if is_cancelled:
+            self.predict.cancelled = self
+
+
+@dataclass(slots=True)
+class MeanTimes:
+    """What one request at a pod takes on average."""
+
+    share_s: float
+    """Of the device."""
+    hold_s: float
+    """Of a slot, unhindered."""
+    after_s: float
+    """Of a slot after its inference."""
+
+
+@dataclass(eq=False, slots=True)
+class PodWork(DeviceQueue[PlacedRequest]):
+    """The placed requests of one pod, in the order of placement."""
+
+    proxied: dict[PlacedRequest, None] = field(default_factory=dict)
+    """Those that hold a slot here, with their inference elsewhere."""
+    _mean: MeanTimes | None = None
+    """Of the requests placed here before the `_recent` ones."""
+    _recent: deque[StageTimes] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    assumed: MeanTimes | None = None
+    """Before the first: those of the models at the pod, computed at `assumed_at_s`."""
+    assumed_at_s: float = 0.0
+
+    def add(self, request: PlacedRequest, times: StageTimes) -> None:
+        """Add a request that was placed at this predict pod; `times`: of its slot, unhindered."""
+        if self._seen_s != inf:
+            if request.placed_s != self._seen_s:
+                self._look_at(request.placed_s)
+            self._include(request)
+        self.inferences[request] = None
+        self._recent.append(times)
+
+    @property
+    def holders(self) -> list[PlacedRequest]:
+        """Those that hold a slot here, in the order of placement."""
+        found = [each for each in self.inferences if each.entry is self]
+        return sorted([*found, *self.proxied], key=_placed) if self.proxied else found
+
+    def mean_of_others(self, now_s: float) -> MeanTimes | None:
+        """The times of requests that other processes have placed here; None: to be computed."""
+        mean = self._mean
+        for times in self._recent:
+            if mean is None:
+                mean = self._mean = MeanTimes(times.share_s, times.hold_s, times.postprocess_s)
+            mean.share_s += _MEAN_WEIGHT * (times.share_s - mean.share_s)
+            mean.hold_s += _MEAN_WEIGHT * (times.hold_s - mean.hold_s)
+            mean.after_s += _MEAN_WEIGHT * (times.postprocess_s - mean.after_s)
+        self._recent.clear()
+        if mean is not None:
+            return mean
+        return self.assumed if abs(now_s - self.assumed_at_s) < _ASSUMED_FOR_S else None
+
+    def slots_left_s(
+        self, key: str, *, taken: int, ended: int, load_s: float, now_s: float
+    ) -> list[float]:
+        """Time until each slot that a placed request holds is free, in the order of placement.
+
+        `taken`: slots taken by the registry's count; the first requests beyond that number hold
+        none. The first `ended` are past their inference. Those of `key` wait for the rest of a load
+        of `load_s`.
+        """
+        left_s: list[float] = []
+        holders = self.holders
+        skipped = len(holders) - taken
+        for request in holders:
+            slot_s = request.slot_left_s(now_s)
+            if ended > 0:
+                slot_s = min(slot_s, request.after_s)
+            elif load_s > 0.0 and request.key == key:
+                slot_s = max(slot_s, load_s + request.infer_s + request.after_s)
+            if skipped <= 0:
+                left_s.append(slot_s)
+            ended -= 1
+            skipped -= 1
+        return left_s
+
 
 _KEPT: Final = 1024
 
@@ -159,3 +281,156 @@ def divide_free_bytes(pods: Sequence[PodState]) -> None:
     for pod, free in zip(pods, free_bytes, strict=True):
         pod.free_bytes = free if wanted <= left else free * left // wanted
         pod.changes.add(pod)
+
+
+# Steps of workflows that wait at a pod or run there, as the registry counts them.
+#
+# Their reservations carry their model, so that every scheduler knows what the others have queued.
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedSteps:
+    """Of one pod: steps that have been sent and whose inference has not ended."""
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """By model key; each at least 1."""
+    since_s: float = inf
+    """When the pod can have begun the first of them: when the last one before them ended, or, on
+    an idle pod, when they came. Infinite: it is not known."""
+
+    def followed_by(self, counts: Mapping[str, int], now_s: float) -> "QueuedSteps":
+        """The steps after a change at `now_s`."""
+        has_one_ended = any(counts.get(key, 0) < count for key, count in self.counts.items())
+        is_begun = bool(self.counts) and not has_one_ended
+        return QueuedSteps(dict(counts), self.since_s if is_begun else now_s)
+
+
+NO_STEPS: Final = QueuedSteps()
+
+
+def step_reservation_id(identity: str, key: str) -> str:
+    """The id of a step's reservation, which names the model for the registry's script."""
+    return f"{identity}|{key}"
+
+
+# Values of reservations and load claims: what is requested, how it is granted or refused.
+
+
+CLAIM_TTL_S: Final = 5.0
+"""Time within which a pod must begin a claimed load."""
+ANY_COPIES: Final = -1
+"""A claim with it does not depend on the copies at other pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadClaim:
+    """The right of a pod to load a model; `token` is None if the registry was unavailable."""
+
+    token: int | None
+    epoch: int
+    """Epoch of the pod's registration."""
+
+
+class LoadMode(StrEnum):
+    """What a reservation accepts at its predict pod: a warm model, or also a load."""
+
+    WARM = "warm"
+    JOIN = "join"
+    """A load in progress there."""
+    LOAD = "load"
+    """A load that the reservation claims."""
+
+
+class ReservationRequest(NamedTuple):
+    """A slot at `entry` and a place in the inference stage of `predict`, granted together.
+
+    Many requests reserve on the same terms: the id, of which a step's is a
+    `queued_steps.step_reservation_id`, is no part of them.
+    """
+
+    entry: str
+    predict: str
+    key: str
+    mode: LoadMode
+    max_other_copies: int = ANY_COPIES
+    """With `LoadMode.LOAD`: claim only if at most this many other pods hold or load it."""
+    target_ongoing: int = 0
+    """Limit of requests in the predict pod's inference stage; 0: none."""
+    ttl_s: float = 15.0
+    takes_slot: bool = True
+    """False: a step that waits in the pod's step queue, which the pod bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    start: str
+    """`warm`, or the tier from which the load starts that the request waits for."""
+    load_token: int
+    """Fencing token of the load that this reservation claimed at the predict pod; 0: none."""
+
+
+class Refusal(StrEnum):
+    """Why no reservation was made: the copy that the policy read was out of date."""
+
+    GONE = "gone"
+    """A pod's lease has expired, or the pod does not accept requests."""
+    FULL = "full"
+    """The entry pod has no free slot."""
+    BUSY = "busy"
+    """The predict pod has `target_ongoing` requests."""
+    COLD = "cold"
+    """The predict pod has the model in no state that the mode accepts."""
+    ELSEWHERE = "elsewhere"
+    """More than `max_other_copies` other pods hold or load the model."""
+
+
+# How often work that measurements call hopeless is tried all the same.
+#
+# Measurements may be of larger requests, or out of date, and a model that serves nothing gets no
+# others. A share of the refusals would be most of the work under overload, so probes are limited by
+# the time that they take. Pure; times in seconds of the caller's clock, which may jump.
+
+
+TIME_SHARE: Final = 1 / 64
+"""Of the time, what probes of one model may take."""
+MAX_PAUSE_S: Final = 10.0
+"""Longest time without a probe, for models whose probes take longer than that share."""
+MAX_LOAD_PAUSE_S: Final = 60.0
+"""The same, of probes that load a model which is not worth what it delays and evicts."""
+MAX_MODELS: Final = 4096
+"""Above this number, the model that was probed longest ago is forgotten."""
+
+
+class ProbeBudget:
+    """The time of each model's next probe, by key.
+
+    `first_pause_s`: from `begin`, or the first question, to the first probe.
+    """
+
+    def __init__(self, first_pause_s: float = 0.0) -> None:
+        self._first_pause_s = first_pause_s
+        self._pauses: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Time of the last probe, and of the next one."""
+
+    def begin(self, key: str, now_s: float) -> None:
+        """Begin the first pause, once."""
+        if key not in self._pauses:
+            self._pause(key, now_s, self._first_pause_s)
+
+    def is_due(self, key: str, now_s: float) -> bool:
+        """Whether a probe may begin now."""
+        self.begin(key, now_s)
+        last_s, next_s = self._pauses[key]
+        return not last_s <= now_s < next_s
+
+    def spend(
+        self, key: str, now_s: float, cost_s: float, max_pause_s: float = MAX_PAUSE_S
+    ) -> None:
+        """Count a probe that is expected to take `cost_s`."""
+        self._pause(key, now_s, min(max_pause_s, cost_s / TIME_SHARE))
+
+    def _pause(self, key: str, now_s: float, seconds: float) -> None:
+        self._pauses[key] = now_s, now_s + seconds
+        self._pauses.move_to_end(key)
+        if len(self._pauses) > MAX_MODELS:
+            self._pauses.popitem(last=False)

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from common.sizes import parse_duration_s
 from registry.domain.loading_choice import LOADING, PLACEMENT, ROUTING
-from registry.domain.model import ModelPolicy, Precision, Preload, Task, Tier
-from registry.domain.task_options import Answers, Scores
+from registry.domain.model import Answers, ModelPolicy, Precision, Preload, Scores, Task, Tier
 from registry.plugins import PolicyNames
 
 PREFIX = "pilotlight.io/"

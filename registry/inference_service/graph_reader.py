@@ -12,8 +12,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from common.shown_value import shown
-from registry.domain.graph import ROOT, GraphNode, GraphSpec, GraphStep, RouterType
-from registry.domain.json_path import BadPathError, parse_path
+from registry.domain.graph import (
+    ROOT,
+    BadPathError,
+    GraphNode,
+    GraphSpec,
+    GraphStep,
+    RouterType,
+    parse_path,
+)
 from registry.inference_service.document_checks import (
     NAME,
     DocumentChecks,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.shown_value import shown
-from registry.domain.model import ModelName, ModelSpec, Precision, Task
-from registry.domain.task_options import TaskOptions
+from registry.domain.model import ModelName, ModelSpec, Precision, Task, TaskOptions
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.application_reader import is_application

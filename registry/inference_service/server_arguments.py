@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from common.shown_value import shown
-from registry.domain.model import Precision, Task
-from registry.domain.task_options import OWN, Answers, Scores, TaskOptions
+from registry.domain.model import OWN, Answers, Precision, Scores, Task, TaskOptions
 
 HUGGING_FACE: Final = "huggingface"
 _FLAGS: Final = frozenset({

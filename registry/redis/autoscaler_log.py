@@ -8,18 +8,22 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
-from registry.domain.action_log import (
+from registry.domain.demand import ExpectedRates, encode_expected
+from registry.domain.records import (
     POOL,
     ActionOutcome,
     ActionRecord,
     AutoscalerRecords,
     LeaderLease,
     OngoingActions,
+    PlacementRecord,
     WantedPods,
+    decode_action,
+    decode_wanted,
+    encode_action,
+    encode_placement,
+    encode_wanted,
 )
-from registry.domain.codec import decode_action, decode_wanted, encode_action, encode_wanted
-from registry.domain.demand import ExpectedRates, encode_expected
-from registry.domain.placement import PlacementRecord, encode_placement
 from registry.redis.client import Registry
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import hiredis
 import orjson
 
-from registry.domain.reservation import CLAIM_TTL_S, Granted, LoadMode, Refusal, ReservationRequest
+from registry.domain.pod_state import CLAIM_TTL_S, Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryRefused
 
 OnResult = Callable[[Any], None]

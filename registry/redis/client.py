@@ -18,22 +18,22 @@ from registry.domain.application import (
     encode_accuracy,
     encode_application,
 )
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import load_snapshot
-from registry.domain.codec import (
+from registry.domain.cluster import ClusterState, load_snapshot
+from registry.domain.loading_choice import loading_problems, placement_problems
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
+from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
+from registry.domain.pod_state import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
+from registry.domain.records import (
+    START_TIMEOUT_S,
+    PlacedPod,
     declaration_steps,
+    decode_place,
     decode_record,
     encode,
     encode_copies,
     encode_gpu,
     encode_profile,
 )
-from registry.domain.loading_choice import loading_problems, placement_problems
-from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.domain.placement import START_TIMEOUT_S, PlacedPod, decode_place
-from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
-from registry.domain.profile import Profile
-from registry.domain.reservation import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from registry.domain.accelerator import GpuReading
-from registry.domain.codec import decode_copies, decode_gpu
-from registry.domain.pod import CopyReport
+from registry.domain.pod import CopyReport, GpuReading
+from registry.domain.records import decode_copies, decode_gpu
 from registry.redis.client import Registry
 
 

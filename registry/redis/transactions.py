@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from registry.domain.reservation import ReservationRequest
+from registry.domain.pod_state import ReservationRequest
 from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.redis.batch import Call, CallQueue, OnResult, decode_answer, encode_batch
 from registry.redis.redis_connection import (

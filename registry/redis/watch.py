@@ -15,8 +15,7 @@ from typing import Any, Final
 import orjson
 
 from common.backoff import Backoff
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier, load_snapshot
+from registry.domain.cluster import ChangeApplier, ClusterState, load_snapshot
 from registry.domain.model import ModelName, ModelRecord
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry

@@ -16,7 +16,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from autoscaler.placement.planners.usher import plan_usher
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.placement.milp import plan_milp
 
 ByMetric: TypeAlias = Callable[

@@ -14,7 +14,7 @@ import highspy
 import numpy as np
 
 from autoscaler.placement.planners.problem import PlanParams, Workload
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.placement.patterns import Item, Pattern
 
 _SLACK: Final = 1e-6

@@ -20,7 +20,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from autoscaler.placement.planners.validation import validate
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.placement.igniter_model import (
     HardwareCoefficients,
     LatencyMs,

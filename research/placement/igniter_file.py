@@ -13,7 +13,7 @@ from autoscaler.placement.planners.problem import InvalidPlacementInput
 from autoscaler.placement.planners.profile_fit import ProfileFit
 from load.simulator.pods.shared_gpu import GpuBatch, Interference
 from registry.domain.model import ModelName
-from registry.domain.profile import IMPORTED, Profile, ProfilePoint, ShareFactor
+from registry.domain.pod import IMPORTED, Profile, ProfilePoint, ShareFactor
 from research.placement.igniter_fit import (
     BATCHES,
     SHARES_PCT,

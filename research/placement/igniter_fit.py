@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoscaler.placement.planners.problem import WHOLE_PCT
-from registry.domain.profile import Profile, ProfilePoint, busy_pct
+from registry.domain.pod import Profile, ProfilePoint, busy_pct
 from research.placement.igniter_model import (
     HardwareCoefficients,
     IgniterFit,

@@ -13,8 +13,7 @@ from typing import Final
 from gateway.routing.colocation import colocation_queueing
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from registry.domain.cluster import ClusterState
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode, PodState
 
 MAX_BUILD_S: Final = 0.1
 """From a batch's first request until no more are added: MAX_WAIT_TIME of Elvinger 2024, 4.3.3."""

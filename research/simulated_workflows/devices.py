@@ -11,8 +11,8 @@ from typing import Protocol
 from load.simulator.event_queue import EventQueue
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
 from research.simulated_workflows.constants import HOST_BYTES_PER_S, MODELS, load_seconds
 from research.simulated_workflows.simulated_run import SimulatedStep
 from workflows.service.cluster_view import eviction_seconds

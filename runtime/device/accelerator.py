@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from registry.domain.accelerator import Accelerator
+from registry.domain.pod import Accelerator
 from runtime.pod_process import MPS_PERCENTAGE
 
 CPU_INFO: Final = Path("/proc/cpuinfo")

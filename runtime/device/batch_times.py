@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from registry.domain.measures import MAX_AGE_S, seconds_at_size
-from registry.domain.profile import IN_SERVICE, Profile, ProfilePoint, best_rows
+from registry.domain.estimates import MAX_AGE_S, seconds_at_size
+from registry.domain.pod import IN_SERVICE, Profile, ProfilePoint, best_rows
 
 WINDOW: Final = 16
 """Number of the latest inferences of one batch size whose median is used."""

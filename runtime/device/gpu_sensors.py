@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from registry.domain.accelerator import Accelerator, GpuReading
+from registry.domain.pod import Accelerator, GpuReading
 from runtime.metrics import GPU_BUSY, GPU_TEMPERATURE, GPU_USED_BYTES, GPU_XID
 from runtime.threads import in_thread
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
+from registry.domain.demand import TenantUsage
 from registry.domain.model import ModelPolicy
-from registry.domain.probes import ProbeBudget
-from registry.domain.tenant_usage import TenantUsage
+from registry.domain.pod_state import ProbeBudget
 from runtime.device.suspects import Suspects
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 from common.inference_protocol.errors import PodError
 from common.sizes import shown_bytes
 from registry.domain.model import LoadFailure, ModelSpec, Tier, name_of_key
-from registry.domain.reservation import ANY_COPIES, LoadClaim
+from registry.domain.pod_state import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy
 from runtime.loading.load_turns import Load, LoadTurns

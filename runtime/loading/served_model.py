@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never, cast, runtime_checkable
 
 from common.inference_protocol.tensors import Tensor
-from registry.domain.measures import KEPT_OVER_BYTES
+from registry.domain.estimates import KEPT_OVER_BYTES
 from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
 from runtime.device.queue import DeviceModel, InferenceResult, Payload

@@ -19,8 +19,7 @@ import uvloop
 from common.logs import configure_logs
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from registry.domain.accelerator import Accelerator
-from registry.domain.pod import slots_at_start
+from registry.domain.pod import Accelerator, slots_at_start
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from runtime.device.accelerator import find_accelerator, mps_share

@@ -12,9 +12,8 @@ from typing import Final
 
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from registry.domain.accelerator import Accelerator
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.pod import PodInfo, host_port
+from registry.domain.pod import Accelerator, PodInfo, host_port
 from registry.inference_service.tenant_rules import Quota, TenantRules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelName, ModelSpec, name_of_key
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import StorageFailed
 from runtime.metrics import drop_series
 from runtime.pod.loading_components import LoadingComponents

@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from registry.domain.placement import PlacedPod
 from registry.domain.pod import PodInfo, placed_slots
+from registry.domain.records import PlacedPod
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from runtime.settings import RuntimeSettings

@@ -13,7 +13,7 @@ from typing import Final
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelSpec
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.engines.model_server.server_process import ServerProcess
 from runtime.errors import LoadFailed, ServerUnavailable

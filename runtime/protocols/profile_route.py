@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from common.inference_protocol.errors import InvalidRequest, PodError
 from common.shown_value import shown
-from registry.domain.codec import profile_document
 from registry.domain.model import ModelName
-from registry.domain.profile import Profile
+from registry.domain.pod import Profile
+from registry.domain.records import profile_document
 from runtime.errors import InferenceFailed
 from runtime.profiling import ProfilePlan, Profiler
 from runtime.protocols.routes import error_as_response, read_json

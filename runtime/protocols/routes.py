@@ -17,7 +17,7 @@ from common.inference_protocol.bodies import parse_object
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from common.shown_value import kind_of, shown
 from registry.domain.model import Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import ModelNotFound
 from runtime.protocols.error_responses import ErrorForm, error_response, kserve_error
 from runtime.protocols.exchange import InferRoute

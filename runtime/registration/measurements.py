@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from registry.domain.measures import infer_measure, size_class
+from registry.domain.estimates import infer_measure, size_class
 from registry.domain.pod import Samples, Stage
 
 MAX_PER_HEARTBEAT: Final = 8

@@ -12,11 +12,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
 
-from registry.domain.accelerator import GpuReading
 from registry.domain.model import LoadFailure, Tier
-from registry.domain.pod import CopyReport, PodInfo, PodPhase, PodReport, Samples
-from registry.domain.profile import Profile
-from registry.domain.reservation import LoadClaim
+from registry.domain.pod import (
+    CopyReport,
+    GpuReading,
+    PodInfo,
+    PodPhase,
+    PodReport,
+    Profile,
+    Samples,
+)
+from registry.domain.pod_state import LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
 from runtime.errors import LoadRefused

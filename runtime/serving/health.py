@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryError
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, EncodedBody, check_values
 from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import REFERENCE_FLAG, Tensor
-from registry.domain.measures import OUTPUT_BYTES
+from registry.domain.estimates import OUTPUT_BYTES
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.device.device_errors import is_device_error, is_out_of_memory

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import ModelInUse, ModelNotFound, PodDraining
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_store import ModelStore

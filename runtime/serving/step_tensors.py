@@ -30,7 +30,7 @@ from common.inference_protocol.tensors import (
     TensorReference,
     TensorSpec,
 )
-from registry.domain.measures import (
+from registry.domain.estimates import (
     KEPT_OVER_BYTES,
     TRANSFERS,
     TransferTier,

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from common.inference_protocol.tensors import Tensor
-from registry.domain.measures import SHARED_OVER_BYTES
+from registry.domain.estimates import SHARED_OVER_BYTES
 from runtime.device.device_tensor import DeviceTensor, KeptMemory, SpillReason
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES, KEPT_TENSOR_BYTES
 from runtime.serving.shared_block import BlockPool, SharedBlock, max_blocks

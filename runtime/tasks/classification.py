@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from common.inference_protocol.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
-from registry.domain.task_options import Answers, Scores, TaskOptions
+from registry.domain.model import Answers, Scores, TaskOptions
 from runtime.device.device_tensor import torch_inputs
 from runtime.tasks import kserve_answers
 from runtime.tasks.task import Processor

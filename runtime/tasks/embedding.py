@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from common.inference_protocol.tensors import Tensor, named_arrays, numeric_tensor
-from registry.domain.task_options import Answers
+from registry.domain.model import Answers
 from runtime.device.device_tensor import DeviceTensor, torch_inputs
 from runtime.errors import ModelInvalid
 from runtime.tasks import kserve_answers

@@ -28,7 +28,7 @@ from common.inference_protocol.tensors import (
     single_input,
 )
 from common.shown_value import kind_of
-from registry.domain.task_options import OWN, TaskOptions
+from registry.domain.model import OWN, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import LabelOutputs
 from runtime.tasks.tensor_batching import PaddedBatching, TensorRule

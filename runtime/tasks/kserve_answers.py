@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from common.inference_protocol.tensors import BYTES, Tensor, numeric_tensor
-from registry.domain.task_options import Scores
+from registry.domain.model import Scores
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.domain.model import Task
-from registry.domain.task_options import OWN, TaskOptions
+from registry.domain.model import OWN, Task, TaskOptions
 from runtime.engines.building import engine_name, is_pipeline, library_path, program_path
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.errors import ModelInvalid

@@ -23,7 +23,7 @@ from common.inference_protocol.tensors import (
     single_input,
 )
 from common.shown_value import shown
-from registry.domain.task_options import OWN, TaskOptions
+from registry.domain.model import OWN, TaskOptions
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import InvalidExpression, ModelInvalid

@@ -23,7 +23,7 @@ from common.inference_protocol.tensors import (
     named_arrays,
     numeric_tensor,
 )
-from registry.domain.task_options import Answers, Scores
+from registry.domain.model import Answers, Scores
 from runtime.device.device_tensor import torch_inputs
 from runtime.errors import ModelInvalid
 from runtime.tasks import kserve_answers

@@ -8,7 +8,7 @@ import numpy as np
 from autoscaler.forecasting.history import NEVER, Floats, Forecast, ForecastHorizon, History
 from autoscaler.planning.pool_view import Demand, ModelView, PlannedPod, PoolView
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
 
 HORIZON = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
 NOW_S = 10_000.0

@@ -22,7 +22,7 @@ from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from runtime.device.queue import DeviceModel
 from tests.chaos.trend import HOUR_S, trend, without
 

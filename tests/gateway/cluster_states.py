@@ -5,12 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.routing.decision import RequestView
-from registry.domain.accelerator import Accelerator
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.codec import encode, encode_spec
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec
-from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.pod import Accelerator, PodInfo, PodPhase
+from registry.domain.records import encode, encode_spec
 
 NOW_S = 1_000.0
 KEY = "default/m@0"

@@ -16,7 +16,7 @@ import httpx
 
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from tests import servers

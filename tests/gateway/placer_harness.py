@@ -18,7 +18,7 @@ from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import Granted, LoadMode, ReservationRequest
+from registry.domain.pod_state import Granted, LoadMode, ReservationRequest
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.servers import RedisServer

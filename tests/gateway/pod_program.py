@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
 from tests.gateway.fake_pod_server import (

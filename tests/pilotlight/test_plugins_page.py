@@ -22,7 +22,7 @@ from gateway.http.headers import read_headers
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest, route_request
 from registry.domain.cluster import ClusterState
-from registry.domain.codec import decode_spec, encode_spec
+from registry.domain.records import decode_spec, encode_spec
 from registry.domain.model import ModelRecord
 from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.pod_state import PodState

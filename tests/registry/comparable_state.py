@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord
-from registry.domain.profile import Profile
-from registry.domain.residency_index import Residency
+from registry.domain.pod import Profile
+from registry.domain.pod_index import Residency
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.cost import ArrivalRates, blended_rates, characteristic_time_s, eviction_loss_s
+from registry.domain.prices import (
+    ArrivalRates,
+    blended_rates,
+    characteristic_time_s,
+    eviction_loss_s,
+)
 
 NOW_S = 1_000.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory, DeviceMemory

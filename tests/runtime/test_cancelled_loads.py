@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from registry.domain.model import ModelSpec, Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound

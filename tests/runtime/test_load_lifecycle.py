@@ -10,8 +10,8 @@ from load.simulator.event_queue import EventQueue, VirtualTasks
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import Samples
-from registry.domain.reservation import ANY_COPIES, LoadClaim
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, ModelTooLarge
 from runtime.loading.failures import LoadFailures

@@ -14,8 +14,8 @@ import pytest
 
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.pod import PodInfo
+from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from common.frames import frame, received
-from registry.domain.pod import default_slots
+from registry.domain.pod import Profile, ProfilePoint, default_slots
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile, ProfilePoint
 from registry.redis.client import Registry
 from runtime.forkserver import Forkserver
 from tests import servers

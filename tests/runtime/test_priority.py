@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from registry.domain.model import ModelSpec, Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import HostTierRefused, LoadCancelled
 from tests.runtime.large_models import until
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of

@@ -6,7 +6,7 @@ from typing import Any
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import LoadClaim
+from registry.domain.pod_state import LoadClaim
 from registry.redis.client import Registry
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import orjson
 
-from registry.domain.graph import ROOT, GraphNode, GraphStep, RouterType
-from registry.domain.json_path import JsonPath, parse_path
+from registry.domain.graph import ROOT, GraphNode, GraphStep, JsonPath, RouterType, parse_path
 from workflows.runner.calls import Output, Step, StepFailed, running, written_argument
 from workflows.runner.definitions import Workflow
 from workflows.runner.run import executing_run

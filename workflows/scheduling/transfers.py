@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import assert_never
 
-from registry.domain.estimates import ModelEstimates
-from registry.domain.measures import (
+from registry.domain.estimates import (
     MAX_CLASSES,
+    ModelEstimates,
     TransferTier,
     class_bytes,
     transfer_measure,
@@ -32,7 +32,7 @@ class TransferCosts:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """By tier, as `registry.domain.measures.transfer_tier` gives it."""
+    """By tier, as `registry.domain.estimates.transfer_tier` gives it."""
 
     sent: TransferCosts
     """Small outputs, which the scheduler sends: more than it takes it to send them to the device

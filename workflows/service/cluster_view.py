@@ -7,10 +7,10 @@ from math import inf
 from typing import Final
 
 from registry.domain.cluster import ClusterState
-from registry.domain.measures import TRANSFERS
+from registry.domain.estimates import TRANSFERS
 from registry.domain.model import ModelSpec, Tier
+from registry.domain.pod import Profile
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile
 from workflows.scheduling.costs import Device, DeviceQueue, ModelCosts
 from workflows.scheduling.transfers import Links, TransferCosts, measured_links
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, name_of_key
-from registry.domain.pod_state import PodState
-from registry.domain.queued_steps import NO_STEPS
+from registry.domain.pod_state import NO_STEPS, PodState
 from registry.redis.watch import ClusterWatch
 from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, members
 from workflows.scheduling.costs import (

@@ -12,7 +12,7 @@ from autoscaler.placement.planners.plan import ModelGoodput, Placement
 from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import AcceleratorView, PlanParams, Profiles, Workload
 from autoscaler.placement.planners.service_times import batch_times
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 
 def explain(

@@ -16,7 +16,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 Plan: TypeAlias = (
     "Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles, Sequence[PlacedReplica], "

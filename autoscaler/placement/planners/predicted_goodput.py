@@ -28,7 +28,7 @@ from autoscaler.placement.planners.problem import (
 )
 from autoscaler.placement.planners.usher import plan_usher
 from autoscaler.placement.planners.validation import validate
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 _SERVED: Final = 0.99
 """A model with at least this part in time does not count as short."""

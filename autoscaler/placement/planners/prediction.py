@@ -14,7 +14,7 @@ from typing import Final
 from autoscaler.placement.planners.problem import PlanParams, Profiles, Router, Workload
 from autoscaler.placement.planners.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
 from autoscaler.placement.planners.service_times import BatchTimes, batch_times, slowdown_per_busy
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 _ROUNDS: Final = 8
 _STEP: Final = log(1.1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 
 WHOLE_PCT: Final = 100.0
 FITS_PCT: Final = WHOLE_PCT + 1e-9

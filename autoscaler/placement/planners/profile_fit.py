@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from registry.domain.profile import Profile
+from registry.domain.pod import Profile
 from registry.plugins import PolicyNames
 
 PROFILE_FITS: Final = PolicyNames("pilotlight.profile_fits")

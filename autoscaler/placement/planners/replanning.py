@@ -6,7 +6,7 @@ from typing import Final
 
 from autoscaler.placement.planners.plan import replica_order
 from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView, Profiles, Workload
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 _OFF_RATIO: Final = 0.2
 """How far a forecast may be from the planned rate."""

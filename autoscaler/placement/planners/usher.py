@@ -31,7 +31,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from autoscaler.placement.planners.validation import validate
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 _NAMES: Final = {
     Metric.ACHIEVED_OCCUPANCY: "usher",

@@ -30,7 +30,7 @@ from load.simulator.cluster.sections import (
     Times,
 )
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from registry.errors import InvalidYaml, PluginError
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.manifests import read_yaml

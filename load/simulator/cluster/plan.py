@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelSpec, Tier
-from registry.domain.pod import default_slots
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint, default_slots
 from registry.plugins import PolicyNames
 
 IGNITER: Final = "igniter"

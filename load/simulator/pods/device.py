@@ -16,7 +16,7 @@ from load.simulator.event_queue import EventQueue
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration
 from load.simulator.pods.shared_gpu import GpuBatch, SharedGpu
 from load.simulator.pods.simulated_request import SimulatedRequest
-from registry.domain.profile import Profile
+from registry.domain.pod import Profile
 from runtime.device.batch_times import BatchTimes
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceModel, DeviceQueue, QueuedRows
 

@@ -16,7 +16,7 @@ from load.simulator.pods.registry_agent import SimulatedRegistryAgent
 from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelSpec, Tier
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import status_of
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load_lifecycle import LoadLifecycle

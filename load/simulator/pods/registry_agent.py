@@ -7,7 +7,7 @@ from load.simulator.event_queue import EventQueue
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import LoadFailure, Tier
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
-from registry.domain.reservation import LoadClaim
+from registry.domain.pod_state import LoadClaim
 from registry.errors import ClaimLost, LeaseLost
 from runtime.errors import LoadRefused
 from runtime.registration.measurements import Measurements

@@ -14,8 +14,7 @@ from load.simulator.registry.tables import ModelTable, PodTable
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import CLAIM_TTL_S, Granted, LoadMode, Refusal
+from registry.domain.pod_state import CLAIM_TTL_S, Granted, LoadMode, PodState, Refusal
 from registry.errors import ClaimLost
 
 _WARM: Final = Granted("warm", 0)

@@ -10,10 +10,9 @@ from math import inf
 
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.domain.pod import PodPhase
+from registry.domain.pod import PodPhase, Profile
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile
-from registry.domain.residency_index import Residency
 from registry.errors import LeaseLost
 
 

@@ -14,7 +14,7 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.elastic.pod_scaler import PodScaler, arrivals_and_latencies_s
 from research.experiments.elastic.rules import PredictiveRule
 

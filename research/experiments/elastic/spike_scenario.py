@@ -12,7 +12,7 @@ from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.traces.batches import arrival_batch
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 
 _PERIOD_S: Final = 600.0
 """Time between earlier spikes, if there are any."""

@@ -24,7 +24,7 @@ from autoscaler.placement.planners.replanning import (
 )
 from autoscaler.service.planning_process import PlanningJob, plan_and_compare, predicted_rps
 from load.trace_spec.trace_spec import open_trace
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map

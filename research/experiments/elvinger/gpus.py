@@ -13,7 +13,7 @@ from typing import Final
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
 from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import (
     EFFICIENTNET,
     FILE,

@@ -18,8 +18,8 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
-from registry.domain.placement import PlacedReplica
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
+from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.stages import Row, Stages, stages_of
 from research.routing.batch_round_robin import MAX_BUILD_S
 

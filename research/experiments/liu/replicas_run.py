@@ -15,7 +15,7 @@ from load.simulator.simulation import Simulation
 from load.traces.batches import arrival_batch
 from pilotlight.demo.runs import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.elastic.kpa import KpaParams
 from research.experiments.elastic.pod_scaler import Arrivals, PodScaler, Rule
 from research.experiments.elastic.rules import KnativeRule, PredictiveRule

@@ -17,8 +17,7 @@ from load.traces.batches import NameColumn, arrival_batch
 from pilotlight.demo.runs import SimpleRun, TimedResponse, WinRun
 from pilotlight.demo.scenarios import THESIS_SLEEP_S, WinScenario
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.pod import STAGES
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import STAGES, ProfilePoint
 
 PODS: Final = 8
 _FAST_NETWORK_S: Final = 0.002

@@ -22,7 +22,7 @@ from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.prewarm.runs import GB_PER_MODEL, idle_model_h, policy_of
 from research.experiments.prewarm.scenario import LOAD_S, MODEL_BYTES, TICK_S, cluster, model_names
 

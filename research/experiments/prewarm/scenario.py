@@ -9,7 +9,7 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import summarise
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 
 MODEL_BYTES: Final = 4 * 10**9
 """An image model of the trace's kind; all are equal, so that the unit is the model-hour."""

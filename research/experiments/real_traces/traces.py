@@ -22,7 +22,7 @@ from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from load.traces.batches import summarise
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import (
     Cell,
     Experiment,

@@ -20,7 +20,7 @@ from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from pilotlight.demo.runs import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import Cell, Settings, Table
 
 LIVE_POLICIES: Final = (

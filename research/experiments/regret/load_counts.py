@@ -17,7 +17,7 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import Cell, Table
 from research.experiments.regret.caching import belady_loads, lru_loads, multiplexed
 

@@ -20,7 +20,7 @@ from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from load.trace_spec.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.regret.cells import RegretCell
 from research.experiments.schedulers.scheduler_configs import CLOCKWORK, scheduler_config
 

@@ -16,7 +16,7 @@ from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
 from load.traces.seeds import Seed, zipf_shares
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.regret.optimum import SmallCase, optimum

@@ -21,7 +21,7 @@ from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
 from load.traces.seeds import zipf_shares
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 
 _TENANTS: Final = 10
 _INFER_S: Final = 0.02

@@ -29,7 +29,7 @@ from gateway.routing.route_request import IncomingRequest
 from load.worker_processes import end_with_parent
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

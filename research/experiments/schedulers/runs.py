@@ -26,7 +26,7 @@ from registry.domain.model import (
     Tier,
     name_of_key,
 )
-from registry.domain.profile import ProfilePoint
+from registry.domain.pod import ProfilePoint
 from research.experiments.schedulers.scheduler_configs import scheduler_config
 from research.experiments.schedulers.setting import MAIN, Setting
 from research.experiments.schedulers.workload import BIN_S, MODELS, Workload, deadlines_s

@@ -20,7 +20,7 @@ from gateway.routing.decision import Reason, Reject, SendTo
 from gateway.routing.timers import Timers
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Task
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 from research.experiments.schedulers.inference_rules import (
     InferenceRule,
     Machine,

@@ -12,7 +12,7 @@ from autoscaler.placement.planners.problem import (
     ModelProfile,
     Profiles,
 )
-from registry.domain.placement import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
+from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
 
 KIND = "gpu"
 GPUS = [AcceleratorView(name, KIND) for name in ("g0", "g1", "g2")]

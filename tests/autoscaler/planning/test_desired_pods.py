@@ -25,7 +25,7 @@ from registry.domain.model import (
     Preload,
     Tier,
 )
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
 
 PARAMS = ScalingParams(stable_s=60.0, idle_s=120.0)
 

@@ -6,11 +6,10 @@ from autoscaler.planning.desired_pods import PodUse, pod_uses
 from autoscaler.planning.pool_snapshot import Observations, copy_uses, read_pool
 from autoscaler.planning.pool_view import NEVER_S, CopyUse, Limits, PoolView
 from load.simulator.registry.memory_registry import MemoryRegistry
-from registry.domain.accelerator import Accelerator
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier
-from registry.domain.pod import CopyReport, PodInfo, PodPhase, PodReport, Samples
+from registry.domain.pod import Accelerator, CopyReport, PodInfo, PodPhase, PodReport, Samples
 from tests.autoscaler.views import model, pod, pool, spec
 
 M, N = spec("m"), spec("n")

@@ -24,7 +24,7 @@ from common.pod_client import PodClient
 from common.pod_secret import PodSecret
 from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryError
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
-from registry.domain.action_log import PodShape, WantedPods
 from registry.domain.demand import QueueStats
+from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import TenantRules
 from registry.redis.arrivals import ArrivalLog

@@ -13,11 +13,11 @@ from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.demand_forecast import FittedModel, forecast_demand
 from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
 from autoscaler.planning.pool_view import CopyUse, Demand, PoolView
-from registry.domain.action_log import ActionOutcome
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, ModelSpec, Preload, Tier
 from registry.domain.pod import CopyReport, PodReport
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
+from registry.domain.records import ActionOutcome
 from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry

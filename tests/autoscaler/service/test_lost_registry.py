@@ -7,7 +7,7 @@ import pytest
 
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.service.metrics import AutoscalerMetrics
-from registry.domain.action_log import WantedPods
+from registry.domain.records import WantedPods
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 from tests import servers

@@ -17,11 +17,9 @@ from autoscaler.planning.pool_view import Demand
 from autoscaler.service.metrics import AutoscalerMetrics
 from autoscaler.service.placement_service import PlacementService
 from autoscaler.service.settings import AutoscalerSettings
-from registry.domain.accelerator import Accelerator
 from registry.domain.model import Tier
-from registry.domain.placement import PlacementRecord
-from registry.domain.pod import PodInfo, PodReport, Samples
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Accelerator, PodInfo, PodReport, Profile, ProfilePoint, Samples
+from registry.domain.records import PlacementRecord
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from tests.autoscaler.service.conftest import Stage, metric, model

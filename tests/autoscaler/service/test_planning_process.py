@@ -18,7 +18,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from autoscaler.service.planning_process import PlanningJob, PlanningProcess
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,6 @@ from autoscaler.tick.placement_input import (
     within_client,
 )
 from autoscaler.tick.planner import without_placed
-from registry.domain.accelerator import Accelerator
 from registry.domain.cluster import ClusterState
 from registry.domain.model import (
     ModelName,
@@ -27,9 +26,8 @@ from registry.domain.model import (
     PlacementName,
     Tier,
 )
-from registry.domain.pod import PodInfo
+from registry.domain.pod import Accelerator, PairFactor, PodInfo, Profile, ProfilePoint, ShareFactor
 from registry.domain.pod_state import PodState
-from registry.domain.profile import PairFactor, Profile, ProfilePoint, ShareFactor
 from tests.autoscaler.views import model, pod, pool
 
 CORES = ("cpu-0", "cpu-1")

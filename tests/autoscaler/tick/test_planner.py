@@ -12,11 +12,11 @@ from autoscaler.tick.forecaster import DemandForecaster, ForecastSchedule
 from autoscaler.tick.observed_demand import ObservedDemand
 from autoscaler.tick.planner import Planner, scale_times
 from load.simulator.registry.memory_registry import MemoryRegistry
-from registry.domain.action_log import ActionRecord
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import ArrivalHint, QueueStats
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
+from registry.domain.records import ActionRecord
 from tests.autoscaler.views import NOW_S, model, pod, pool
 
 M = ModelSpec(ModelName("default", "m"), "s3://models/m")

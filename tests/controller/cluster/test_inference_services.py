@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from controller.cluster.inference_services import FINALIZER, Role, owner_of, read_service
-from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import ModelName, RoutingPolicy
+from registry.domain.records import decode_spec, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
 from tests.controller.objects import service

@@ -16,7 +16,7 @@ from controller.models.model_status import (
     seconds_until_write,
 )
 from registry.domain.model import LoadFailure, ModelName, Tier
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
 from tests.controller.objects import service
 
 NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"

@@ -13,7 +13,7 @@ from controller.cluster.object_readers import PodObject, read_pod
 from controller.pools.leaving_pods import replaced_pods
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import Granted, Refusal
+from registry.domain.pod_state import Granted, Refusal
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests import servers

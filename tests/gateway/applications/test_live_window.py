@@ -16,7 +16,7 @@ from gateway.selection.window import Window, WindowRequest
 from registry.domain.application import AccuracyProfile, ApplicationSpec, Prior, SelectionPolicy
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline_s=1.0)

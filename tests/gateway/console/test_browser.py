@@ -16,7 +16,7 @@ import pytest
 
 from registry.domain.model import ModelSpec
 from registry.domain.pod import PodInfo, PodReport, Samples
-from registry.domain.reservation import ANY_COPIES
+from registry.domain.pod_state import ANY_COPIES
 from registry.redis.client import Registry
 from tests import servers
 from tests.gateway.console.browser import BROWSER, DRIVER, Browser, browser

@@ -11,14 +11,13 @@ from gateway.console.overview import Overview, RowWindow
 from gateway.console.traffic import LastMinute, Traffic
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests
-from registry.domain.action_log import ActionOutcome, ActionRecord
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.demand import Band, ExpectedRates
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
+from registry.domain.records import ActionOutcome, ActionRecord
 from registry.redis.watch import ClusterWatch
 
 

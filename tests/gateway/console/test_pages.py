@@ -12,7 +12,7 @@ import pytest
 
 from gateway.console.live_updates import MAX_STREAMS_OF_TENANT
 from registry.domain.model import ModelSpec
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
+from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog

@@ -8,10 +8,9 @@ from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.request_probes import RequestProbes
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest, RoutingResult
-from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.cluster import ChangeApplier
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.probes import MAX_LOAD_PAUSE_S, MAX_PAUSE_S
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import MAX_LOAD_PAUSE_S, MAX_PAUSE_S, LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 

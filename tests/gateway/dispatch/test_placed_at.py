@@ -9,9 +9,8 @@ from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodPhase
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode, PodState
 
 SPEC = ModelSpec(ModelName("default", "m"), "file:///m")
 KEY = SPEC.key

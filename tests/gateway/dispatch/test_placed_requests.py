@@ -3,8 +3,7 @@
 import pytest
 
 from gateway.routing.decision import SendTo
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.model import ModelSpec
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer

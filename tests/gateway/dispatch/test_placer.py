@@ -15,8 +15,8 @@ from gateway.routing.route_request import IncomingRequest
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 

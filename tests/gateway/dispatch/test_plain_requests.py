@@ -19,7 +19,7 @@ from gateway.routing.route_request import (
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
 from registry.inference_service.components import machine_needs
 from tests.gateway.cluster_states import NOW_S, declare
 from tests.gateway.routing.test_early_decisions import OTHER, random_state

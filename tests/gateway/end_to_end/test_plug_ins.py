@@ -11,7 +11,7 @@ from tests.plug_ins import install
 
 _MODULE = """
 from gateway.routing.decision import Reason, SendTo
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 
 def last_pod(request, cluster, now_s):

@@ -20,7 +20,7 @@ from gateway.dispatch.warm_request import WarmRequest
 from gateway.http.server import GatewayProtocol
 from gateway.telemetry import explanations
 from registry.domain.model import ModelPolicy, RoutingPolicy
-from registry.domain.reservation import Granted, LoadMode, ReservationRequest
+from registry.domain.pod_state import Granted, LoadMode, ReservationRequest
 from registry.redis.client import Registry
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_visited_files import REQUEST, RESPONSE, SPEC, warm_gateway

@@ -7,8 +7,8 @@ from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Decision, Reason, RoutingOption, SendTo, Wait
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 A, B, C = "pod-a", "pod-b", "pod-c"

@@ -13,8 +13,8 @@ from gateway.routing.placed_requests import record_placed
 from gateway.routing.pod_selection import MAX_COMPARED, run_soonest, soonest_of
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 OTHER = "team/other@0"

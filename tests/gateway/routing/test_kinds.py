@@ -11,9 +11,8 @@ from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import PodInfo, PodPhase
-from registry.domain.pod_state import PodState
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode, PodState
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 SLOW, FAST = "AMD EPYC", "NVIDIA H200"

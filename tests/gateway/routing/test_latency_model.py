@@ -8,8 +8,8 @@ from gateway.routing.decision import SendTo
 from gateway.routing.latency_model import estimate_of, proxy_to, run_at, wait_for
 from registry.domain.estimates import PRIORS
 from registry.domain.model import Tier
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, request
 
 A = "pod-a"

@@ -7,8 +7,8 @@ from gateway.routing.latency_model import proxy_to
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import RoutingPolicy, Tier
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import KEY, NOW_S, Liu, PodSketch, cluster, request
 
 IDLE = [PodSketch(f"pod-{n}") for n in "bcdefgh"]

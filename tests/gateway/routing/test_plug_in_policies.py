@@ -19,7 +19,7 @@ _NAMES = (
 )  # fmt: skip
 _MODULE = """
 from gateway.routing.decision import Reason, SendTo
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 
 
 def _to(name):

@@ -6,8 +6,8 @@ from gateway.routing.decision import Decision, Reason, SendTo, Wait
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import RoutingPolicy, Tier
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 A, B, C = "pod-a", "pod-b", "pod-c"

@@ -14,7 +14,7 @@ from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, declare, request
 
 RESIDENCIES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]

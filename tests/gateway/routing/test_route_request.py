@@ -15,12 +15,11 @@ from gateway.routing.route_request import (
 )
 from gateway.selection.select_version import can_be_served
 from registry.domain.cluster import ClusterState
-from registry.domain.measures import MAX_AGE_S, infer_measure
+from registry.domain.estimates import MAX_AGE_S, infer_measure
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import PodPhase
-from registry.domain.probes import MAX_LOAD_PAUSE_S
-from registry.domain.reservation import LoadMode
-from registry.domain.residency_index import Residency
+from registry.domain.pod_index import Residency
+from registry.domain.pod_state import MAX_LOAD_PAUSE_S, LoadMode
 from registry.inference_service.components import machine_needs
 from registry.inference_service.predictors import format_needs
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare

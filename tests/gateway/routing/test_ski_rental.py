@@ -4,8 +4,8 @@ import pytest
 
 from gateway.routing.decision import ColdStartLoss, SendTo
 from gateway.routing.ski_rental import ColdStartCredit
-from registry.domain.cluster_changes import ChangeApplier
-from registry.domain.reservation import LoadMode
+from registry.domain.cluster import ChangeApplier
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 

@@ -13,9 +13,9 @@ from gateway.telemetry.explanations import (
     decision_text,
     find_explanation,
 )
-from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.cluster import ChangeApplier
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 
 NAME = ModelName("default", "m")

@@ -15,8 +15,8 @@ from load.simulator.pods.simulated_request import SimulatedRequest
 from load.simulator.simulation import Simulation
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import MAX_AGE_S, ExpectedRates
-from registry.domain.eviction_prices import EvictionPrices
 from registry.domain.model import RoutingPolicy
+from registry.domain.prices import EvictionPrices
 from tests.load.simulator.small_cluster import ScriptedAutoscaler, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 

@@ -10,7 +10,7 @@ import pytest
 from pilotlight.platform.bundled_servers import redis_binary
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.pod import PodInfo
-from registry.domain.reservation import LoadMode
+from registry.domain.pod_state import LoadMode
 from registry.errors import RegistryUnavailable
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry

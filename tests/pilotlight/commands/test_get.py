@@ -8,10 +8,9 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from registry.domain.accelerator import Accelerator, GpuReading
-from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.domain.model import LoadFailure, Tier
-from registry.domain.pod import PodInfo, PodReport
+from registry.domain.pod import Accelerator, GpuReading, PodInfo, PodReport
+from registry.domain.records import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers

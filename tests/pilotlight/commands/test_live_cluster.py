@@ -7,10 +7,9 @@ from load.simulator.cluster.cluster_file import cluster_of
 from pilotlight.commands.simulation.live_cluster import live_cluster_file
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
-from registry.domain.pod import PodInfo
+from registry.domain.pod import PodInfo, Profile, ProfilePoint
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile, ProfilePoint
-from registry.domain.residency_index import Residency
 from tests import servers
 from tests.gateway.gateway_harness import running_pods
 from tests.pilotlight.conftest import Cli

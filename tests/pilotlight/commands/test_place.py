@@ -8,7 +8,7 @@ import pytest
 from autoscaler.placement.planners.catalogue import planner_names
 from pilotlight.profile_file import profiles_document
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.profile import PairFactor, Profile, ProfilePoint
+from registry.domain.pod import PairFactor, Profile, ProfilePoint
 from tests.pilotlight.conftest import Cli
 from tests.servers import REPOSITORY
 

@@ -15,9 +15,9 @@ from pilotlight.profile_file import (
     parse_profiles,
     profiles_document,
 )
-from registry.domain.codec import decode_profile, encode_profile
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.profile import IMPORTED, PairFactor, Profile, ProfilePoint, ShareFactor
+from registry.domain.pod import IMPORTED, PairFactor, Profile, ProfilePoint, ShareFactor
+from registry.domain.records import decode_profile, encode_profile
 from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SERVICE, Cli, write_yaml

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from common.pod_secret import PodSecret
-from registry.domain.action_log import AutoscalerRecords, LeaderLease
 from registry.domain.cluster import ClusterState
+from registry.domain.records import AutoscalerRecords, LeaderLease
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests import servers

@@ -11,7 +11,7 @@ from pilotlight.platform.cluster_connection import ClusterConnection
 from pilotlight.platform.kept_declarations import KeptDeclarations
 from registry.domain.application import AccuracyProfile
 from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 from registry.redis.reports import read_declared_times
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers

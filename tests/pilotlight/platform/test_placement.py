@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from registry.domain.model import ModelName
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import run_cli

@@ -1,8 +1,7 @@
 import pytest
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind
 from registry.domain.cluster import ClusterState
-from registry.domain.pod import PodInfo
+from registry.domain.pod import Accelerator, AcceleratorKind, PodInfo
 from registry.domain.pod_state import PodState
 
 

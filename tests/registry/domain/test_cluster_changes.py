@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import LATE_VERSIONS, ChangeApplier, load_snapshot
-from registry.domain.codec import encode, encode_profile, encode_spec
+from registry.domain.cluster import LATE_VERSIONS, ChangeApplier, ClusterState, load_snapshot
 from registry.domain.model import Tier
-from registry.domain.pod import PodInfo, PodPhase
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import PodInfo, PodPhase, Profile, ProfilePoint
+from registry.domain.records import encode, encode_profile, encode_spec
 from tests.registry.comparable_state import comparable
 from tests.registry.redis.clients import KEY, SPEC
 

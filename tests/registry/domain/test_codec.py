@@ -7,9 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind
-from registry.domain.action_log import PodShape, WantedPods
-from registry.domain.codec import (
+from registry.domain.model import (
+    Answers,
+    LoadFailure,
+    ModelName,
+    ModelPolicy,
+    ModelRecord,
+    ModelSpec,
+    Precision,
+    Preload,
+    RoutingPolicy,
+    Scores,
+    Task,
+    TaskOptions,
+    Tier,
+)
+from registry.domain.pod import Accelerator, AcceleratorKind, PodInfo, Profile, ProfilePoint
+from registry.domain.records import (
+    PodShape,
+    WantedPods,
     decode_pod,
     decode_profile,
     decode_record,
@@ -20,21 +36,6 @@ from registry.domain.codec import (
     encode_spec,
     encode_wanted,
 )
-from registry.domain.model import (
-    LoadFailure,
-    ModelName,
-    ModelPolicy,
-    ModelRecord,
-    ModelSpec,
-    Precision,
-    Preload,
-    RoutingPolicy,
-    Task,
-    Tier,
-)
-from registry.domain.pod import PodInfo
-from registry.domain.profile import Profile, ProfilePoint
-from registry.domain.task_options import Answers, Scores, TaskOptions
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SECONDS = st.floats(0, 1e9)

@@ -5,8 +5,7 @@ from math import inf, nan
 import orjson
 import pytest
 
-from registry.domain.cluster import ClusterState
-from registry.domain.cluster_changes import ChangeApplier
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.demand import (
     MAX_AGE_S,
     MAX_MODELS,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from registry.domain.device_work import ASSUMED_DUE_S
 from registry.domain.estimates import StageTimes
-from registry.domain.pod_work import PlacedRequest, PodWork
+from registry.domain.pod_state import PlacedRequest, PodWork
 
 READY_S = 0.001
 SHARES_S = {"a/small@0": 0.002, "a/large@0": 0.03, "b/other@0": 0.01}

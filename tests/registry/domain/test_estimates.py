@@ -1,6 +1,5 @@
 import pytest
 
-from registry.domain.accelerator import AcceleratorKind
 from registry.domain.estimates import (
     PRIORS,
     UNMEASURED,
@@ -10,6 +9,7 @@ from registry.domain.estimates import (
     ModelEstimates,
 )
 from registry.domain.model import Tier
+from registry.domain.pod import AcceleratorKind
 
 
 def measured(**samples: list[float]) -> ModelEstimates:

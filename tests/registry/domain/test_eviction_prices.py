@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import ExpectedRates
-from registry.domain.eviction_prices import REFRESH_S
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
+from registry.domain.prices import REFRESH_S
 
 NOW_S = 1_000.0
 WARM = Residency(Tier.DEVICE, None, 0.0, 100)

@@ -5,8 +5,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.free_pods import FreePods
 from registry.domain.pod import PodInfo
+from registry.domain.pod_index import FreePods
 from registry.domain.pod_state import ChangeLog, PodState
 
 

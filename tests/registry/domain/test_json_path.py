@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.json_path import BadPathError, parse_path
+from registry.domain.graph import BadPathError, parse_path
 
 # GJSON's own example document, and what its documentation says of it (SYNTAX.md).
 DOCUMENT = {

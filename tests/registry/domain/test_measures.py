@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.measures import MAX_CLASSES, class_bytes, seconds_at_size, size_class
+from registry.domain.estimates import MAX_CLASSES, class_bytes, seconds_at_size, size_class
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,15 @@
 import pytest
 
-from registry.domain.accelerator import Accelerator
-from registry.domain.pod import MAX_SLOTS, PodInfo, default_slots, host_port, slots_at_start
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import (
+    MAX_SLOTS,
+    Accelerator,
+    PodInfo,
+    Profile,
+    ProfilePoint,
+    default_slots,
+    host_port,
+    slots_at_start,
+)
 
 
 @pytest.mark.parametrize(

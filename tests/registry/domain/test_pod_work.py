@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.pod_work import PlacedRequest, PodWork
+from registry.domain.pod_state import PlacedRequest, PodWork
 from tests.registry.domain.test_device_work import times_of
 
 NOW_S = 1_000.0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.probes import MAX_MODELS, MAX_PAUSE_S, TIME_SHARE, ProbeBudget
+from registry.domain.pod_state import MAX_MODELS, MAX_PAUSE_S, TIME_SHARE, ProbeBudget
 
 NOW_S = 1_000.0
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
 
 KEYS, PODS = ("a@0", "b@0"), ("p0", "p1", "p2")
 RESIDENCIES = (

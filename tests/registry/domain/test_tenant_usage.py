@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry.domain.tenant_usage import HALF_LIFE_S, MAX_TENANTS, TenantUsage
+from registry.domain.demand import HALF_LIFE_S, MAX_TENANTS, TenantUsage
 
 TURN_S = 0.01
 

@@ -3,15 +3,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.domain.model import (
+    Answers,
     ModelPolicy,
     PlacementName,
     Precision,
     Preload,
     RoutingPolicy,
+    Scores,
     Task,
     Tier,
 )
-from registry.domain.task_options import Answers, Scores
 from registry.inference_service.annotations import KEYS, PREFIX, parse_annotations
 
 VALID: list[tuple[str, str, object]] = [

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import yaml
 
-from registry.domain.codec import decode_spec, encode_spec
 from registry.domain.model import LogMode, ModelSpec, RequestLog, Task
+from registry.domain.records import decode_spec, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import needs_in_pool
 from registry.inference_service.reader import read_documents

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from registry.domain.codec import decode_spec, encode_spec
-from registry.domain.model import ModelSpec, Precision, Task
-from registry.domain.task_options import Answers, Scores, TaskOptions
+from registry.domain.model import Answers, ModelSpec, Precision, Scores, Task, TaskOptions
+from registry.domain.records import decode_spec, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import read_documents

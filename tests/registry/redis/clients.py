@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodReport
-from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal, ReservationRequest
+from registry.domain.pod_state import ANY_COPIES, Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod import PodPhase, PodReport
-from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
+from registry.domain.pod_state import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import Registry
 from tests.registry.redis.clients import Pod, release, reserve, terms

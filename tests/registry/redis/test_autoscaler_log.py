@@ -6,10 +6,19 @@ from dataclasses import replace
 import pytest
 import redis.asyncio
 
-from registry.domain.action_log import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
 from registry.domain.demand import ExpectedRates
 from registry.domain.model import LoadingPolicyName, ModelName, ModelPolicy, PlacementName
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
+from registry.domain.records import (
+    POOL,
+    ActionOutcome,
+    ActionRecord,
+    PlacedPod,
+    PlacedReplica,
+    PlacementRecord,
+    PlannedModel,
+    PodShape,
+    WantedPods,
+)
 from registry.errors import InvalidModel
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.client import Registry

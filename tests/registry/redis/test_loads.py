@@ -4,7 +4,7 @@ import pytest
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import ANY_COPIES, Granted, LoadMode, Refusal
+from registry.domain.pod_state import ANY_COPIES, Granted, LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import Registry
 from tests.registry.redis.clients import KEY, SPEC, Pod, eventually, failure, record_of, reserve

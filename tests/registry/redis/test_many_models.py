@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from registry.domain.codec import MAX_STEP_MODELS
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.records import MAX_STEP_MODELS
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

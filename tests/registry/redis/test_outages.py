@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from registry.domain.reservation import Granted
+from registry.domain.pod_state import Granted
 from registry.errors import LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.transactions import REPLY_TIMEOUT_S

@@ -3,8 +3,8 @@
 import asyncio
 from dataclasses import replace
 
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.pod import PodInfo
+from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from tests.registry.redis.clients import eventually

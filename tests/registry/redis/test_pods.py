@@ -1,9 +1,8 @@
 import pytest
 
-from registry.domain.accelerator import Accelerator
 from registry.domain.model import Tier
-from registry.domain.pod import PodInfo, PodPhase, PodReport, Samples
-from registry.domain.reservation import LoadMode, Refusal
+from registry.domain.pod import Accelerator, PodInfo, PodPhase, PodReport, Samples
+from registry.domain.pod_state import LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import Registry
 from tests.registry.redis.clients import KEY, Pod, eventually, reserve

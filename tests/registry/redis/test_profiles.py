@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from registry.domain.model import LoadFailure
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 from registry.errors import LeaseLost
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

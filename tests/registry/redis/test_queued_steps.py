@@ -2,8 +2,7 @@
 
 import pytest
 
-from registry.domain.queued_steps import step_reservation_id
-from registry.domain.reservation import Granted
+from registry.domain.pod_state import Granted, step_reservation_id
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import KEY, Pod, eventually, release, reserve, running, until

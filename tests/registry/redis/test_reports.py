@@ -1,7 +1,6 @@
 """The use of copies and GPUs, as heartbeats report it."""
 
-from registry.domain.accelerator import GpuReading
-from registry.domain.pod import CopyReport, PodReport
+from registry.domain.pod import CopyReport, GpuReading, PodReport
 from registry.redis.client import Registry
 from registry.redis.reports import read_copy_reports, read_gpu_readings
 from tests.registry.redis.clients import KEY, Pod

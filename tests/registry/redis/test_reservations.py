@@ -5,7 +5,7 @@ import redis
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodPhase
-from registry.domain.reservation import Granted, LoadMode, Refusal
+from registry.domain.pod_state import Granted, LoadMode, Refusal
 from registry.redis.client import Registry
 from tests.registry.redis.clients import KEY, Pod, counts, eventually, release, reserve, terms
 from tests.registry.redis.conftest import Connect

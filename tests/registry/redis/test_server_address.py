@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from registry.domain.reservation import Granted
+from registry.domain.pod_state import Granted
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.server_address import ServerAddress, find_server

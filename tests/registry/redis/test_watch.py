@@ -10,7 +10,7 @@ import redis
 
 from registry.domain.model import Tier
 from registry.domain.pod import PodReport, Samples
-from registry.domain.reservation import Granted, Refusal
+from registry.domain.pod_state import Granted, Refusal
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from registry.domain.reservation import Granted
+from registry.domain.pod_state import Granted
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.transactions import REPLY_TIMEOUT_S

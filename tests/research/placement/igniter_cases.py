@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from autoscaler.placement.planners.problem import ModelFits, Profiles
-from registry.domain.profile import Profile
+from registry.domain.pod import Profile
 from research.placement.igniter_file import igniter_profiles
 from research.placement.igniter_fit import BATCHES, SHARES_PCT
 from research.placement.igniter_model import KindCoefficients, kind_coefficients

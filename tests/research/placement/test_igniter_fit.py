@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.problem import PlanParams, Workload
-from registry.domain.profile import PairFactor, Profile, ProfilePoint, ShareFactor, mean_busy_pct
+from registry.domain.pod import PairFactor, Profile, ProfilePoint, ShareFactor, mean_busy_pct
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import FIT
 from research.placement.igniter_fit import fit_profile

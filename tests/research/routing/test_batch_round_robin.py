@@ -6,10 +6,10 @@ from gateway.routing.decision import Reason, RequestView, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.domain.placement import PlacedPod, PlacedReplica, PlacementRecord
 from registry.domain.pod import PodInfo
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
+from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
 from research.routing.batch_round_robin import batch_round_robin
 
 _MODEL = ModelSpec(ModelName("default", "placed"), "s3://m/placed")

@@ -16,10 +16,9 @@ import pytest
 from common.pod_secret import PodSecret
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec, Tier
-from registry.domain.pod import PodInfo
+from registry.domain.pod import PodInfo, Profile, ProfilePoint
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.profile import Profile, ProfilePoint
-from registry.domain.residency_index import Residency
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.simulated_workflows import constants

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.cost import characteristic_time_s, eviction_loss_s
+from registry.domain.prices import characteristic_time_s, eviction_loss_s
 from research.simulated_workflows import constants
 from research.simulated_workflows.applications import (
     APPLICATIONS,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from registry.domain.accelerator import Accelerator
+from registry.domain.pod import Accelerator
 from runtime.device import accelerator
 from runtime.device.accelerator import find_accelerator, memory_budget, mig_share, mps_share
 from runtime.pod_process import MPS_PERCENTAGE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry.domain.profile import Profile, ProfilePoint, best_rows
+from registry.domain.pod import Profile, ProfilePoint, best_rows
 from runtime.device.batch_times import (
     INITIAL_MAX_ROWS,
     MAX_ROWS,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import REGISTRY
 
-from registry.domain.accelerator import Accelerator, GpuReading
+from registry.domain.pod import Accelerator, GpuReading
 from runtime.device.gpu_sensors import GpuLost, GpuSensors, GpuWatch, open_sensors
 from runtime.device.worker import DeviceWorker
 from tests.runtime.fake_nvml import FakeNvml

@@ -2,8 +2,8 @@
 
 import pytest
 
-from registry.domain.measures import MAX_AGE_S
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.estimates import MAX_AGE_S
+from registry.domain.pod import Profile, ProfilePoint
 from runtime.device.batch_times import BatchTimes
 from runtime.device.queue import DeviceModel, DeviceQueue, Queued, QueuedRows
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind
-from registry.domain.action_log import POOL, ActionRecord, PodShape, WantedPods
 from registry.domain.model import ModelPolicy
-from registry.domain.pod import PodInfo
+from registry.domain.pod import Accelerator, AcceleratorKind, PodInfo
+from registry.domain.records import POOL, ActionRecord, PodShape, WantedPods
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

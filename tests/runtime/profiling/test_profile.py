@@ -13,7 +13,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from registry.domain.model import ModelSpec
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 from registry.redis.client import Registry
 from research.placement.igniter import plan_igniter
 from runtime.device.accelerator import PeakMemory, available_bytes

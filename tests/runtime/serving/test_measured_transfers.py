@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from registry.domain.cluster import ClusterState
-from registry.domain.measures import TRANSFERS, TransferTier, size_class, transfer_measure
+from registry.domain.estimates import TRANSFERS, TransferTier, size_class, transfer_measure
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.serving.test_step_tensors import (

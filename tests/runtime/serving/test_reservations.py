@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from registry.domain.reservation import Granted, LoadMode, Refusal, ReservationRequest
+from registry.domain.pod_state import Granted, LoadMode, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from tests import servers

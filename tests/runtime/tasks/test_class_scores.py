@@ -19,7 +19,7 @@ from transformers import (
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor
-from registry.domain.task_options import Answers, Scores, TaskOptions
+from registry.domain.model import Answers, Scores, TaskOptions
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
 

@@ -13,7 +13,7 @@ from transformers.image_utils import load_image
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
-from registry.domain.task_options import Scores, TaskOptions
+from registry.domain.model import Scores, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.tasks import image_classification
 from runtime.tasks.image_classification import MAX_SIDE, EncodedImage, ImageClassification

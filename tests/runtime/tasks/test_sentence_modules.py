@@ -11,8 +11,7 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer, BertConfig, BertModel, T5Config, T5EncoderModel
 
 from common.inference_protocol.tensors import named_arrays
-from registry.domain.model import Task
-from registry.domain.task_options import Answers, TaskOptions
+from registry.domain.model import Answers, Task, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files, weight_files
 from runtime.tasks.embedding import Embedding, pool

@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import named_arrays, numeric_tensor
-from registry.domain.task_options import TaskOptions
+from registry.domain.model import TaskOptions
 from runtime.engines.networks.position_limit import output_limit, position_limit
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.processors import load_processor

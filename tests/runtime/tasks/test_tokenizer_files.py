@@ -9,7 +9,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from transformers import CONFIG_MAPPING
 
-from registry.domain.task_options import TaskOptions
+from registry.domain.model import TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.text import TextEncoder

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from registry.domain.estimates import ModelEstimates
-from registry.domain.measures import TransferTier, size_class, transfer_measure, transfer_tier
+from registry.domain.estimates import (
+    ModelEstimates,
+    TransferTier,
+    size_class,
+    transfer_measure,
+    transfer_tier,
+)
 from workflows.scheduling.costs import Device, ModelCosts, scheduling_problem
 from workflows.scheduling.problem import Step
 from workflows.scheduling.transfers import Links, TransferCosts, fitted, measured_links

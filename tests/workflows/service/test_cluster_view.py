@@ -5,8 +5,8 @@ import pytest
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from registry.domain.residency_index import Residency
 from workflows.scheduling.costs import DeviceQueue
 from workflows.service.cluster_view import device_of, is_worth_loading
 

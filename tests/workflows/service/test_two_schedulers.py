@@ -2,7 +2,7 @@
 
 import pytest
 
-from registry.domain.profile import Profile, ProfilePoint
+from registry.domain.pod import Profile, ProfilePoint
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, wait_counts
 from tests.workflows.service.harness import WorkflowHarness

@@ -19,7 +19,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from tests.autoscaler.placement.planners.cases import (
     KIND,
     batches,

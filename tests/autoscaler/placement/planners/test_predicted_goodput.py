@@ -12,7 +12,7 @@ from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import PlanParams, Profiles, Router, SlowedPair, Workload
 from autoscaler.placement.planners.queueing import batch_queue, batch_turn
 from autoscaler.placement.planners.service_times import batch_times
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from tests.autoscaler.placement.planners.cases import (
     KIND,
     planned,

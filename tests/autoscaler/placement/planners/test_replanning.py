@@ -14,7 +14,7 @@ from autoscaler.placement.planners.replanning import (
     should_adopt,
     should_replan,
 )
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from tests.autoscaler.placement.planners.cases import KIND
 
 _GPUS = accelerators_of(KIND, 2)

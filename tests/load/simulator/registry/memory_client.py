@@ -7,9 +7,8 @@ from typing import Any
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
-from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
-from registry.domain.profile import Profile
-from registry.domain.reservation import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
+from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
+from registry.domain.pod_state import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 

@@ -12,7 +12,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import EFFICIENTNET
 from research.experiments.elvinger.gpus import SimulatedTask, simulate_plan
 from research.experiments.elvinger.simulated import PlacedLoad, simulate

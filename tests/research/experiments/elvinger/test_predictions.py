@@ -13,7 +13,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from registry.domain.model import RoutingPolicy
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.simulated import PlacedLoad, simulate
 
 _POINTS = tuple(

@@ -9,7 +9,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
-from registry.domain.placement import PlacedReplica
+from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.simulated import PlacedLoad, simulate
 from research.experiments.elvinger.stages import Row, stages_of
 

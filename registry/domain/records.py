@@ -4,14 +4,14 @@ Fields that a newer version wrote are ignored.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from typing import Any, Final
 
 import orjson
 
-from registry.domain.accelerator import Accelerator, AcceleratorKind, GpuReading
-from registry.domain.action_log import ActionRecord, PodShape, WantedPods
 from registry.domain.model import (
+    Answers,
     LoadFailure,
     ModelName,
     ModelPolicy,
@@ -19,13 +19,127 @@ from registry.domain.model import (
     ModelSpec,
     Precision,
     Preload,
+    Scores,
     Task,
+    TaskOptions,
     Tier,
     decode_request_log,
 )
-from registry.domain.pod import CopyReport, PodInfo
-from registry.domain.profile import PLACEMENT_FIELDS, PairFactor, Profile, ProfilePoint, ShareFactor
-from registry.domain.task_options import Answers, Scores, TaskOptions
+from registry.domain.pod import (
+    PLACEMENT_FIELDS,
+    Accelerator,
+    AcceleratorKind,
+    CopyReport,
+    GpuReading,
+    PairFactor,
+    PodInfo,
+    Profile,
+    ProfilePoint,
+    ShareFactor,
+)
+
+# What autoscalers record: actions with their reasons, the pods wanted, the leader's lease.
+
+
+_ANY_KIND: Final = AcceleratorKind()
+POOL = "pool"
+"""Subject of actions on pods; actions on a model have its name as subject."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodShape:
+    """A wanted number of pods of one accelerator kind."""
+
+    count: int
+    kind: AcceleratorKind = _ANY_KIND
+    """The default matches any accelerator."""
+    batch_caps: tuple[tuple[str, int], ...] = ()
+    """(model key, rows): the largest batches of models without the annotation `max-batch-size`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPods:
+    """The wanted pods of a pool, and the names of the pods to remove first."""
+
+    shapes: tuple[PodShape, ...]
+    leaving: tuple[str, ...] = ()
+
+    @property
+    def pods(self) -> int:
+        """The total of all shapes: the size of the pool."""
+        return sum(shape.count for shape in self.shapes)
+
+    def batch_caps(self, kind: AcceleratorKind) -> dict[str, int]:
+        """Rows by model key, in pods of this kind."""
+        shapes = [each for each in self.shapes if each.kind in (kind, _ANY_KIND)]
+        return dict(cap for shape in shapes for cap in shape.batch_caps)
+
+
+class ActionOutcome(StrEnum):
+    """The state of an action: in progress, or how it ended."""
+
+    BEGUN = "begun"
+    DONE = "done"
+    FAILED = "failed"
+    REFUSED = "refused"
+    """The load's claim was refused: another pod loads the model, or has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """One action of an autoscaler, and why it was taken."""
+
+    verb: str
+    """`load`, `demote` or `scale`."""
+    subject: str
+    """The model's name, or `POOL`."""
+    reason: str
+    """One of a closed set, since it is also a metric label."""
+    detail: str
+    """The reason as a sentence. Its name in JSON is `words`."""
+    at_s: float
+    """Registry time at which the action began."""
+    pod: str = ""
+    tier: str = ""
+    outcome: str = ActionOutcome.BEGUN
+    error: str = ""
+
+    @property
+    def id(self) -> str:
+        """At most one action with this id is in progress at a time."""
+        return f"{self.subject}|{self.pod}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderLease:
+    """The autoscaler that plans for the pool; `until_s` is registry time."""
+
+    holder: str
+    token: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class OngoingActions:
+    """Actions that have not ended, and the pods wanted; None before the first decision."""
+
+    actions: tuple[ActionRecord, ...]
+    wanted: WantedPods | None
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalerRecords:
+    """Everything that autoscalers have recorded for a pool."""
+
+    leader: LeaderLease | None
+    """None while no autoscaler holds the lease."""
+    ongoing: OngoingActions
+    last_by_model: dict[str, ActionRecord]
+    history: tuple[ActionRecord, ...]
+    """The latest actions on all subjects, newest first."""
+    read_at_s: float
+    """Registry time at which all of this was so."""
+
 
 MAX_STEP_MODELS: Final = 256
 """Models declared in one step. Redis serves no other client meanwhile: 10,000 at once took 0.3 s of
@@ -210,3 +324,112 @@ def declaration_steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, st
         size += len(text)
     if step:
         yield step
+
+
+# The plan of which models share which accelerators, as autoscalers record it, and its pods.
+#
+# A placed pod serves one model on one accelerator. Written under the leader's fencing token. On
+# one machine the platform starts and drains the pods that the record lists; on a cluster they are
+# places, which pods of the pool take. Pods read their batch cap from it.
+
+
+START_TIMEOUT_S: Final = 120.0
+"""A placed pod must be warm by then: importing torch takes a minute on a busy machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedReplica:
+    """A copy of a model on an accelerator."""
+
+    model: str
+    """`namespace/name`."""
+    accelerator: str
+    """UUID of a GPU, or a name of a group of cores such as `cpu-0`."""
+    batch_size: int
+    """The most requests in one batch."""
+    share_pct: float | None = None
+    """Limit of its compute, in % of the accelerator; None: none."""
+    rate_rps: float = 0.0
+    """Its part of the model's rate."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPod:
+    """A pod that runs one replica, or on a cluster the place of one."""
+
+    name: str
+    replica: PlacedReplica
+    since_s: float
+    """Registry time at which it was wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """What the plan expects for one model."""
+
+    model: str
+    rate_rps: float
+    slo_s: float
+    goodput_rps: float
+    reason: str = ""
+    """Why the goodput is below the rate, or why the model is not placed; empty: neither."""
+    latency_scale: float = 1.0
+    """By how much its batches took longer than profiled and predicted, which plans reckon with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRecord:
+    """The plan that is carried out, and the pods that are wanted now."""
+
+    planner: str
+    reason: str
+    """Why it was planned."""
+    planned_at_s: float
+    accelerators: tuple[str, ...] = ()
+    """Those that it was planned for."""
+    models: tuple[PlannedModel, ...] = ()
+    target: tuple[PlacedReplica, ...] = ()
+    """The replicas of the plan."""
+    pods: tuple[PlacedPod, ...] = ()
+    """On the way to the target: pods come and leave by one move per accelerator at a time."""
+    next_number: int = 0
+    """Of the next pod: names are never used again."""
+
+    @property
+    def latency_scales(self) -> dict[str, float]:
+        """By model, where it is not 1."""
+        return {each.model: each.latency_scale for each in self.models if each.latency_scale != 1}
+
+    def pod(self, name: str) -> PlacedPod | None:
+        return next((each for each in self.pods if each.name == name), None)
+
+
+def encode_placement(record: PlacementRecord) -> str:
+    return orjson.dumps(asdict(record)).decode()
+
+
+def decode_placement(text: str) -> PlacementRecord:
+    """Fields that a newer version wrote are ignored. Raises ValueError, TypeError, LookupError."""
+    stored: dict[str, Any] = orjson.loads(text)
+    return PlacementRecord(
+        **known(PlacementRecord, stored)
+        | {
+            "accelerators": tuple(stored.get("accelerators", ())),
+            "models": tuple(PlannedModel(**known(PlannedModel, each)) for each in stored["models"]),
+            "target": tuple(_replica(each) for each in stored["target"]),
+            "pods": tuple(_pod(each) for each in stored["pods"]),
+        }
+    )
+
+
+def decode_place(text: str) -> PlacedPod:
+    """One entry of a record's pods. Raises as `decode_placement`."""
+    return _pod(orjson.loads(text))
+
+
+def _pod(stored: dict[str, Any]) -> PlacedPod:
+    return PlacedPod(stored["name"], _replica(stored["replica"]), stored["since_s"])
+
+
+def _replica(stored: dict[str, Any]) -> PlacedReplica:
+    return PlacedReplica(**known(PlacedReplica, stored))
