@@ -61,9 +61,8 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
             if actuator is not None:
                 group.create_task(actuator.run())
             executor = ActionExecutor(
-                group, log, pods, metrics,
-                state=lambda: watch.state, now_s=watch.registry_now_s,
-            )  # fmt: skip
+                group, log, pods, metrics, state=lambda: watch.state, now_s=watch.registry_now_s
+            )
             group.create_task(autoscaler.run(executor))
 
 

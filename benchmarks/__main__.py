@@ -199,9 +199,12 @@ def _formats(arguments: argparse.Namespace, machine: Machine) -> None:
         print("## Formats: skipped, needs two cores")
         return
     parts: dict[str, Callable[[argparse.Namespace, Machine], None]] = {
-        "servers": _formats_servers, "many": _formats_many, "density": _formats_density,
-        "pods": _formats_pods, "forest": _formats_forest,
-    }  # fmt: skip
+        "servers": _formats_servers,
+        "many": _formats_many,
+        "density": _formats_density,
+        "pods": _formats_pods,
+        "forest": _formats_forest,
+    }
     wanted = [part for part in arguments.only.lower().split(",") if part] or list(parts)
     for name, run in parts.items():
         if any(part in name for part in wanted):

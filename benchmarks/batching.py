@@ -165,9 +165,13 @@ def _start(
 def _kserve(stack: contextlib.ExitStack, subject: Subject, folder: Path) -> str:
     port = free_port()
     command = [
-        sys.executable, "-m", "benchmarks.batching_kserve",
-        str(port), str(subject.folder), subject.task.value,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "benchmarks.batching_kserve",
+        str(port),
+        str(subject.folder),
+        subject.task.value,
+    ]
     url = f"http://127.0.0.1:{port}/v1/models/{_MODEL}:predict"
     _wait_warm(_start(stack, command, folder / "kserve.log"), url)
     return url
@@ -187,10 +191,24 @@ def _pod(
     declare_models(redis_url, [spec])
     port = free_port()
     command = [
-        sys.executable, "-m", "runtime", "--name", pool, "--pool", pool,
-        "--redis-url", redis_url, "--port", str(port), "--slots", str(_SLOTS), "--threads", "1",
-        "--cache-dir", str(folder / pool),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "runtime",
+        "--name",
+        pool,
+        "--pool",
+        pool,
+        "--redis-url",
+        redis_url,
+        "--port",
+        str(port),
+        "--slots",
+        str(_SLOTS),
+        "--threads",
+        "1",
+        "--cache-dir",
+        str(folder / pool),
+    ]
     url = f"http://127.0.0.1:{port}/v1/models/{name.path_segment}:predict"
     _wait_warm(_start(stack, command, folder / f"{pool}.log"), url)
     return url

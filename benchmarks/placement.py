@@ -115,10 +115,15 @@ def random_problem(rng: random.Random, size: int) -> tuple[Profiles, list[Worklo
             compute = min(99.0, compute * rng.uniform(1.0, 1.6))
             points.append(
                 BatchPoint(
-                    batch, latency_s, round(batch / latency_s, 2), rng.uniform(0.5, 2) * batch / 4,
-                    rng.uniform(70, 100), compute * 0.6, compute,
+                    batch,
+                    latency_s,
+                    round(batch / latency_s, 2),
+                    rng.uniform(0.5, 2) * batch / 4,
+                    rng.uniform(70, 100),
+                    compute * 0.6,
+                    compute,
                 )
-            )  # fmt: skip
+            )
         profiles.append(ModelProfile(f"m{number}", _KIND, tuple(points)))
     workloads = [
         Workload(f"m{number}", float(rng.randint(50, 1500)), rng.choice((0.05, 0.1, 0.2)))
@@ -136,8 +141,10 @@ def _predicted_rps(planner: str, workloads: Sequence[Workload], profiles: Profil
 
 
 def summary(found: Sequence[PlanRun]) -> str:
-    lines = ["| problems | planner | runs | CPU s: p50 | p95 | max | worst gap |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    lines = [
+        "| problems | planner | runs | CPU s: p50 | p95 | max | worst gap |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for size in ("8x8", "100x100"):
         for planner in planner_names():
             mine = [

@@ -45,9 +45,11 @@ SIZES: Final = (
     Size(pods=1_000, models=10_000, requests=100_000),
 )
 POLICIES: Final = (
-    RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,
+    RoutingPolicy.COLOCATION,
+    RoutingPolicy.COLOCATION_QUEUEING,
+    RoutingPolicy.REMOTE_PROXY,
     RoutingPolicy.AUTO,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)

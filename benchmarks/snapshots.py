@@ -97,9 +97,11 @@ async def _fill(url: str, pods: int, models: int) -> None:
         info = PodInfo(name, f"{name}:8080", name, slots=4, memory_bytes=10**12)
         epoch = await registry.register_pod(info, lease_ttl_s=_LEASE_S)
         await asyncio.gather(
-            *(registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6)
-              for spec in specs[number::pods])
-        )  # fmt: skip
+            *(
+                registry.set_tier(name, epoch, spec.key, Tier.DEVICE, 10**6)
+                for spec in specs[number::pods]
+            )
+        )
 
     await asyncio.gather(*(join(number) for number in range(pods)))
     await registry.close()

@@ -36,7 +36,7 @@ from benchmarks.transfer_pod import (
     embeddings,
     kept,
     large,
-)  # fmt: skip
+)
 from common.inference_protocol.bodies import decode_request
 from common.pod_secret import PodSecret
 from common.tls import PartTls
@@ -120,11 +120,13 @@ class Transfers:
         shape = [LARGE_BYTES // 4] if which == "large" else list(SHAPE)
         entries = [
             {
-                "name": f"x{number}", "datatype": "FP32", "shape": shape,
+                "name": f"x{number}",
+                "datatype": "FP32",
+                "shape": shape,
                 "parameters": {"kept_tensor": identity, "kept_at": address},
             }
             for number, identity in enumerate(identities)
-        ]  # fmt: skip
+        ]
         body = orjson.dumps({"inputs": entries})
         began = self._now()
         found = await steps.find_inputs(HEAD, body)
@@ -248,11 +250,13 @@ def _marks(found: dict[str, list[tuple[Took, Took]]]) -> list[Mark]:
     return [
         Mark(
             "raw bytes at least twice as fast as pickle",
-            f"{wall:.1f} times ({cpu:.1f} by CPU time)", min(wall, cpu) >= 2,
+            f"{wall:.1f} times ({cpu:.1f} by CPU time)",
+            min(wall, cpu) >= 2,
         ),
         Mark(
             "same pod below 0.1 ms of CPU time a tensor",
-            f"{one_cpu_ms:.3f} ms (elapsed: {one_ms:.3f} ms)", one_cpu_ms < 0.1,
+            f"{one_cpu_ms:.3f} ms (elapsed: {one_ms:.3f} ms)",
+            one_cpu_ms < 0.1,
         ),
         Mark(
             "shared memory hands over 64 MiB at 70 % of memcpy's rate or more",
@@ -260,7 +264,7 @@ def _marks(found: dict[str, list[tuple[Took, Took]]]) -> list[Mark]:
             " the copy when it is kept)",
             min(rate, rate_cpu) >= 0.7,
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _ratios(

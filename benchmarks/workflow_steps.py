@@ -74,10 +74,12 @@ def _start(folder: Path, stack: ExitStack) -> tuple[GatewayHarness, Scheduler]:
     port = servers.free_port()
     gateway = stack.enter_context(
         servers.gateway(
-            folder / "gateway", redis_url=redis.url, pool="bench",
+            folder / "gateway",
+            redis_url=redis.url,
+            pool="bench",
             workflows_url=f"http://127.0.0.1:{port}",
         )
-    )  # fmt: skip
+    )
     harness = GatewayHarness(redis.url, "bench", gateway, client, stack)
     scheduler = stack.enter_context(
         running_scheduler(folder / "scheduler", redis.url, "bench", gateway.url, port=port)

@@ -51,8 +51,10 @@ def costs(rng: random.Random) -> dict[str, ModelCosts]:
         first_s = rng.uniform(0.02, 0.5)
         found[f"m{number:02}"] = ModelCosts(
             lambda size, first_s=first_s: first_s * (0.8 + 0.2 * size),  # type: ignore[misc]
-            8, rng.uniform(0.5, 4.0), rng.uniform(1e3, 1e7),
-        )  # fmt: skip
+            8,
+            rng.uniform(0.5, 4.0),
+            rng.uniform(1e3, 1e7),
+        )
     return found
 
 
@@ -70,9 +72,11 @@ def devices(rng: random.Random, count: int) -> list[Device]:
 
 
 def plan(
-    steps: list[Step], cluster: list[Device], models: dict[str, ModelCosts],
+    steps: list[Step],
+    cluster: list[Device],
+    models: dict[str, ModelCosts],
     holders: dict[str, list[int]],
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """As the live planner: few candidates, their tables, the search, with twins as one step too."""
     candidates = candidate_devices(
         steps, free_s=[device.free_s for device in cluster], holders=holders
@@ -84,9 +88,13 @@ def plan(
 
     def place(way: MergedSteps, placed: Mapping[int, Placement]) -> Schedule:
         problem = scheduling_problem(
-            way.steps, devices_used, models, _LINKS, placed=placed,
+            way.steps,
+            devices_used,
+            models,
+            _LINKS,
+            placed=placed,
             allowed=[allowed[at] for at in way.calls_of()],
-        )  # fmt: skip
+        )
         return speculative(problem, FEW_STATES)
 
     return place_sharing_batches(steps, {}, lambda name: models[name].max_batch, place)
@@ -162,8 +170,10 @@ def main() -> None:
     found = [each for count in SIZES for each in measure(count)]
     for each in found:
         mark = MARKS_MS.get(each.devices, "-")
-        print(f"| {each.shape} | {each.devices} | {each.p50_ms:.2f} | {each.p95_ms:.2f} | "
-              f"{each.exact:.2f} | {mark} |")  # fmt: skip
+        print(
+            f"| {each.shape} | {each.devices} | {each.p50_ms:.2f} | {each.p95_ms:.2f} | "
+            f"{each.exact:.2f} | {mark} |"
+        )
     print("\n| devices | GILL, candidates, mean ms | GILL, all devices, mean ms |\n|---|---|---|")
     for count in GILL_SIZES:
         filtered_ms, all_ms = measure_application(count)

@@ -60,9 +60,10 @@ class Child:
     """A process that was started, and the connection to it if there is one."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process,
+        self,
+        process: asyncio.subprocess.Process,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.pid = process.pid
         self._process = process
         self._streams = streams
@@ -153,9 +154,13 @@ async def start(command: Command, *, is_connected: bool = False) -> Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 *dies_with_this_thread([path, *command.words[1:]]),
-                stdin=standard_input, stdout=output, stderr=output, env=dict(command.env),
-                cwd=command.folder, start_new_session=True,
-            )  # fmt: skip
+                stdin=standard_input,
+                stdout=output,
+                stderr=output,
+                env=dict(command.env),
+                cwd=command.folder,
+                start_new_session=True,
+            )
         except BaseException:
             if streams is not None:
                 streams[1].transport.abort()

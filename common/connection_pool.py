@@ -19,9 +19,14 @@ class ConnectionPool(Generic[Kind]):
     """Belongs to one event loop."""
 
     def __init__(
-        self, create: Callable[[], Kind], options: Mapping[str, Any], *,
-        connect_timeout_s: float | None, max_idle_s: float, max_idle: int,
-    ) -> None:  # fmt: skip
+        self,
+        create: Callable[[], Kind],
+        options: Mapping[str, Any],
+        *,
+        connect_timeout_s: float | None,
+        max_idle_s: float,
+        max_idle: int,
+    ) -> None:
         """Limits of the connections.
 
         Args:

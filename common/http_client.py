@@ -108,9 +108,12 @@ class HttpClient(ConnectionPool[Connection]):
         """
         options = {} if tls is None else {"ssl": tls}
         super().__init__(
-            Connection, tls.connect_options if isinstance(tls, PartTls) else options,
-            connect_timeout_s=connect_timeout_s, max_idle_s=max_idle_s, max_idle=max_idle,
-        )  # fmt: skip
+            Connection,
+            tls.connect_options if isinstance(tls, PartTls) else options,
+            connect_timeout_s=connect_timeout_s,
+            max_idle_s=max_idle_s,
+            max_idle=max_idle,
+        )
         self._max_body_bytes = max_body_bytes
         self._stall_s = stall_s
         self._resends = resends

@@ -45,16 +45,25 @@ class HttpServer(uvicorn.Server):
             options: more of `uvicorn.Config`.
         """
         fixed: dict[str, Any] = {
-            "ws": "none", "lifespan": "off", "access_log": False, "log_config": None,
-            "proxy_headers": False, "server_header": False, "date_header": False,
+            "ws": "none",
+            "lifespan": "off",
+            "access_log": False,
+            "log_config": None,
+            "proxy_headers": False,
+            "server_header": False,
+            "date_header": False,
             "ssl_context_factory": None if tls is None else lambda *_: tls,
-        }  # fmt: skip
+        }
         super().__init__(
             uvicorn.Config(
-                app, host=host, port=port, timeout_keep_alive=keep_alive_s,
-                timeout_graceful_shutdown=drain_s, **fixed | options,
+                app,
+                host=host,
+                port=port,
+                timeout_keep_alive=keep_alive_s,
+                timeout_graceful_shutdown=drain_s,
+                **fixed | options,
             )
-        )  # fmt: skip
+        )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Stop accepting, and let `serve` return; a second SIGINT waits for nothing."""

@@ -8,9 +8,10 @@ from typing import Final
 
 LOG_FORMATS: Final = ("text", "json")
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {
-    "message", "asctime",
+    "message",
+    "asctime",
     "color_message",  # uvicorn's message once more, with escape sequences
-}  # fmt: skip
+}
 
 
 class FieldFormatter(logging.Formatter):

@@ -41,9 +41,12 @@ def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 
 @contextmanager
 def serving_probes(
-    host: str, port: int, *, is_ready: Callable[[], bool],
+    host: str,
+    port: int,
+    *,
+    is_ready: Callable[[], bool],
     metrics: Callable[[str], tuple[bytes, str]],
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     """Serve GET of `/healthz`, `/readyz` and `/metrics` during the body, in a running loop.
 
     Both functions are called in the server's thread; `metrics` with the header `accept`. Raises
@@ -64,9 +67,11 @@ def serving_probes(
 
 class _ProbeServer:
     def __init__(
-        self, listener: socket.socket, is_ready: Callable[[], bool],
+        self,
+        listener: socket.socket,
+        is_ready: Callable[[], bool],
         metrics: Callable[[str], tuple[bytes, str]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._listener = listener
         self._checks = {_HEALTHZ: lambda: True, _READYZ: is_ready}
         self._metrics = metrics
@@ -128,7 +133,12 @@ def _accept(head: bytes) -> str:
 
 def _response(body: bytes, status: str, content_type: str, *lines: str) -> bytes:
     head = (
-        f"HTTP/1.1 {status}", f"content-type: {content_type}", "connection: close",
-        f"content-length: {len(body)}", *lines, "", "",
-    )  # fmt: skip
+        f"HTTP/1.1 {status}",
+        f"content-type: {content_type}",
+        "connection: close",
+        f"content-length: {len(body)}",
+        *lines,
+        "",
+        "",
+    )
     return "\r\n".join(head).encode() + body

@@ -25,9 +25,7 @@ def option(
 
     `variable`: its environment variable, else `PILOTLIGHT_` and the name in capitals.
     """
-    metadata = {
-        "parse": parse, "help": help_text, "is_required": is_required, "variable": variable
-    }  # fmt: skip
+    metadata = {"parse": parse, "help": help_text, "is_required": is_required, "variable": variable}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -81,11 +79,7 @@ def _variable(field: dataclasses.Field[Any]) -> str:
 
 
 def read_settings(
-    kind: type[Settings],
-    arguments: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    prog: str,
+    kind: type[Settings], arguments: Sequence[str], environment: Mapping[str, str], *, prog: str
 ) -> Settings:
     """Settings from flags, environment and defaults; exits with status 2 on mistakes."""
     parser = argparse.ArgumentParser(prog=prog, description=kind.__doc__)

@@ -139,7 +139,10 @@ def application_status(
         "observedGeneration": application.generation,
         "conditions": [
             {
-                "type": "Ready", "status": ready[0], "reason": ready[1], "message": ready[2],
+                "type": "Ready",
+                "status": ready[0],
+                "reason": ready[1],
+                "message": ready[2],
                 "lastTransitionTime": changed,
             }
         ],
@@ -147,7 +150,7 @@ def application_status(
             {"name": spec.name.name, "usable": problem is None, "message": problem or ""}
             for spec, problem in variants
         ],
-    }  # fmt: skip
+    }
 
 
 def _ready(

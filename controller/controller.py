@@ -32,9 +32,13 @@ DEFAULT_RETRY_S = 5.0
 
 class Controller:
     def __init__(
-        self, objects: ClusterObjects, models: ModelReconciler,
-        applications: ApplicationReconciler, graphs: GraphReconciler, registries: PoolRegistries,
-    ) -> None:  # fmt: skip
+        self,
+        objects: ClusterObjects,
+        models: ModelReconciler,
+        applications: ApplicationReconciler,
+        graphs: GraphReconciler,
+        registries: PoolRegistries,
+    ) -> None:
         self._objects = objects
         self._applications = applications
         self._graphs = graphs

@@ -94,7 +94,11 @@ class GraphReconciler:
             self._reported.pop(graph.uid, None)
         elif self._reported.get(graph.uid) != problems:
             await self._api.post_event(
-                graph.name, graph.uid, reason="NotServed", message="; ".join(problems),
-                is_warning=True, kind=(API_VERSION, KIND),
-            )  # fmt: skip
+                graph.name,
+                graph.uid,
+                reason="NotServed",
+                message="; ".join(problems),
+                is_warning=True,
+                kind=(API_VERSION, KIND),
+            )
             self._reported[graph.uid] = problems

@@ -23,19 +23,25 @@ class ControllerSettings:
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     namespace: str = option("pilotlight", str, "namespace of the controller, its lease and Secret")
     pool_namespaces: str = option(
-        "", str, "namespaces whose InferenceServices may be pools, separated by commas; empty: that"
-        " of the controller"
-    )  # fmt: skip
+        "",
+        str,
+        "namespaces whose InferenceServices may be pools, separated by commas; empty: that"
+        " of the controller",
+    )
     watch_namespaces: str = option(
-        "", str, "namespaces whose models are served, separated by commas, with that of the"
-        " controller; empty: all, which needs a ClusterRole"
-    )  # fmt: skip
+        "",
+        str,
+        "namespaces whose models are served, separated by commas, with that of the"
+        " controller; empty: all, which needs a ClusterRole",
+    )
     port: int = option(8080, parse_int(0, 65535), "port of /healthz, /readyz and /metrics")
     webhook_port: int = option(9443, parse_int(0, 65535), "port of the admission webhooks; 0: none")
     certificates: str = option(
-        "", str, "folder with tls.crt and tls.key for the webhooks, such as a mounted Secret of"
-        " cert-manager; empty: self-signed certificates, kept in a Secret"
-    )  # fmt: skip
+        "",
+        str,
+        "folder with tls.crt and tls.key for the webhooks, such as a mounted Secret of"
+        " cert-manager; empty: self-signed certificates, kept in a Secret",
+    )
     url: str = option(
         "http://pilotlight-gateway.pilotlight.svc.cluster.local/serving/{namespace}/{name}",
         _url_template,

@@ -63,10 +63,12 @@ class GatewayServer(HttpServer):
     def __init__(self, app: GatewayApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         super().__init__(
             app,
-            host=settings.host, port=settings.port, keep_alive_s=KEEP_ALIVE_S,
+            host=settings.host,
+            port=settings.port,
+            keep_alive_s=KEEP_ALIVE_S,
             drain_s=math.ceil(settings.drain_timeout),
             http=create_protocol(app.resolve_target, app.infer, app.take_warm),
-        )  # fmt: skip
+        )
         self._app = app
         self._settings = settings
         self._metrics = metrics
@@ -77,10 +79,7 @@ class GatewayServer(HttpServer):
         self.lifespan = config.lifespan_class(config)
         protocol: Any = config.http_protocol_class
         create = partial(
-            protocol,
-            config=config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
+            protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state
         )
         listening = listen(config.host, config.port, BACKLOG)
         with_tls = listen(config.host, tls_port, BACKLOG) if tls_port else []
@@ -133,13 +132,20 @@ async def running_app(
     pools = GatewayPools(
         [
             create_pool(
-                settings, pool, gateway_id, metrics=metrics, telemetry=telemetry,
-                connections=connections, is_guarded=access is not None, names=names,
+                settings,
+                pool,
+                gateway_id,
+                metrics=metrics,
+                telemetry=telemetry,
+                connections=connections,
+                is_guarded=access is not None,
+                names=names,
             )
             for pool in settings.pools
         ],
-        names, is_guarded=access is not None,
-    )  # fmt: skip
+        names,
+        is_guarded=access is not None,
+    )
     metrics.labels.is_declared = pools.declares
     shutdown = Shutdown()
     api = create_api(pools.served, metrics, telemetry.recent, shutdown)
@@ -151,19 +157,35 @@ async def running_app(
     api.include_router(workflow_routes(workflows))
     shown = pools.served[0]
     console = Console(
-        shown.watch, metrics, telemetry.recent, [each.explanations for each in pools.served],
-        queued_total=lambda: shown.placer.queued_total, shutdown=shutdown,
-    )  # fmt: skip
+        shown.watch,
+        metrics,
+        telemetry.recent,
+        [each.explanations for each in pools.served],
+        queued_total=lambda: shown.placer.queued_total,
+        shutdown=shutdown,
+    )
     console.add_to(api)
     secret = connections.secret
     exchanges = ExchangeChoice(
-        pools, settings, components, secret=secret, telemetry=telemetry,
-        is_guarded=access is not None, shutdown=shutdown,
-    )  # fmt: skip
+        pools,
+        settings,
+        components,
+        secret=secret,
+        telemetry=telemetry,
+        is_guarded=access is not None,
+        shutdown=shutdown,
+    )
     inference = Inference(
-        pools, settings, exchanges, secret=secret, telemetry=telemetry, access=access,
-        limits=limits, held=held, shutdown=shutdown,
-    )  # fmt: skip
+        pools,
+        settings,
+        exchanges,
+        secret=secret,
+        telemetry=telemetry,
+        access=access,
+        limits=limits,
+        held=held,
+        shutdown=shutdown,
+    )
     app = GatewayApp(api, pools, inference, access, connections.tls, shutdown)
     try:
         async with asyncio.TaskGroup() as group:
@@ -203,9 +225,11 @@ async def serve(settings: GatewaySettings) -> None:
             async with AsyncExitStack() as stack:
                 if settings.health_port:
                     probes = serving_probes(
-                        settings.host, settings.health_port, is_ready=lambda: app.is_ready,
+                        settings.host,
+                        settings.health_port,
+                        is_ready=lambda: app.is_ready,
                         metrics=partial(render_metrics, metrics, app.pools.served),
-                    )  # fmt: skip
+                    )
                     stack.enter_context(probes)
                 if settings.grpc_port:
                     await stack.enter_async_context(_serving_grpc(app, settings))

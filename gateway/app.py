@@ -37,9 +37,14 @@ class GatewayApp:
     """ASGI application for everything but inference; `infer` serves inference requests."""
 
     def __init__(
-        self, api: ASGIApp, pools: GatewayPools, inference: Inference, access: Access | None,
-        tls: PartTls, shutdown: Shutdown,
-    ) -> None:  # fmt: skip
+        self,
+        api: ASGIApp,
+        pools: GatewayPools,
+        inference: Inference,
+        access: Access | None,
+        tls: PartTls,
+        shutdown: Shutdown,
+    ) -> None:
         """`access`: None if requests need neither a key nor a token."""
         self._api = api
         self.pools = pools

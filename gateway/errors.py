@@ -65,10 +65,7 @@ class InvalidToken(Unauthorized, challenge=b'Bearer error="invalid_token"'):
 
 
 class Forbidden(
-    GatewayError,
-    status=403,
-    reason="forbidden",
-    challenge=b'Bearer error="insufficient_scope"',
+    GatewayError, status=403, reason="forbidden", challenge=b'Bearer error="insufficient_scope"'
 ):
     """The token is valid, but not for the tenant whose model the request names."""
 

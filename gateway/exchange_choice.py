@@ -37,9 +37,16 @@ _POLICY_HEADER_OFF: Final = (
 
 class ExchangeChoice:
     def __init__(
-        self, pools: GatewayPools, settings: GatewaySettings, components: ComponentCalls, *,
-        secret: PodSecret, telemetry: RequestTelemetry, is_guarded: bool, shutdown: Shutdown,
-    ) -> None:  # fmt: skip
+        self,
+        pools: GatewayPools,
+        settings: GatewaySettings,
+        components: ComponentCalls,
+        *,
+        secret: PodSecret,
+        telemetry: RequestTelemetry,
+        is_guarded: bool,
+        shutdown: Shutdown,
+    ) -> None:
         """`is_guarded`: requests need a key or a token."""
         self._pools = pools
         self._settings = settings
@@ -89,9 +96,13 @@ class ExchangeChoice:
         return self._model_request(pool, client, read, record, body)
 
     def _application_request(
-        self, pool: GatewayPool, application: ApplicationSpec, client: InferenceClient,
-        read: RequestHeaders, body: IncomingBody,
-    ) -> ApplicationRequest:  # fmt: skip
+        self,
+        pool: GatewayPool,
+        application: ApplicationSpec,
+        client: InferenceClient,
+        read: RequestHeaders,
+        body: IncomingBody,
+    ) -> ApplicationRequest:
         """Raises BadRequest."""
         is_override = read.policy is not None or read.selection_policy is not None
         if is_override and not self._allows_policy_header:
@@ -106,10 +117,17 @@ class ExchangeChoice:
         check_wait(client, read.deadline_s)
         arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
         return ApplicationRequest(
-            pool.context, client, read, arrival, body, application,
-            read.selection_policy or application.policy, windows=pool.windows,
-            sneak_peek=pool.sneak_peek, deadline_s=deadline_s,
-        )  # fmt: skip
+            pool.context,
+            client,
+            read,
+            arrival,
+            body,
+            application,
+            read.selection_policy or application.policy,
+            windows=pool.windows,
+            sneak_peek=pool.sneak_peek,
+            deadline_s=deadline_s,
+        )
 
     async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:
         """Set the target of an OpenAI request by the model that its body names."""
@@ -131,9 +149,13 @@ class ExchangeChoice:
         return pool, record
 
     def _model_request(
-        self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, record: ModelRecord,
+        self,
+        pool: GatewayPool,
+        client: InferenceClient,
+        read: RequestHeaders,
+        record: ModelRecord,
         body: IncomingBody,
-    ) -> Request:  # fmt: skip
+    ) -> Request:
         if read.policy is not None and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
         deadline_s = self.deadline_s(read.deadline_s, record.serving)
@@ -151,9 +173,13 @@ class ExchangeChoice:
         return Request(pool.context, client, read, client.begun.arrival(), body)
 
     def _create_component_exchange(
-        self, client: InferenceClient, component: ComponentTarget, read: RequestHeaders,
-        record: ModelRecord, body: IncomingBody,
-    ) -> ComponentExchange:  # fmt: skip
+        self,
+        client: InferenceClient,
+        component: ComponentTarget,
+        read: RequestHeaders,
+        record: ModelRecord,
+        body: IncomingBody,
+    ) -> ComponentExchange:
         if (b"content-type", PROTOBUF) in client.headers:
             raise NotImplementedHere(
                 f"model {client.target.label} has a transformer, to which the gateway sends HTTP"
@@ -166,9 +192,14 @@ class ExchangeChoice:
             until_s = time.time() + (read.deadline_s or self._settings.request_timeout)
             token = make_token(self._secret, client.target.model, until_s)
         return ComponentExchange(
-            self._components, client, component, read, body, callback_token=token,
+            self._components,
+            client,
+            component,
+            read,
+            body,
+            callback_token=token,
             stall_s=self._settings.body_timeout,
-        )  # fmt: skip
+        )
 
     def deadline_s(self, asked_s: float | None, spec: ModelSpec) -> float | None:
         """The request's time: the caller's, at most the gateway's, or else the model's."""
@@ -178,9 +209,13 @@ class ExchangeChoice:
         return min(asked_s, max(self._settings.request_timeout, own_s or 0.0))
 
     def _arrival(
-        self, pool: GatewayPool, client: InferenceClient, read: RequestHeaders, *,
+        self,
+        pool: GatewayPool,
+        client: InferenceClient,
+        read: RequestHeaders,
+        *,
         deadline_s: float | None,
-    ) -> IncomingRequest:  # fmt: skip
+    ) -> IncomingRequest:
         draw, sequence = self.draw(read)
         now_s = pool.watch.registry_now_s() - client.waited_s
         until_s = None if deadline_s is None else now_s + deadline_s

@@ -35,17 +35,23 @@ class FunctionProcess(KeptProcess):
     """Kept running once it is wanted; all calls that it has not answered fail where it ends."""
 
     def __init__(
-        self, module: str, *, silent_s: float = 0.0,
-        on_start: Callable[[], object] = lambda: None, on_end: Callable[[], object] = lambda: None,
-    ) -> None:  # fmt: skip
+        self,
+        module: str,
+        *,
+        silent_s: float = 0.0,
+        on_start: Callable[[], object] = lambda: None,
+        on_end: Callable[[], object] = lambda: None,
+    ) -> None:
         """It is killed where calls time out and none has been answered for `silent_s`."""
         super().__init__(
             Command(
                 module, python_module(module), python_environment({**os.environ, **_ONE_THREAD})
             ),
-            on_message=self._on_result, on_start=on_start, on_end=self._fail_calls,
+            on_message=self._on_result,
+            on_start=on_start,
+            on_end=self._fail_calls,
             is_wanted=False,
-        )  # fmt: skip
+        )
         self.pending: dict[int, asyncio.Future[Any]] = {}
         """The calls that wait for their results."""
         self._silent_s = silent_s

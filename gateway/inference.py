@@ -33,10 +33,18 @@ logger = logging.getLogger(__name__)
 
 class Inference:
     def __init__(
-        self, pools: GatewayPools, settings: GatewaySettings, exchanges: ExchangeChoice, *,
-        secret: PodSecret, telemetry: RequestTelemetry, access: Access | None, limits: BodyLimits,
-        held: HeldBodies, shutdown: Shutdown,
-    ) -> None:  # fmt: skip
+        self,
+        pools: GatewayPools,
+        settings: GatewaySettings,
+        exchanges: ExchangeChoice,
+        *,
+        secret: PodSecret,
+        telemetry: RequestTelemetry,
+        access: Access | None,
+        limits: BodyLimits,
+        held: HeldBodies,
+        shutdown: Shutdown,
+    ) -> None:
         """`access`: None if requests need neither a key nor a token."""
         self._pools = pools
         self._settings = settings
@@ -52,15 +60,24 @@ class Inference:
         """None: every request needs more than a decision."""
         if pools.only is not None and telemetry.tracer is None:
             routes = WarmRoutes(
-                pools.only.watch.state, pools.resolve_target, exchanges.deadline_s,
+                pools.only.watch.state,
+                pools.resolve_target,
+                exchanges.deadline_s,
                 max_body_bytes=min(limits.max_bytes, limits.buffer_bytes),
                 authorised=None if access is None else partial(self._authorised_now, access),
-            )  # fmt: skip
+            )
             self.warm_path = WarmPath(
-                pools.only.context, pools.only.explanations, pools.only.watch.state,
-                pools.only.watch.registry_now_s, exchanges.draw, routes, self._deadlines,
-                shutdown, held, settings.request_timeout,
-            )  # fmt: skip
+                pools.only.context,
+                pools.only.explanations,
+                pools.only.watch.state,
+                pools.only.watch.registry_now_s,
+                exchanges.draw,
+                routes,
+                self._deadlines,
+                shutdown,
+                held,
+                settings.request_timeout,
+            )
 
     async def infer(self, client: InferenceClient) -> None:
         if self._shutdown.is_leaving:
@@ -167,9 +184,12 @@ class Inference:
         return target
 
     async def _run_limited(
-        self, exchange: Request | ComponentExchange, client: InferenceClient, read: RequestHeaders,
+        self,
+        exchange: Request | ComponentExchange,
+        client: InferenceClient,
+        read: RequestHeaders,
         body: IncomingBody,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Run the exchange until it ends, its client disconnects or its time is over."""
         now_s, run = client.loop.time(), client.run
         until_s = now_s + self._settings.request_timeout

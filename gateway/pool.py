@@ -146,22 +146,41 @@ def create_pool(
     loads = ModelLoads(pods, watch.state)
     planner = WindowPlanner()
     windows = OpenWindows(
-        watch.state, planner.plan, loads.request, LoopTimers(), watch.registry_now_s,
+        watch.state,
+        planner.plan,
+        loads.request,
+        LoopTimers(),
+        watch.registry_now_s,
         explanations.record_selection,
-    )  # fmt: skip
+    )
     for on_change in (
-        placer.notify_change, reservations.retry_releases, sneak_peek.sync,
+        placer.notify_change,
+        reservations.retry_releases,
+        sneak_peek.sync,
         windows.notify_change,
-    ):  # fmt: skip
+    ):
         watch.subscribe(on_change)
     return GatewayPool(
-        pool, watch, explanations, placer, reservations, ModelMetadata(pods, watch.state),
-        context, windows, sneak_peek,
+        pool,
+        watch,
+        explanations,
+        placer,
+        reservations,
+        ModelMetadata(pods, watch.state),
+        context,
+        windows,
+        sneak_peek,
         (
-            watch.run, reservations.renew_periodically, reservations.register_periodically,
-            arrival_counter.run, sneak_peek.run, planner.run, loads.run, events.run,
+            watch.run,
+            reservations.renew_periodically,
+            reservations.register_periodically,
+            arrival_counter.run,
+            sneak_peek.run,
+            planner.run,
+            loads.run,
+            events.run,
         ),
-    )  # fmt: skip
+    )
 
 
 def logger_rules(settings: GatewaySettings, *, is_guarded: bool) -> Callable[[str, str], bool]:

@@ -91,8 +91,15 @@ class RequestRun:
     """Without closures: those that refer to each other are cycles, which are collected late."""
 
     __slots__ = (
-        "_cause", "_coroutine", "_due", "_has_begun", "_is_paused", "_loop", "_running", "_task",
-    )  # fmt: skip
+        "_cause",
+        "_coroutine",
+        "_due",
+        "_has_begun",
+        "_is_paused",
+        "_loop",
+        "_running",
+        "_task",
+    )
 
     current: ClassVar[RequestRun | None] = None
     """The one whose coroutine runs now, without a task."""

@@ -190,9 +190,10 @@ class GatewaySettings:
         0.1, _parse_ratio, "part of the requests without a trace context of their own to trace"
     )
     log_format: str = option(
-        "text", parse_log_format, "text, or json: an object per line, with trace_id in the access"
-        " log"
-    )  # fmt: skip
+        "text",
+        parse_log_format,
+        "text, or json: an object per line, with trace_id in the access log",
+    )
     log_level: str = option("INFO", str, "minimum level of log messages")
 
     @property

@@ -24,17 +24,23 @@ from registry.plugins import PolicyNames
 
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
-    "See what happens": (
-        "top", "console", "describe", "logs", "autoscaler", "doctor", "demo"
-    ),
+    "See what happens": ("top", "console", "describe", "logs", "autoscaler", "doctor", "demo"),
     "Prepare models and applications": (
-        "profile", "make_model", "convert", "sneakpeek", "workflow"
+        "profile",
+        "make_model",
+        "convert",
+        "sneakpeek",
+        "workflow",
     ),
     "Load, simulate, plan": (
-        "load_runs.load", "load_runs.report", "simulation.simulate", "experiment", "place",
+        "load_runs.load",
+        "load_runs.report",
+        "simulation.simulate",
+        "experiment",
+        "place",
     ),
     "Kubernetes": ("kubernetes",),
-}  # fmt: skip
+}
 """Modules of commands by the title that `--help` lists them under."""
 _VERBS: Final = {
     "up": ("up", "down"),

@@ -179,11 +179,14 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
         yield lambda _done, _total, text: _write_error_line(f"{title}: {text}")
         return
     with Progress(
-        TextColumn("{task.description}"), BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"), TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
         TextColumn("[dim]{task.fields[text]}"),
-        console=Console(stderr=True), transient=True,
-    ) as bar:  # fmt: skip
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
         task = bar.add_task(title, total=1, text="")
 
         def update(done: int, total: int, text: str) -> None:

@@ -73,9 +73,12 @@ class ExportedProfile:
 
 
 def profiles_document(
-    spec: ModelSpec, profiles: Sequence[Profile], *, weights_bytes: int = 0,
+    spec: ModelSpec,
+    profiles: Sequence[Profile],
+    *,
+    weights_bytes: int = 0,
     memory_bytes: Mapping[str, int] = MappingProxyType({}),
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The profiles as a JSON document. `memory_bytes`: of accelerators by product."""
     return {
         "pilotlight_profiles": _VERSION,
@@ -169,8 +172,13 @@ def parse_profile_csv(text: str, spec: ModelSpec, *, file: str, product: str) ->
             each.kind,
             tuple(
                 ProfilePoint(
-                    point.batch_size, point.latency_s, None, point.throughput_rps,
-                    point.memory_pct, point.occupancy_pct, point.mean_occupancy_pct,
+                    point.batch_size,
+                    point.latency_s,
+                    None,
+                    point.throughput_rps,
+                    point.memory_pct,
+                    point.occupancy_pct,
+                    point.mean_occupancy_pct,
                     point.sm_utilization_pct,
                 )
                 for point in each.points
@@ -178,7 +186,7 @@ def parse_profile_csv(text: str, spec: ModelSpec, *, file: str, product: str) ->
             source=IMPORTED,
         )
         for each in mine
-    ]  # fmt: skip
+    ]
 
 
 def parse_fitted(text: str, *, file: str, product: str) -> list[Profile] | None:

@@ -57,10 +57,16 @@ def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
 
 
 def train(
-    rows: Vectors, labels: Labels, validation: tuple[Vectors, Labels], *, classes: int,
-    k: int | None, projection: Vectors | None = None, max_dimensions: int = MAX_DIMENSIONS,
+    rows: Vectors,
+    labels: Labels,
+    validation: tuple[Vectors, Labels],
+    *,
+    classes: int,
+    k: int | None,
+    projection: Vectors | None = None,
+    max_dimensions: int = MAX_DIMENSIONS,
     max_examples: int = MAX_EXAMPLES,
-) -> TrainedSneakPeek:  # fmt: skip
+) -> TrainedSneakPeek:
     """`k` None: chosen by cross-validation; `projection` None: principal components if needed."""
     centre = rows.mean(axis=0).astype(np.float32)
     if projection is None:
@@ -108,9 +114,13 @@ def cross_validated(
         inside, outside = fold != at, fold == at
         for k in candidates:
             examples = NearestExamples.of(
-                vectors[inside], labels[inside], classes=classes, k=k, centre=nothing,
+                vectors[inside],
+                labels[inside],
+                classes=classes,
+                k=k,
+                centre=nothing,
                 projection=same,
-            )  # fmt: skip
+            )
             found = predicted_labels(examples.evidence_of(vectors[outside]))
             hits[k] += int((found == labels[outside]).sum())
     return {k: count / len(labels) for k, count in hits.items()}
@@ -141,9 +151,13 @@ def stratified_subset(labels: Labels, max_examples: int) -> NDArray[np.int64]:
 
 
 def write_sneakpeek(
-    folder: Path, trained: TrainedSneakPeek, *, application: str, classes: tuple[str, ...],
+    folder: Path,
+    trained: TrainedSneakPeek,
+    *,
+    application: str,
+    classes: tuple[str, ...],
     inputs: tuple[str, ...],
-) -> None:  # fmt: skip
+) -> None:
     """Write both files; the JSON last, which makes the folder complete."""
     folder.mkdir(parents=True, exist_ok=True)
     examples = trained.examples

@@ -57,9 +57,12 @@ class RuntimeSettings:
     """The settings of a pod. Times in seconds, sizes in bytes."""
 
     name: str = option(
-        "", str, "name of the pod, unique in its pool", is_required=True,
+        "",
+        str,
+        "name of the pod, unique in its pool",
+        is_required=True,
         variable="PILOTLIGHT_POD_NAME",
-    )  # fmt: skip
+    )
     redis_url: str = option("redis://127.0.0.1:6379/0", parse_redis_url, "the registry")
     host: str = option("127.0.0.1", str, "address to listen on; 0.0.0.0 in a container")
     port: int = option(0, parse_int(0), "port to listen on; 0: a free one")
@@ -94,14 +97,18 @@ class RuntimeSettings:
         " registry",
     )
     takes_places: str = option(
-        "", str, "accelerator whose open places of the plan this pod takes: `gpu`, the first of its"
+        "",
+        str,
+        "accelerator whose open places of the plan this pod takes: `gpu`, the first of its"
         " environment, or a name; with a place it serves that model only, and for another place its"
         " process starts anew; empty: none",
-    )  # fmt: skip
+    )
     max_share: float = option(
-        0.0, _percentage, "of a pod that takes places: the largest share that it can have, in %,"
+        0.0,
+        _percentage,
+        "of a pod that takes places: the largest share that it can have, in %,"
         " such as NVIDIA's device plugin leaves it; 0: all",
-    )  # fmt: skip
+    )
     slots: int = option(
         0,
         parse_int(0),

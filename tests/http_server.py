@@ -31,9 +31,12 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def http_server(
-    handler: Callable[..., BaseHTTPRequestHandler], *, host: str = "127.0.0.1", port: int = 0,
+    handler: Callable[..., BaseHTTPRequestHandler],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
     tls: ssl.SSLContext | None = None,
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     """Its host and port, while the block runs."""
     with ThreadingHTTPServer((host, port), handler) as server:
         if tls is not None:

@@ -63,10 +63,12 @@ class _Handler(Handler):
             siblings = [{"rfilename": name} for name in files]
             self._json({"_id": "1", "id": repo, "modelId": repo, "sha": sha, "siblings": siblings})
         elif match["what"] == "tree":
-            self._json([
-                {"type": "file", "path": name, "size": len(content), "oid": _oid(content)}
-                for name, content in files.items()
-            ])  # fmt: skip
+            self._json(
+                [
+                    {"type": "file", "path": name, "size": len(content), "oid": _oid(content)}
+                    for name, content in files.items()
+                ]
+            )
         elif match["file"] in files:
             content = files[match["file"]]
             headers = {"etag": f'"{_oid(content)}"', "x-repo-commit": sha, "accept-ranges": "bytes"}
@@ -84,9 +86,11 @@ def _oid(content: bytes) -> str:
 
 @contextmanager
 def running_hub(
-    files: Mapping[str, Mapping[str, Mapping[str, bytes]]], *, token: str = "",
+    files: Mapping[str, Mapping[str, Mapping[str, bytes]]],
+    *,
+    token: str = "",
     address: tuple[str, int] = ("127.0.0.1", 0),
-) -> Iterator[Hub]:  # fmt: skip
+) -> Iterator[Hub]:
     """A hub with the files of {repository: {revision: {path: content}}}."""
     hub = Hub(files, token)
     with http_server(partial(_Handler, hub), host=address[0], port=address[1]) as served:

@@ -104,9 +104,11 @@ def end_process(process: subprocess.Popen[bytes], *, timeout_s: float = 15.0) ->
 
 @contextlib.contextmanager
 def running(
-    *arguments: str, stdout: int | IO[bytes] | None = None, stderr: int | IO[bytes] | None = None,
+    *arguments: str,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
     **options: object,
-) -> Iterator[subprocess.Popen[bytes]]:  # fmt: skip
+) -> Iterator[subprocess.Popen[bytes]]:
     """A running `python -m` with these arguments and options; ended at the end."""
     named = [
         text

@@ -38,9 +38,17 @@ def render(tmp_path: Path, *, namespace: str = "pilotlight", **values: Any) -> O
     file.write_text(yaml.safe_dump(values))
     chart = helm_chart(tmp_path / "chart")
     command = [
-        str(helm()), "template", "pilotlight", str(chart), "--namespace", namespace,
-        "--values", str(file), "--kube-version", "1.34.4",
-    ]  # fmt: skip
+        str(helm()),
+        "template",
+        "pilotlight",
+        str(chart),
+        "--namespace",
+        namespace,
+        "--values",
+        str(file),
+        "--kube-version",
+        "1.34.4",
+    ]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     return by_name(made.stdout)
@@ -65,8 +73,9 @@ def environment(objects: OBJECTS, kind: str, name: str) -> dict[str, Any]:
     [found] = [each for key, each in objects.items() if (key[0], key[2]) == (kind, name)]
     spec = found["spec"]
     pod = spec["predictor"] if kind == "InferenceService" else spec["template"]["spec"]
-    return {each["name"]: each.get("value") or each["valueFrom"]
-            for each in pod["containers"][0]["env"]}  # fmt: skip
+    return {
+        each["name"]: each.get("value") or each["valueFrom"] for each in pod["containers"][0]["env"]
+    }
 
 
 def differences(mine: OBJECTS, other: OBJECTS, *, but: Iterable[str] = ()) -> list[str]:
@@ -117,8 +126,12 @@ def test_another_namespace_is_everywhere(tmp_path: Path) -> None:
 
 def test_images_are_of_the_registry_tag_and_digests(tmp_path: Path) -> None:
     digest = "sha256:" + "1" * 64
-    images = {"registry": "r.example.com/ml", "tag": "2", "digests": {"platform": digest},
-              "pullSecrets": ["pull"]}  # fmt: skip
+    images = {
+        "registry": "r.example.com/ml",
+        "tag": "2",
+        "digests": {"platform": digest},
+        "pullSecrets": ["pull"],
+    }
     objects = render(tmp_path, images=images, pools=[POOL | {"gpus": 2}])
     gateway = objects["Deployment", "pilotlight", "pilotlight-gateway"]["spec"]["template"]["spec"]
     pool = objects["InferenceService", "pilotlight", "pool"]["spec"]["predictor"]
@@ -133,17 +146,20 @@ def test_a_redis_of_ones_own_replaces_the_charts(tmp_path: Path) -> None:
     assert not any(name in ("pilotlight-redis", "registry") for _, _, name in objects)
     expected = {"secretKeyRef": {"name": "registry", "key": "url"}}
     for kind, name in (
-        ("Deployment", "pilotlight-gateway"), ("Deployment", "pilotlight-controller"),
-        ("Deployment", "pilotlight-autoscaler"), ("InferenceService", "pool"),
-    ):  # fmt: skip
+        ("Deployment", "pilotlight-gateway"),
+        ("Deployment", "pilotlight-controller"),
+        ("Deployment", "pilotlight-autoscaler"),
+        ("InferenceService", "pool"),
+    ):
         assert environment(objects, kind, name)["PILOTLIGHT_REDIS_URL"] == expected
 
 
 def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
     objects = render(
-        tmp_path, storageSecret="mine",
+        tmp_path,
+        storageSecret="mine",
         gateway={"apiKeysSecret": "keys", "tokenIssuersConfigMap": "issuers"},
-    )  # fmt: skip
+    )
     given = environment(objects, "Deployment", "pilotlight-gateway")
     assert given["PILOTLIGHT_API_KEYS"] == "/etc/pilotlight/api-keys"
     assert given["PILOTLIGHT_TOKEN_ISSUERS"] == "/etc/pilotlight/token-issuers"
@@ -158,9 +174,7 @@ def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
 def test_grpc_is_the_component_of_kustomize(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     here = os.path.relpath(MANIFESTS, (tmp_path / "own").resolve())
-    content = {
-        "resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/grpc"]
-    }  # fmt: skip
+    content = {"resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/grpc"]}
     (tmp_path / "own" / "kustomization.yaml").write_text(yaml.safe_dump(content))
     expected = by_name(run_kubectl(str(tmp_path / "own")))
     mine = render(tmp_path, gateway={"grpc": True})
@@ -184,9 +198,12 @@ def test_namespaced_mode_has_no_right_outside_its_namespaces(tmp_path: Path) -> 
 
 def test_production_options(tmp_path: Path) -> None:
     objects = render(
-        tmp_path, disruptionBudgets=True, monitoring=True, gateway={"autoscaling": True},
+        tmp_path,
+        disruptionBudgets=True,
+        monitoring=True,
+        gateway={"autoscaling": True},
         controller={"replicas": 2},
-    )  # fmt: skip
+    )
     kinds = {key[0] for key in objects}
     assert {
         "PodDisruptionBudget",

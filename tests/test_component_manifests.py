@@ -149,5 +149,7 @@ def test_without_the_component_no_port_is_open() -> None:
 def test_tls_and_grpc_stand_beside_each_other() -> None:
     ports = kustomized("grpc", "tls")["Service", GATEWAY]["spec"]["ports"]
     assert {each["name"]: each["port"] for each in ports} == {
-        "http": 80, "https": 443, "grpc": 8081,
-    }  # fmt: skip
+        "http": 80,
+        "https": 443,
+        "grpc": 8081,
+    }

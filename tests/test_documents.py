@@ -12,9 +12,16 @@ from registry.domain.pod import CPU_SLOTS
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([each for at in ("", "docs/**/", "research/**/") for each in ROOT.glob(f"{at}*.md")])
 PACKAGES = (
-    "autoscaler", "common", "gateway", "load", "pilotlight", "registry", "research", "runtime",
+    "autoscaler",
+    "common",
+    "gateway",
+    "load",
+    "pilotlight",
+    "registry",
+    "research",
+    "runtime",
     "workflows",
-)  # fmt: skip
+)
 
 
 def anchors(page: Path) -> set[str]:

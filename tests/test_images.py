@@ -21,13 +21,18 @@ NOT_AT_RUN_TIME = (
 )
 MODULES = {
     "platform": (
-        "gateway.__main__", "gateway.grpc.server", "gateway.sneakpeek.__main__",
+        "gateway.__main__",
+        "gateway.grpc.server",
+        "gateway.sneakpeek.__main__",
         "gateway.applications.window_planner",
-        "autoscaler.__main__", "controller.run", "workflows.__main__",
-        "workflows.runner", "pilotlight.cli",
+        "autoscaler.__main__",
+        "controller.run",
+        "workflows.__main__",
+        "workflows.runner",
+        "pilotlight.cli",
     ),
     "runtime": ("runtime.__main__", "runtime.pod.composition", "runtime.engines.building"),
-}  # fmt: skip
+}
 IMPORT_ONLY_LISTED = """
 import importlib, sys
 from importlib.machinery import PathFinder
@@ -67,8 +72,14 @@ def test_an_image_has_nothing_for_tests(image: str) -> None:
 @pytest.mark.slow  # imports torch
 @pytest.mark.parametrize("image", MODULES)
 def test_an_images_processes_import_only_what_it_has(image: str) -> None:
-    command = [sys.executable, "-P", "-c", IMPORT_ONLY_LISTED, str(IMAGES / f"{image}.lock"),
-               *MODULES[image]]  # fmt: skip
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        IMPORT_ONLY_LISTED,
+        str(IMAGES / f"{image}.lock"),
+        *MODULES[image],
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 

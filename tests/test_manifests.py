@@ -65,8 +65,11 @@ def test_images_may_be_named_by_digest() -> None:
 
 def test_pull_secrets_are_those_of_all_pods() -> None:
     objects = kustomized("workflows", "pull-secret")
-    pods = [each["spec"]["template"]["spec"] for (kind, _), each in objects.items()
-            if kind == "Deployment"]  # fmt: skip
+    pods = [
+        each["spec"]["template"]["spec"]
+        for (kind, _), each in objects.items()
+        if kind == "Deployment"
+    ]
     for pod in (*pods, predictor(objects)):
         assert pod["imagePullSecrets"] == [{"name": "pilotlight-registry-credentials"}]
 
@@ -183,10 +186,19 @@ def test_a_gpus_pod_takes_its_budget_node_and_driver(component: str) -> None:
 
 
 KNATIVE_REFUSES = {
-    "topologySpreadConstraints", "affinity", "nodeSelector", "tolerations", "securityContext",
-    "initContainers", "schedulerName", "runtimeClassName", "terminationGracePeriodSeconds",
-    "deploymentStrategy", "hostIPC", "shareProcessNamespace",
-}  # fmt: skip
+    "topologySpreadConstraints",
+    "affinity",
+    "nodeSelector",
+    "tolerations",
+    "securityContext",
+    "initContainers",
+    "schedulerName",
+    "runtimeClassName",
+    "terminationGracePeriodSeconds",
+    "deploymentStrategy",
+    "hostIPC",
+    "shareProcessNamespace",
+}
 """Fields of a pod behind Knative's feature flags, or not in its API."""
 
 
@@ -225,10 +237,13 @@ def test_metrics_of_gateways_are_read_where_no_key_is_needed() -> None:
 def test_a_second_pool_has_pods_and_an_autoscaler_of_its_own() -> None:
     objects = kustomized("pools", pools=["gpu"])
     pods = {name: predictor(objects, name) for kind, name in objects if kind == "InferenceService"}
-    assert {name: environment(pod["containers"][0])["PILOTLIGHT_POOL"]
-            for name, pod in pods.items()} == {"pool": "default", "pool-gpu": "gpu"}  # fmt: skip
-    labels = {objects["InferenceService", name]["metadata"]["labels"]["pilotlight.io/pool"]
-              for name in pods}  # fmt: skip
+    assert {
+        name: environment(pod["containers"][0])["PILOTLIGHT_POOL"] for name, pod in pods.items()
+    } == {"pool": "default", "pool-gpu": "gpu"}
+    labels = {
+        objects["InferenceService", name]["metadata"]["labels"]["pilotlight.io/pool"]
+        for name in pods
+    }
     assert labels == {"default", "gpu"}
     assert {pod["serviceAccountName"] for pod in pods.values()} == {"pilotlight-runtime"}
     selectors = []

@@ -76,9 +76,17 @@ def is_allowed(
 
 @pytest.mark.parametrize(
     ("target", "port"),
-    [(POD, 8080), (POD, 8081), (QUEUE_PROXY, 8012), (QUEUE_PROXY, 9090), (REDIS, 6379),
-     (AUTOSCALER, 8080), (CONTROLLER, 8080), (WORKFLOWS, 8080)],
-)  # fmt: skip
+    [
+        (POD, 8080),
+        (POD, 8081),
+        (QUEUE_PROXY, 8012),
+        (QUEUE_PROXY, 9090),
+        (REDIS, 6379),
+        (AUTOSCALER, 8080),
+        (CONTROLLER, 8080),
+        (WORKFLOWS, 8080),
+    ],
+)
 def test_a_tenants_pod_reaches_nothing_but_the_gateway(target: dict[str, str], port: int) -> None:
     for labels in ({}, POD, QUEUE_PROXY, GATEWAY, CONTROLLER, WORKFLOWS):  # it may have any labels
         assert not is_allowed(target, port, labels, TENANT, knative=True)
@@ -87,12 +95,24 @@ def test_a_tenants_pod_reaches_nothing_but_the_gateway(target: dict[str, str], p
 
 @pytest.mark.parametrize(
     ("target", "port", "source"),
-    [(POD, 8080, GATEWAY), (POD, 8080, POD), (POD, 8080, AUTOSCALER), (POD, 8081, GATEWAY),
-     (REDIS, 6379, GATEWAY), (REDIS, 6379, POD), (REDIS, 6379, CONTROLLER),
-     (REDIS, 6379, AUTOSCALER), (QUEUE_PROXY, 8012, GATEWAY), (QUEUE_PROXY, 8012, QUEUE_PROXY),
-     (QUEUE_PROXY, 8012, AUTOSCALER), (WORKFLOWS, 8080, GATEWAY), (REDIS, 6379, WORKFLOWS),
-     (POD, 8080, WORKFLOWS), (GATEWAY, 8080, WORKFLOWS)],
-)  # fmt: skip
+    [
+        (POD, 8080, GATEWAY),
+        (POD, 8080, POD),
+        (POD, 8080, AUTOSCALER),
+        (POD, 8081, GATEWAY),
+        (REDIS, 6379, GATEWAY),
+        (REDIS, 6379, POD),
+        (REDIS, 6379, CONTROLLER),
+        (REDIS, 6379, AUTOSCALER),
+        (QUEUE_PROXY, 8012, GATEWAY),
+        (QUEUE_PROXY, 8012, QUEUE_PROXY),
+        (QUEUE_PROXY, 8012, AUTOSCALER),
+        (WORKFLOWS, 8080, GATEWAY),
+        (REDIS, 6379, WORKFLOWS),
+        (POD, 8080, WORKFLOWS),
+        (GATEWAY, 8080, WORKFLOWS),
+    ],
+)
 def test_the_platforms_own_connections_are_allowed(
     target: dict[str, str], port: int, source: dict[str, str]
 ) -> None:

@@ -96,8 +96,9 @@ def test_the_certificate_has_the_names_that_parts_expect(rendered: OBJECTS) -> N
 
 async def test_all_reach_a_redis_that_speaks_tls_only(rendered: OBJECTS) -> None:
     keys = [*PARTS, ("Deployment", "pilotlight-controller")]
-    urls = {environment(pod(rendered, key)["containers"][0])["PILOTLIGHT_REDIS_URL"]
-            for key in keys}  # fmt: skip
+    urls = {
+        environment(pod(rendered, key)["containers"][0])["PILOTLIGHT_REDIS_URL"] for key in keys
+    }
     hosts = rendered["Certificate", SECRET]["spec"]["dnsNames"]
     for url in urls:
         address = await find_server(url, "k")

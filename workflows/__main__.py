@@ -42,14 +42,23 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
     async with asyncio.TaskGroup() as group:
         scheduler = Scheduler(settings, watch, group, secret, metrics, tls)
         for part in (
-            watch.run(), secret.reload_periodically(), tls.reload_periodically(),
-            scheduler.keep_leases(), scheduler.store_knowledge(), scheduler.observe_cluster(),
-        ):  # fmt: skip
+            watch.run(),
+            secret.reload_periodically(),
+            tls.reload_periodically(),
+            scheduler.keep_leases(),
+            scheduler.store_knowledge(),
+            scheduler.observe_cluster(),
+        ):
             group.create_task(part)
         server = HttpServer(
-            create_api(scheduler, secret, metrics), host=settings.host, port=settings.port,
-            tls=tls.server, keep_alive_s=KEEP_ALIVE_S, drain_s=3, date_header=True,
-        )  # fmt: skip
+            create_api(scheduler, secret, metrics),
+            host=settings.host,
+            port=settings.port,
+            tls=tls.server,
+            keep_alive_s=KEEP_ALIVE_S,
+            drain_s=3,
+            date_header=True,
+        )
         with on_stop_signals(server.stop):
             await server.serve()
         scheduler.is_draining = True

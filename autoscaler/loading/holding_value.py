@@ -119,9 +119,15 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
     )
     fitting_s = characteristic_time_s(rates.tolist(), size.tolist(), capacity_bytes)
     return HoldingValue(
-        p_per_s, saved, margin, is_worth_holding, rates, min(fitting_s, _MINUTE_S),
-        _cold_per_s(view, rates), np.array([each.infer_s for each in models]),
-    )  # fmt: skip
+        p_per_s,
+        saved,
+        margin,
+        is_worth_holding,
+        rates,
+        min(fitting_s, _MINUTE_S),
+        _cold_per_s(view, rates),
+        np.array([each.infer_s for each in models]),
+    )
 
 
 def _cold_per_s(view: PoolView, rates: Floats) -> Floats:

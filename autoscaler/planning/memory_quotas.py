@@ -91,9 +91,11 @@ def _demotions(copies: Sequence[_Copy], limit: int) -> tuple[list[Demote], int]:
 
 
 def _affordable(
-    actions: Sequence[Action], left: dict[str, int], sizes: dict[str, int],
+    actions: Sequence[Action],
+    left: dict[str, int],
+    sizes: dict[str, int],
     present: set[tuple[str, str]],
-) -> list[Action]:  # fmt: skip
+) -> list[Action]:
     """The actions without the loads for which nothing is left; the first ones get it."""
     kept: list[Action] = []
     for action in actions:

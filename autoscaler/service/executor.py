@@ -90,16 +90,21 @@ class ActionExecutor:
             self._metrics.actions.labels(ended.verb, ended.reason, ended.outcome).inc()
             await self._log.end_action(ended)
         except RegistryUnavailable:
-            logger.warning("the registry is unavailable; an action was not recorded",
-                           extra={"model": record.subject, "pod": record.pod})  # fmt: skip
+            logger.warning(
+                "the registry is unavailable; an action was not recorded",
+                extra={"model": record.subject, "pod": record.pod},
+            )
         finally:
             self._ongoing.discard(record.id)
 
     async def _carry_out(self, action: ModelAction, record: ActionRecord) -> ActionRecord:
         fields = {
-            "model": record.subject, "pod": record.pod, "tier": record.tier,
-            "reason": record.reason, "words": record.detail,
-        }  # fmt: skip
+            "model": record.subject,
+            "pod": record.pod,
+            "tier": record.tier,
+            "reason": record.reason,
+            "words": record.detail,
+        }
         logger.info("%s", record.verb, extra=fields)
         try:
             await self._ask_pod(self._state().pods[action.pod].address, action)

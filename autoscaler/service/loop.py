@@ -115,8 +115,10 @@ class Autoscaler:
                 self._metrics.failures.labels("registry-away").inc()
                 self._set_leading(is_leading=False)
                 if not is_away:
-                    logger.warning("the registry is unavailable; no plans until it is back",
-                                   extra={"error": error})  # fmt: skip
+                    logger.warning(
+                        "the registry is unavailable; no plans until it is back",
+                        extra={"error": error},
+                    )
                 is_away = True
             except Exception:
                 self._metrics.failures.labels("tick").inc()
@@ -125,9 +127,11 @@ class Autoscaler:
 
     async def _tick(self, executor: ActionExecutor) -> None:
         token = await self._log.acquire_lead(
-            self._holder, ttl_s=self._lease_s, loading=self._policy.name,
+            self._holder,
+            ttl_s=self._lease_s,
+            loading=self._policy.name,
             placement=self._settings.placement,
-        )  # fmt: skip
+        )
         self._set_leading(is_leading=token is not None)
         if self._watch.age_s() > _MAX_COPY_AGE_S:
             self._metrics.failures.labels("stale-copy").inc()
@@ -177,8 +181,11 @@ class Autoscaler:
         self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
         if plan.failure is not None:
             self._metrics.failures.labels("policy").inc()
-            logger.error("the loading policy failed", exc_info=plan.failure,
-                         extra={"policy": self._policy.name})  # fmt: skip
+            logger.error(
+                "the loading policy failed",
+                exc_info=plan.failure,
+                extra={"policy": self._policy.name},
+            )
         uses = Counter(pod_uses(plan.view).values())
         for use in PodUse:
             self._metrics.pods.labels(use).set(uses[use])
@@ -222,9 +229,13 @@ class Autoscaler:
             return
         leaving = tuple(each.pod for each in plan.actions if isinstance(each, DrainPod))
         record = ActionRecord(
-            "scale", POOL, str(action.reason), f"{action.pods} pods: {action.detail}",
-            plan.view.time_s, outcome=ActionOutcome.DONE,
-        )  # fmt: skip
+            "scale",
+            POOL,
+            str(action.reason),
+            f"{action.pods} pods: {action.detail}",
+            plan.view.time_s,
+            outcome=ActionOutcome.DONE,
+        )
         wanted = WantedPods(action.shapes, leaving)
         try:
             is_recorded = await self._log.set_wanted_pods(token, wanted, record)
@@ -237,8 +248,15 @@ class Autoscaler:
         self._actuator.scale_to(wanted)
         self._metrics.wanted_pods.set(action.pods)
         self._metrics.actions.labels("scale", action.reason, ActionOutcome.DONE).inc()
-        logger.info("scale", extra={"pods": action.pods, "reason": str(action.reason),
-                                    "words": action.detail, "leaving": leaving})  # fmt: skip
+        logger.info(
+            "scale",
+            extra={
+                "pods": action.pods,
+                "reason": str(action.reason),
+                "words": action.detail,
+                "leaving": leaving,
+            },
+        )
 
     async def _publish_rates(self, plan: TickPlan, token: int) -> None:
         """Publish expected arrivals to gateways; a restarted autoscaler overwrites them at once."""
@@ -253,9 +271,14 @@ class Autoscaler:
         for key, text in found.items():
             if self._reported_contradictions.get(key) != text:
                 record = ActionRecord(
-                    "refuse", str(name_of_key(key)), "limits", text, plan.view.time_s,
-                    outcome=ActionOutcome.FAILED, error=text,
-                )  # fmt: skip
+                    "refuse",
+                    str(name_of_key(key)),
+                    "limits",
+                    text,
+                    plan.view.time_s,
+                    outcome=ActionOutcome.FAILED,
+                    error=text,
+                )
                 extra = {"model": record.subject, "why": text}
                 logger.warning("limits contradict each other", extra=extra)
                 await self._log.begin_action(token, record, ttl_s=0.001)

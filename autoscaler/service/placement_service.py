@@ -115,18 +115,24 @@ class PlacementService:
             await self._move(record, state, inputs, now_s, token)
 
     def _latency_ratios(
-        self, record: PlacementRecord | None, state: ClusterState, inputs: PlacementInput,
+        self,
+        record: PlacementRecord | None,
+        state: ClusterState,
+        inputs: PlacementInput,
         now_s: float,
-    ) -> dict[str, float]:  # fmt: skip
+    ) -> dict[str, float]:
         """Measured over predicted latencies; none while copies move, which changes neighbours."""
         if record is None or self._cold_since_s or not has_arrived(record):
             return {}
         return latency_ratios(state, record, inputs, now_s / self._pace)
 
     def _reason(
-        self, record: PlacementRecord | None, inputs: PlacementInput,
-        ratios: Mapping[str, float], now_s: float,
-    ) -> str:  # fmt: skip
+        self,
+        record: PlacementRecord | None,
+        inputs: PlacementInput,
+        ratios: Mapping[str, float],
+        now_s: float,
+    ) -> str:
         """Why to plan anew; empty: the plan holds."""
         if record is None or record.planner != self._planner:
             has_load = any(each.rate_rps > 0 for each in inputs.workloads)
@@ -163,8 +169,14 @@ class PlacementService:
         cost = moving_cost(record, result.placement, inputs)
         if not is_stale and not should_adopt(result.gain_rps, cost):
             self._metrics.placements.labels("kept").inc()
-            logger.info("placement kept", extra={"reason": self._planning_reason,
-                        "gain_rps": result.gain_rps, "moving_cost": cost})  # fmt: skip
+            logger.info(
+                "placement kept",
+                extra={
+                    "reason": self._planning_reason,
+                    "gain_rps": result.gain_rps,
+                    "moving_cost": cost,
+                },
+            )
             if record is not None and record.latency_scales != self._scales:
                 await self._log.set_placement(token, with_scales(record, self._scales))
             self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
@@ -176,8 +188,9 @@ class PlacementService:
             f"{self._planning_reason}: {len(placed.target)} replicas, expected "
             f"{result.placement.total_rps:.1f} req/s in time, {result.gain_rps:+.1f}"
         )
-        action = ActionRecord("place", POOL, str(self._planner), detail, now_s,
-                              outcome=ActionOutcome.DONE)  # fmt: skip
+        action = ActionRecord(
+            "place", POOL, str(self._planner), detail, now_s, outcome=ActionOutcome.DONE
+        )
         if await self._log.set_placement(token, placed, action):  # else it is planned again
             self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
             self._metrics.placements.labels("adopted").inc()
@@ -197,9 +210,13 @@ class PlacementService:
             logger.error("a planner failed; the last plan serves on", exc_info=error)
 
     async def _move(
-        self, record: PlacementRecord, state: ClusterState, inputs: PlacementInput, now_s: float,
+        self,
+        record: PlacementRecord,
+        state: ClusterState,
+        inputs: PlacementInput,
+        now_s: float,
         token: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if not inputs.accelerators or (has_arrived(record) and not self._cold_since_s):
             return
         costs = {each.model: each.rate_rps * inputs.load_s[each.model] for each in inputs.workloads}

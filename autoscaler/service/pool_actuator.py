@@ -191,9 +191,12 @@ class PoolActuator:
     ) -> None:
         service = observed.service
         await self._api.post_event(
-            ModelName(service.namespace, service.name), service.uid,
-            reason=reason, message=message, is_warning=is_warning,
-        )  # fmt: skip
+            ModelName(service.namespace, service.name),
+            service.uid,
+            reason=reason,
+            message=message,
+            is_warning=is_warning,
+        )
 
     def _record_failure(self, error: Exception) -> None:
         """Count a failure; log it unless it is the same as the last one."""

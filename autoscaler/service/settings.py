@@ -66,18 +66,24 @@ class AutoscalerSettings:
     tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
     loading: str = option("predictive", _policy, "loading policy: which models are loaded where")
     loading_value: float | None = option(
-        None, _or_none(parse_positive), "the policy's parameter: price of a device's memory in "
+        None,
+        _or_none(parse_positive),
+        "the policy's parameter: price of a device's memory in "
         "seconds saved per GB and hour (predictive), minutes (keep-alive), GB per device "
         "(greedy-dual), range in minutes (hybrid-histogram); default: the policy's own",
-    )  # fmt: skip
+    )
     placement: str = option(
-        "off", _planner, "planner that says which models share which accelerators, with which batch"
+        "off",
+        _planner,
+        "planner that says which models share which accelerators, with which batch"
         " and share, each on a pod of its own; off: none",
-    )  # fmt: skip
+    )
     cpu_accelerators: str = option(
-        "", str, "names of the groups of cores that models are placed on, separated by commas, as"
+        "",
+        str,
+        "names of the groups of cores that models are placed on, separated by commas, as"
         " `pilotlight up` knows them; GPUs are those that pods report",
-    )  # fmt: skip
+    )
     min_pods: int | None = option(
         None,
         _or_none(parse_int(0, 10_000)),
@@ -104,9 +110,11 @@ class AutoscalerSettings:
         60.0, parse_seconds, "how long fewer pods must suffice before one is removed"
     )
     pace: float = option(
-        1.0, parse_positive, "seconds on the clock of policies and forecasts per second of the "
+        1.0,
+        parse_positive,
+        "seconds on the clock of policies and forecasts per second of the "
         "registry's, for replays of compressed traces",
-    )  # fmt: skip
+    )
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
     log_level: str = option("INFO", str, "minimum level of log messages")
 

@@ -143,8 +143,11 @@ class DemandForecaster:
 
 def _is_sound(demand: Demand) -> bool:
     parts: tuple[Floats, ...] = (
-        demand.forecast.mean, demand.forecast.quantiles, demand.forecast.p_arrival, demand.p_minute,
-    )  # fmt: skip
+        demand.forecast.mean,
+        demand.forecast.quantiles,
+        demand.forecast.p_arrival,
+        demand.p_minute,
+    )
     return all(bool(((each >= 0) & (each <= MAX_ARRIVALS)).all()) for each in parts)
 
 

@@ -93,9 +93,13 @@ def placement_input(
         if profile.fits and profile.product in kinds
     )
     return PlacementInput(
-        tuple(workloads), accelerators, Profiles(tuple(models), pairs, fits), overhead_s,
-        load_s, left_out,
-    )  # fmt: skip
+        tuple(workloads),
+        accelerators,
+        Profiles(tuple(models), pairs, fits),
+        overhead_s,
+        load_s,
+        left_out,
+    )
 
 
 def _pairs(

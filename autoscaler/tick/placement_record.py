@@ -61,9 +61,14 @@ def _scaled(
 def empty_record(before: PlacementRecord, now_s: float) -> PlacementRecord:
     """Nothing is placed any more."""
     return replace(
-        before, planner="off", reason="placement is off", planned_at_s=now_s, models=(), target=(),
+        before,
+        planner="off",
+        reason="placement is off",
+        planned_at_s=now_s,
+        models=(),
+        target=(),
         pods=(),
-    )  # fmt: skip
+    )
 
 
 def moving_cost(
@@ -72,8 +77,10 @@ def moving_cost(
     """Requests that arrive at an accelerator while a load on it slows its models down."""
     if record is None:
         return 0.0
-    running = {(pod.replica.model, pod.replica.accelerator, pod.replica.share_pct): pod.replica
-               for pod in record.pods}  # fmt: skip
+    running = {
+        (pod.replica.model, pod.replica.accelerator, pod.replica.share_pct): pod.replica
+        for pod in record.pods
+    }
     rates: dict[str, float] = {}
     for each in running.values():
         rates[each.accelerator] = rates.get(each.accelerator, 0.0) + each.rate_rps

@@ -116,18 +116,27 @@ def start_pilotlight(stack: ExitStack, folder: Path, program: Path) -> ChainSyst
     port = servers.free_port()
     gateway = stack.enter_context(
         servers.gateway(
-            folder / "gateway", redis_url=redis.url, pool="bench",
+            folder / "gateway",
+            redis_url=redis.url,
+            pool="bench",
             workflows_url=f"http://127.0.0.1:{port}",
         )
-    )  # fmt: skip
+    )
     scheduler = stack.enter_context(
         running_scheduler(folder / "scheduler", redis.url, "bench", gateway.url, port=port)
     )
     parent = stack.enter_context(servers.forkserver())
     stack.enter_context(
-        servers.pod(parent, name="pod", redis_url=redis.url, folder=folder / "pod", pool="bench",
-                    slots=8, threads=1)
-    )  # fmt: skip
+        servers.pod(
+            parent,
+            name="pod",
+            redis_url=redis.url,
+            folder=folder / "pod",
+            pool="bench",
+            slots=8,
+            threads=1,
+        )
+    )
     client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
     url = f"{gateway.url}/v1/workflows/chain"
     client.put(url, content=HEAD + _WORKFLOW).raise_for_status()
@@ -139,9 +148,13 @@ def start_pilotlight(stack: ExitStack, folder: Path, program: Path) -> ChainSyst
     started = (redis.process, gateway.process, scheduler.process, parent.process)
     processes = tuple(BenchmarkProcess(each, folder) for each in started if each is not None)
     return ChainSystem(
-        OURS, _connection(stack, gateway.port), "/v2/models/mlp/infer", "/v1/workflows/chain:run",
-        processes, read_result,
-    )  # fmt: skip
+        OURS,
+        _connection(stack, gateway.port),
+        "/v2/models/mlp/infer",
+        "/v1/workflows/chain:run",
+        processes,
+        read_result,
+    )
 
 
 def start_ray(stack: ExitStack, folder: Path, program: Path, *, tuned: bool) -> ChainSystem:
@@ -151,9 +164,14 @@ def start_ray(stack: ExitStack, folder: Path, program: Path, *, tuned: bool) -> 
     if tuned:
         environment |= {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", **ray_haproxy(folder)}
     command = [
-        str(peers_python()), "-m", "benchmarks.composition.ray_chain", str(port),
-        str(folder / "ray"), str(program), sysconfig.get_path("purelib"),
-    ]  # fmt: skip
+        str(peers_python()),
+        "-m",
+        "benchmarks.composition.ray_chain",
+        str(port),
+        str(folder / "ray"),
+        str(program),
+        sysconfig.get_path("purelib"),
+    ]
     cores = os.sched_getaffinity(0)
     folder.mkdir()
     process = start(command, cores=cores, log=folder / "ray.log", environment=environment)
@@ -161,9 +179,13 @@ def start_ray(stack: ExitStack, folder: Path, program: Path, *, tuned: bool) -> 
     chain_url = f"http://127.0.0.1:{port}/chain"
     process.wait_until(lambda: post(chain_url, chain_body(1))[0] == 200, timeout_s=_START_S)
     return ChainSystem(
-        RAY_TUNED if tuned else RAY_DEFAULT, _connection(stack, port), "/model", "/chain",
-        (process,), lambda response: ChainResult(response["result"], _gaps(response["called_s"])),
-    )  # fmt: skip
+        RAY_TUNED if tuned else RAY_DEFAULT,
+        _connection(stack, port),
+        "/model",
+        "/chain",
+        (process,),
+        lambda response: ChainResult(response["result"], _gaps(response["called_s"])),
+    )
 
 
 def _end(process: BenchmarkProcess) -> None:

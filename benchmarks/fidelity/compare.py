@@ -32,9 +32,12 @@ from registry.domain.model import RoutingPolicy
 from registry.domain.pod import STAGES
 
 POLICIES: Final = (
-    RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,
-    RoutingPolicy.AUTO, RoutingPolicy.RANDOM,
-)  # fmt: skip
+    RoutingPolicy.COLOCATION,
+    RoutingPolicy.COLOCATION_QUEUEING,
+    RoutingPolicy.REMOTE_PROXY,
+    RoutingPolicy.AUTO,
+    RoutingPolicy.RANDOM,
+)
 SHARES: Final = (0.5, 0.9, 0.95, 0.99)
 TARGET: Final = 0.1
 """Largest accepted error of a percentile, as a share of the live one."""
@@ -122,9 +125,11 @@ def simulated(
     `known_s` has the live registry's estimates at the trace's start, per model and measure.
     """
     run = Simulation(
-        cluster_of(document(times), source="fidelity"), [_batch(trace)], policy,
+        cluster_of(document(times), source="fidelity"),
+        [_batch(trace)],
+        policy,
         draws=(random.Random(each.seed).random() for each in trace),
-    )  # fmt: skip
+    )
     specs = (record.serving for record in run.registry.state.models.values())
     run.set_measured_times(
         {spec.key: known_s[int(spec.name.name.partition("-")[2])] for spec in specs}

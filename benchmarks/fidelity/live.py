@@ -34,9 +34,14 @@ _WARM_REQUESTS: Final = 5
 _WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
 _MEASURES: Final = (
-    "infer", "share", "preprocess", "postprocess", "network", "assets",
+    "infer",
+    "share",
+    "preprocess",
+    "postprocess",
+    "network",
+    "assets",
     *(f"load:{tier}" for tier in Tier),
-)  # fmt: skip
+)
 _SETTLE_S: Final = 30.0
 
 
@@ -147,9 +152,14 @@ class LivePlatform:
         late_s = time.perf_counter() - start_s - arrival.at_s
         answer = await self._predict(arrival.model, policy, arrival.seed)
         return FidelityOutcome(
-            answer.latency_s, answer.start, late_s,
-            answer.pod, answer.predict_pod, answer.reason, answer.stages_s,
-        )  # fmt: skip
+            answer.latency_s,
+            answer.start,
+            late_s,
+            answer.pod,
+            answer.predict_pod,
+            answer.reason,
+            answer.stages_s,
+        )
 
     async def _predict(self, number: int, policy: str, seed: int) -> TimedResponse:
         headers = {

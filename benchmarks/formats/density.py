@@ -95,9 +95,16 @@ def measure(*, models: int, warm: int) -> Density:
         file_bytes = (folders[0] / "model.onnx").stat().st_size
         count = max(1, len(loads))
         return Density(
-            models, warm, file_bytes, grown / count, bare["bytes"], 1000 * cpu_s / count,
-            bare["cpu_ms"], loads, missing,
-        )  # fmt: skip
+            models,
+            warm,
+            file_bytes,
+            grown / count,
+            bare["bytes"],
+            1000 * cpu_s / count,
+            bare["cpu_ms"],
+            loads,
+            missing,
+        )
 
 
 def make_models(folder: Path, count: int) -> list[Path]:
@@ -200,7 +207,8 @@ def summary(density: Density) -> str:
 def marks(density: Density) -> Iterator[Mark]:
     p50_ms = density.load_p50_ms
     yield Mark(
-        f"load from disk, p50 below {WANTED_LOAD_MS:g} ms", f"{p50_ms:.1f} ms",
+        f"load from disk, p50 below {WANTED_LOAD_MS:g} ms",
+        f"{p50_ms:.1f} ms",
         p50_ms < WANTED_LOAD_MS,
-    )  # fmt: skip
+    )
     yield Mark("no request fails", f"{density.errors} failed", density.errors == 0)

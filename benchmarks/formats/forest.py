@@ -93,6 +93,7 @@ def summary(forest: Forest) -> str:
 
 def marks(forest: Forest) -> Iterator[Mark]:
     yield Mark(
-        f"a load takes at most {WANTED_RATIO:g} times onnxruntime's own", f"{forest.ratio:.2f}",
+        f"a load takes at most {WANTED_RATIO:g} times onnxruntime's own",
+        f"{forest.ratio:.2f}",
         forest.ratio <= WANTED_RATIO,
-    )  # fmt: skip
+    )

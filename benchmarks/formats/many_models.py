@@ -74,9 +74,10 @@ def _alone(stack: ExitStack, folder: Path, trained: Path, models: int) -> ManyMo
         place.mkdir(parents=True)
         shutil.copy(trained, place)
         settings = {
-            "name": name, "implementation": _KIND.mlserver_class,
+            "name": name,
+            "implementation": _KIND.mlserver_class,
             "parameters": {"uri": f"./{trained.name}"},
-        }  # fmt: skip
+        }
         (place / "model-settings.json").write_bytes(orjson.dumps(settings))
     first = folder.with_name("first")
     shutil.copytree(folder / names[0], first / names[0])

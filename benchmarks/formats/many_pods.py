@@ -91,9 +91,13 @@ def _platform(folder: Path, pods: int) -> Iterator[Mapping[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         subprocess.run(
-            [*command, "up", *flags], check=True, cwd=REPOSITORY, env=environment,
-            stdout=subprocess.DEVNULL, timeout=_START_S,
-        )  # fmt: skip
+            [*command, "up", *flags],
+            check=True,
+            cwd=REPOSITORY,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            timeout=_START_S,
+        )
         yield json.loads((folder / "home" / "platform.json").read_text())
     finally:
         subprocess.run(
@@ -155,6 +159,7 @@ def summary(measured: ManyPods) -> str:
 def marks(measured: ManyPods) -> Iterator[Mark]:
     promise = f"{measured.models} declared models on {measured.pods} pods: no request fails"
     yield Mark(
-        promise, f"{measured.failed} of {len(measured.answers)} failed",
+        promise,
+        f"{measured.failed} of {len(measured.answers)} failed",
         bool(measured.answers) and measured.failed == 0,
-    )  # fmt: skip
+    )

@@ -10,9 +10,14 @@ from pathlib import Path
 TREES = 100
 PIXELS = 224
 BOTTLENECKS = (
-    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
+    (1, 16, 1, 1),
+    (6, 24, 2, 2),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
     (6, 320, 1, 1),
-)  # fmt: skip
+)
 """Expansion, channels, repeats and first stride of each row of the paper's table."""
 
 
@@ -49,8 +54,12 @@ def make_lightgbm(path: Path) -> None:
 
     features, classes = load_iris(return_X_y=True)
     parameters = {
-        "objective": "multiclass", "num_class": 3, "max_depth": 3, "num_threads": 1, "verbose": -1
-    }  # fmt: skip
+        "objective": "multiclass",
+        "num_class": 3,
+        "max_depth": 3,
+        "num_threads": 1,
+        "verbose": -1,
+    }
     data = lightgbm.Dataset(features, label=classes)
     lightgbm.train(parameters, data, TREES).save_model(str(path))
 
@@ -75,9 +84,13 @@ def make_mobilenet(path: Path) -> None:
             weights.append(numpy_helper.from_array(values.astype(np.float32), f"{name}{suffix}"))
         padding = [(shape[2] - 1) // 2] * 4
         made = helper.make_node(
-            "Conv", [inputs, f"{name}w", f"{name}b"], [name],
-            group=groups, strides=[stride] * 2, pads=padding,
-        )  # fmt: skip
+            "Conv",
+            [inputs, f"{name}w", f"{name}b"],
+            [name],
+            group=groups,
+            strides=[stride] * 2,
+            pads=padding,
+        )
         nodes.append(made)
         if not clip:
             return name

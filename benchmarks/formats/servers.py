@@ -73,19 +73,37 @@ class Kind:
 
 KINDS: Final = (
     Kind(
-        "iris, scikit-learn", "skops", "model.skops", "sklearnserver", "pickle", "model.joblib",
-        "mlserver_sklearn.SKLearnModel", "sklearn",
+        "iris, scikit-learn",
+        "skops",
+        "model.skops",
+        "sklearnserver",
+        "pickle",
+        "model.joblib",
+        "mlserver_sklearn.SKLearnModel",
+        "sklearn",
     ),
     Kind(
-        "100 rounds of trees, XGBoost", "booster", "model.json", "xgbserver", "booster",
-        "model.json", "mlserver_xgboost.XGBoostModel", "xgboost",
+        "100 rounds of trees, XGBoost",
+        "booster",
+        "model.json",
+        "xgbserver",
+        "booster",
+        "model.json",
+        "mlserver_xgboost.XGBoostModel",
+        "xgboost",
     ),
     Kind(
-        "100 rounds of trees, LightGBM", "lightgbm", "model.txt", "lgbserver", "lightgbm",
-        "model.bst", "mlserver_lightgbm.LightGBMModel", "lightgbm",
+        "100 rounds of trees, LightGBM",
+        "lightgbm",
+        "model.txt",
+        "lgbserver",
+        "lightgbm",
+        "model.bst",
+        "mlserver_lightgbm.LightGBMModel",
+        "lightgbm",
     ),
     Kind("MobileNetV2, ONNX", "mobilenet", "model.onnx", "", "", "", "", "onnx", IMAGE_BODY),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +173,14 @@ def _ours(stack: ExitStack, kind: Kind, folder: Path) -> list[Server]:
     redis_url, port, pod = start_pod(stack, folder / "ours", [spec])
     direct = _warm(kind, POD, f"http://127.0.0.1:{port}/v2/models/m/infer", pod)
     command = [
-        sys.executable, "-m", "gateway", "--redis-url", redis_url, "--port", str(gateway_port),
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "gateway",
+        "--redis-url",
+        redis_url,
+        "--port",
+        str(gateway_port),
+    ]
     gateway = _start(stack, command, folder / "gateway.log")
     url = f"http://127.0.0.1:{gateway_port}/v2/models/m/infer"
     return [direct, _warm(kind, GATEWAY, url, gateway, pod)]
@@ -181,20 +205,39 @@ def start_pod(
     redis.wait_until(lambda: b"Ready to accept" in redis.log.read_bytes(), timeout_s=30)
     declare_models(redis_url, specs)
     command = [
-        sys.executable, "-m", *module, "--name", "pod", "--redis-url", redis_url, "--port",
-        str(port), "--slots", str(_SLOTS), "--threads", "1", "--cache-dir", str(folder / "cache"),
-        "--grpc-port", "0", *flags,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        *module,
+        "--name",
+        "pod",
+        "--redis-url",
+        redis_url,
+        "--port",
+        str(port),
+        "--slots",
+        str(_SLOTS),
+        "--threads",
+        "1",
+        "--cache-dir",
+        str(folder / "cache"),
+        "--grpc-port",
+        "0",
+        *flags,
+    ]
     return redis_url, port, _start(stack, command, folder / "pod.log")
 
 
 def engine_flags() -> tuple[str, ...]:
     """Of a pod that starts MLServer, in one process."""
     settings = {
-        "HOST": "127.0.0.1", "HTTP_PORT": "{port}", "GRPC_PORT": "{grpc_port}",
-        "METRICS_PORT": "{metrics_port}", "LOAD_MODELS_AT_STARTUP": "false",
-        "PARALLEL_WORKERS": "0", "DEBUG": "false",
-    }  # fmt: skip
+        "HOST": "127.0.0.1",
+        "HTTP_PORT": "{port}",
+        "GRPC_PORT": "{grpc_port}",
+        "METRICS_PORT": "{metrics_port}",
+        "LOAD_MODELS_AT_STARTUP": "false",
+        "PARALLEL_WORKERS": "0",
+        "DEBUG": "false",
+    }
     words = " ".join(f"MLSERVER_{name}={value}" for name, value in settings.items())
     command = f"/usr/bin/env {words} {MLSERVER_BIN / 'mlserver'} start {{repository}}"
     return "--engine-command", command
@@ -213,10 +256,20 @@ def _kserve(stack: ExitStack, kind: Kind, folder: Path, package: Path) -> Server
     model = make(kind.kserve_maker, folder / "kserve" / kind.kserve_file)
     port = free_port()
     command = [
-        sys.executable, "-m", kind.kserve_package, "--model_name", "m", "--model_dir",
-        str(model.parent), "--http_port", str(port), "--enable_grpc", "false",
-        "--enable_latency_logging", "false",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        kind.kserve_package,
+        "--model_name",
+        "m",
+        "--model_dir",
+        str(model.parent),
+        "--http_port",
+        str(port),
+        "--enable_grpc",
+        "false",
+        "--enable_latency_logging",
+        "false",
+    ]
     running = _start(stack, command, folder / "kserve.log", PYTHONPATH=str(package))
     return _warm(kind, KSERVE, f"http://127.0.0.1:{port}/v2/models/m/infer", running)
 
@@ -225,8 +278,10 @@ def _mlserver(stack: ExitStack, kind: Kind, folder: Path) -> Server:
     place = folder / "mlserver"
     model = make(kind.kserve_maker, place / kind.kserve_file, str(MLSERVER_BIN / "python"))
     declared = {
-        "name": "m", "implementation": kind.mlserver_class, "parameters": {"uri": str(model)}
-    }  # fmt: skip
+        "name": "m",
+        "implementation": kind.mlserver_class,
+        "parameters": {"uri": str(model)},
+    }
     (place / "model-settings.json").write_bytes(orjson.dumps(declared))
     url, running = start_mlserver(stack, place, folder / "mlserver.log")
     return _warm(kind, MLSERVER, f"{url}/v2/models/m/infer", running)

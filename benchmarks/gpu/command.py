@@ -54,9 +54,14 @@ def _copies(arguments: argparse.Namespace, subject: Subject) -> _Part:
     if arguments.dry:
         tiny = folder_of("tiny-t5")
         plan = measure.Plan(
-            tiny, tiny, repeats=1, inferences=2, cycles=2, pinned_bytes=1 << 16,
+            tiny,
+            tiny,
+            repeats=1,
+            inferences=2,
+            cycles=2,
+            pinned_bytes=1 << 16,
             rings=rings.RINGS[:1],
-        )  # fmt: skip
+        )
     else:
         plan = measure.Plan(
             served=folder_of("t5-small"),

@@ -44,8 +44,11 @@ async def mps_clients(env: Mapping[str, str]) -> int:
 async def _ask(request: str, env: Mapping[str, str]) -> list[str]:
     """The lines of the answer that are numbers of processes."""
     child = await asyncio.create_subprocess_exec(
-        MPS_COMMAND, env=dict(env), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        MPS_COMMAND,
+        env=dict(env),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     answer, _ = await child.communicate(f"{request}\n".encode())
     return [line for line in answer.decode().split() if line.isdecimal()]

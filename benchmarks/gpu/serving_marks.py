@@ -42,10 +42,19 @@ class ServingPlan:
 
 
 DRY: Final = ServingPlan(
-    "tiny-bert", clients=4, sequences=2, new_tokens=8, repeats=1, seconds=0.1,
-    llama=TINY, large_bytes=2_000_000, swapped_bytes=1_000_000, swaps=2, probe_bytes=1 << 22,
+    "tiny-bert",
+    clients=4,
+    sequences=2,
+    new_tokens=8,
+    repeats=1,
+    seconds=0.1,
+    llama=TINY,
+    large_bytes=2_000_000,
+    swapped_bytes=1_000_000,
+    swaps=2,
+    probe_bytes=1 << 22,
     readers=(1, 2),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +75,22 @@ def measure_serving_marks(subject: Subject, plan: ServingPlan) -> ServingMeasure
             measure_readers(subject, plan.probe_bytes, plan.readers),
             measure_copy_sizes(subject, plan.probe_bytes),
             measure_batches(
-                folder_of(plan.classifier), memory, clients=plan.clients, repeats=plan.repeats,
+                folder_of(plan.classifier),
+                memory,
+                clients=plan.clients,
+                repeats=plan.repeats,
                 seconds=plan.seconds,
             ),
             measure_tokens(
-                _llama(plan, plan.swapped_bytes), memory, sequences=plan.sequences,
-                new_tokens=plan.new_tokens, repeats=plan.repeats,
+                _llama(plan, plan.swapped_bytes),
+                memory,
+                sequences=plan.sequences,
+                new_tokens=plan.new_tokens,
+                repeats=plan.repeats,
             ),
             measure_swaps(_llama(plan, plan.large_bytes), memory, swaps=plan.swaps),
             measure_swaps(_llama(plan, plan.swapped_bytes), memory, swaps=plan.swaps),
-        )  # fmt: skip
+        )
     finally:
         memory.close()
 

@@ -24,16 +24,24 @@ from runtime.device.staged_memory import StagedMemory
 from runtime.engines.skeletons import Skeletons
 
 LLAMA: Final[dict[str, Any]] = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192,
-}  # fmt: skip
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128_256,
+    "max_position_embeddings": 8192,
+}
 """Llama 3 of 8B parameters, but the number of layers."""
 _DRAWN: Final = (1 << 20) + 7
 """Random numbers that are drawn; no row of a matrix begins where another does."""
 TINY: Final[dict[str, Any]] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +69,12 @@ def make_llama(shape: dict[str, Any], size_bytes: int, name: str) -> Path:
     }
     save_file(tensors, folder / WEIGHTS)
     fields = {
-        **shape, "num_hidden_layers": layers, "model_type": "llama", "dtype": "bfloat16",
+        **shape,
+        "num_hidden_layers": layers,
+        "model_type": "llama",
+        "dtype": "bfloat16",
         "architectures": ["LlamaForCausalLM"],
-    }  # fmt: skip
+    }
     (folder / "config.json").write_text(json.dumps(fields))
     return folder
 

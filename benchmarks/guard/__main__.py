@@ -29,9 +29,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"record the figures in {FILE.name}")
     parser.add_argument("--runs", type=int, default=3, help="runs of --write (3)")
     parser.add_argument(
-        "--margin", type=float, default=comparison.MARGIN,
+        "--margin",
+        type=float,
+        default=comparison.MARGIN,
         help=f"share by which a figure may be worse, beyond its spread ({comparison.MARGIN})",
-    )  # fmt: skip
+    )
     arguments = parser.parse_args()
     busy = wait_quiet(busy_below=_MOST_BUSY, timeout_s=_QUIET_S)
     print(f"{busy:.1f} cores are busy with other work")

@@ -113,9 +113,14 @@ def measure(plan: Plan) -> Measured:
 
 
 def _add_cell(
-    measured: Measured, servers: Servers, plan: Plan, before: Served, multiple: int,
-    deadline_ms: int, seed: int,
-) -> Served:  # fmt: skip
+    measured: Measured,
+    servers: Servers,
+    plan: Plan,
+    before: Served,
+    multiple: int,
+    deadline_ms: int,
+    seed: int,
+) -> Served:
     """Returns the capacity after it."""
     rate = multiple * before.per_s / len(TENANTS)
     streams = tuple(Stream(path_of(tenant), rate, deadline_ms) for tenant in TENANTS)

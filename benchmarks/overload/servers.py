@@ -58,9 +58,7 @@ class Servers:
         def is_idle() -> bool:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as response:
                 lines = response.read().decode().splitlines()
-            names = (
-                "pilotlight_gateway_waiting_requests ", "pilotlight_gateway_reservations ",
-            )  # fmt: skip
+            names = ("pilotlight_gateway_waiting_requests ", "pilotlight_gateway_reservations ")
             return all(float(line.split()[1]) == 0 for line in lines if line.startswith(names))
 
         self.gateway.wait_until(is_idle, timeout_s=60)
@@ -89,11 +87,19 @@ def running_servers(layers: int) -> Iterator[Servers]:
         connected = ["--redis-url", redis_url, "--port"]
         pod = _start(
             stack,
-            [*program, "runtime", *connected, str(pod_port), "--name", "pod-a", "--cache-dir",
-             str(folder / "cache")],
+            [
+                *program,
+                "runtime",
+                *connected,
+                str(pod_port),
+                "--name",
+                "pod-a",
+                "--cache-dir",
+                str(folder / "cache"),
+            ],
             folder / "pod.log",
             _POD_CORE,
-        )  # fmt: skip
+        )
         gateway = _start(
             stack, [*program, "gateway", *connected, str(port)], folder / "gateway.log", _OTHER_CORE
         )

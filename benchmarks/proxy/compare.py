@@ -237,8 +237,9 @@ def _burst(one: _Participant, cell: LoadCell, seconds: float) -> LoadSample:
     machine_s, own_s = machine_busy_s(), ready.process.cpu_s()
     others_s = sum(other.cpu_s() for other in ready.others)
     redis_s = ready.redis.cpu_s() if ready.redis else 0.0
-    burst = load(ready.url, cell.body, clients=cell.clients, seconds=seconds,
-                core=setup.generator_core)  # fmt: skip
+    burst = load(
+        ready.url, cell.body, clients=cell.clients, seconds=seconds, core=setup.generator_core
+    )
     own_s = ready.process.cpu_s() - own_s
     others_s = sum(other.cpu_s() for other in ready.others) - others_s
     foreign_s = machine_busy_s() - machine_s - own_s - others_s - burst.generator_cpu_s

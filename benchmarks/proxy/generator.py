@@ -68,14 +68,26 @@ def load(
             script = Path(folder) / "post.lua"
             script.write_text(_LUA.format(body=body_file))
             command = [
-                wrk, "-t1", f"-c{clients}", f"-d{max(1, round(seconds))}s", "--timeout", "10s",
-                "-s", str(script), url,
-            ]  # fmt: skip
+                wrk,
+                "-t1",
+                f"-c{clients}",
+                f"-d{max(1, round(seconds))}s",
+                "--timeout",
+                "10s",
+                "-s",
+                str(script),
+                url,
+            ]
         else:
             command = [
-                sys.executable, "-m", "benchmarks.proxy.client", url, str(body_file), str(clients),
+                sys.executable,
+                "-m",
+                "benchmarks.proxy.client",
+                url,
+                str(body_file),
+                str(clients),
                 str(seconds),
-            ]  # fmt: skip
+            ]
         return _run(["taskset", "-c", str(core), *command], timeout_s=seconds + 30)
 
 

@@ -135,15 +135,23 @@ async def _serve(port: int) -> None:
 
 
 async def _run(
-    port: int | None, address: str | None, redis_url: str | None, look: str | None,
-    *, has_variants: bool, infer_s: float,
-) -> None:  # fmt: skip
+    port: int | None,
+    address: str | None,
+    redis_url: str | None,
+    look: str | None,
+    *,
+    has_variants: bool,
+    infer_s: float,
+) -> None:
     async with contextlib.AsyncExitStack() as stack:
         if redis_url is not None:
             pod = registered(
-                redis_url, address or f"127.0.0.1:{port}", look, has_variants=has_variants,
+                redis_url,
+                address or f"127.0.0.1:{port}",
+                look,
+                has_variants=has_variants,
                 infer_s=infer_s,
-            )  # fmt: skip
+            )
             await stack.enter_async_context(pod)
         if port is not None:
             await _serve(port)
@@ -162,9 +170,15 @@ def main() -> None:
     given = parser.parse_args()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(
-            _run(given.port, given.address, given.redis_url, given.look,
-                 has_variants=given.variants, infer_s=given.infer_s)
-        )  # fmt: skip
+            _run(
+                given.port,
+                given.address,
+                given.redis_url,
+                given.look,
+                has_variants=given.variants,
+                infer_s=given.infer_s,
+            )
+        )
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

@@ -31,8 +31,11 @@ _TITLES: Final = {
 }
 _SHARED_16, _SHARED_64 = LoadCell(16, CELLS[0].body_bytes), LoadCell(64, CELLS[0].body_bytes)
 _CPU_MARKS: Final = (
-    (CELLS[0], RAW, 0.9), (CELLS[2], ENVOY, 0.6), (CELLS[3], ENVOY, 0.7), (CELLS[-1], ENVOY, 1.0),
-)  # fmt: skip
+    (CELLS[0], RAW, 0.9),
+    (CELLS[2], ENVOY, 0.6),
+    (CELLS[3], ENVOY, 0.7),
+    (CELLS[-1], ENVOY, 1.0),
+)
 
 
 def summary(compared: ComparisonResult) -> str:

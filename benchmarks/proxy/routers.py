@@ -79,16 +79,37 @@ def _router(program: str, flags: Callable[[str, int, Path], Sequence[str]]) -> S
 
 def _smg(address: str, port: int, _folder: Path) -> Sequence[str]:
     return (
-        "launch", "--host", "127.0.0.1", "--port", str(port), "--worker-urls", f"http://{address}",
-        "--policy", "round_robin", "--prometheus-port", str(free_port()), "--log-level", "error",
-    )  # fmt: skip
+        "launch",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--worker-urls",
+        f"http://{address}",
+        "--policy",
+        "round_robin",
+        "--prometheus-port",
+        str(free_port()),
+        "--log-level",
+        "error",
+    )
 
 
 def _vllm_router(address: str, port: int, _folder: Path) -> Sequence[str]:
     return (
-        "--host", "127.0.0.1", "--port", str(port), "--worker-urls", f"http://{address}",
-        "--policy", "round_robin", "--prometheus-port", str(free_port()), "--log-level", "error",
-    )  # fmt: skip
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--worker-urls",
+        f"http://{address}",
+        "--policy",
+        "round_robin",
+        "--prometheus-port",
+        str(free_port()),
+        "--log-level",
+        "error",
+    )
 
 
 def _litellm(address: str, port: int, folder: Path) -> Sequence[str]:
@@ -178,8 +199,11 @@ def _stream(url: str, body: Path, core: int) -> dict[str, float]:
     command = ["taskset", "-c", str(core), sys.executable, "-m", "benchmarks.proxy.stream_client"]
     done = subprocess.run(
         [*command, url, str(body), str(STREAMS)],
-        cwd=REPOSITORY, capture_output=True, check=True, timeout=120,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
     result: dict[str, float] = orjson.loads(done.stdout.partition(b"RESULT ")[2])
     return result
 

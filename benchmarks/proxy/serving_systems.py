@@ -190,8 +190,9 @@ def _nginx(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
 def _nginx_config(folder: Path, port: int, http: str) -> Path:
     folder.mkdir(parents=True)
     config = folder / "nginx.conf"
-    config.write_text(_NGINX.replace("FOLDER", str(folder)).replace("HTTP", http)
-                      .replace("PORT", str(port)))  # fmt: skip
+    config.write_text(
+        _NGINX.replace("FOLDER", str(folder)).replace("HTTP", http).replace("PORT", str(port))
+    )
     return config
 
 
@@ -371,9 +372,14 @@ ENVOY: Final = "Envoy"
 RAW: Final = "uvicorn + raw client"
 RAY_HAPROXY: Final = "Ray Serve, HAProxy ingress"
 PYTHON_PEERS: Final = (
-    RAW, "Starlette + aiohttp", "FastAPI + httpx", "KServe ModelServer", "LitServe",
-    "Ray Serve, default proxy", RAY_HAPROXY,
-)  # fmt: skip
+    RAW,
+    "Starlette + aiohttp",
+    "FastAPI + httpx",
+    "KServe ModelServer",
+    "LitServe",
+    "Ray Serve, default proxy",
+    RAY_HAPROXY,
+)
 
 
 def serving_systems() -> list[ServingSystem]:
@@ -394,11 +400,23 @@ def serving_systems() -> list[ServingSystem]:
         ServingSystem("FastAPI + httpx", _python_proxy("fastapi_httpx"), proxy),
         ServingSystem("KServe ModelServer", _kserve, alone, is_slow=True),
         ServingSystem("LitServe", _lit_serve, alone, no_peers, is_slow=True, is_calm=False),
-        ServingSystem("Ray Serve, default proxy", _ray_serve(behind_haproxy=False), many, no_peers,
-                   is_slow=True, is_calm=False),
-        ServingSystem(RAY_HAPROXY, _ray_serve(behind_haproxy=True), many, no_peers,
-                   is_slow=True, is_calm=False),
-    ]  # fmt: skip
+        ServingSystem(
+            "Ray Serve, default proxy",
+            _ray_serve(behind_haproxy=False),
+            many,
+            no_peers,
+            is_slow=True,
+            is_calm=False,
+        ),
+        ServingSystem(
+            RAY_HAPROXY,
+            _ray_serve(behind_haproxy=True),
+            many,
+            no_peers,
+            is_slow=True,
+            is_calm=False,
+        ),
+    ]
 
 
 def _absent(program: str) -> str | None:

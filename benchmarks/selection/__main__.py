@@ -41,11 +41,14 @@ def measure() -> list[Timed]:
     for applications in (5, 12):
         windows = [
             random_window(
-                seed, requests=REQUESTS, applications=applications, has_evidence=True,
+                seed,
+                requests=REQUESTS,
+                applications=applications,
+                has_evidence=True,
                 penalty=Penalty.SIGMOID,
             )
             for seed in range(WINDOWS)
-        ]  # fmt: skip
+        ]
         for policy in SelectionPolicy:
             if policy is not SelectionPolicy.EXACT:
                 calls = [_planning(policy, window) for window in windows]
@@ -62,9 +65,13 @@ def _evidence() -> Timed:
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((10_000, 64), dtype=np.float32)
     examples = NearestExamples.of(
-        vectors, rng.integers(0, 10, 10_000), classes=10, k=5,
-        centre=np.zeros(64, np.float32), projection=np.eye(64, dtype=np.float32),
-    )  # fmt: skip
+        vectors,
+        rng.integers(0, 10, 10_000),
+        classes=10,
+        k=5,
+        centre=np.zeros(64, np.float32),
+        projection=np.eye(64, dtype=np.float32),
+    )
     rows = rng.standard_normal((500, 1, 64), dtype=np.float32)
     calls: list[Callable[[], object]] = [lambda row=row: examples.evidence(row) for row in rows]  # type: ignore[misc]
     return _timed("evidence, 10,000 x 64", calls, EVIDENCE_MARK_MS)

@@ -105,15 +105,29 @@ class _Platform:
         live = self._play(folder / f"live-{policy}-{seed}.parquet", _TRACE, policy, seed)
         out = folder / f"simulated-{policy}-{seed}"
         _run(
-            "simulate", "--cluster", cluster, "--trace", _trace(_TRACE), "--policy", policy,
-            "--seed", seed, "--out", out, "--overwrite",
-        )  # fmt: skip
+            "simulate",
+            "--cluster",
+            cluster,
+            "--trace",
+            _trace(_TRACE),
+            "--policy",
+            policy,
+            "--seed",
+            seed,
+            "--out",
+            out,
+            "--overwrite",
+        )
         [file] = out.glob("*.parquet")
         simulated = _rows(file)
         return Compared(
-            policy, seed, len(live), _mean(live, "utility"), _mean(simulated, "utility"),
+            policy,
+            seed,
+            len(live),
+            _mean(live, "utility"),
+            _mean(simulated, "utility"),
             _mean(live, "expected_utility"),
-        )  # fmt: skip
+        )
 
     def _play(self, file: Path, trace: str, policy: str, seed: int) -> list[dict[str, Any]]:
         examples = [
@@ -122,9 +136,19 @@ class _Platform:
             for word in ("--examples", f"{name}={self._examples / f'{name}-requests.npz'}")
         ]
         self.run(
-            "load", "run", "--trace", _trace(trace), *examples, "--policy", policy,
-            "--seed", seed, "-o", file, "--overwrite",
-        )  # fmt: skip
+            "load",
+            "run",
+            "--trace",
+            _trace(trace),
+            *examples,
+            "--policy",
+            policy,
+            "--seed",
+            seed,
+            "-o",
+            file,
+            "--overwrite",
+        )
         return _rows(file)
 
     def _cluster(self, hop_s: float) -> dict[str, Any]:
@@ -173,8 +197,11 @@ def _mean(rows: Sequence[dict[str, Any]], column: str) -> float:
 def _run(*words: object) -> None:
     subprocess.run(
         [sys.executable, "-P", "-m", "pilotlight", *map(str, words)],
-        check=True, cwd=REPOSITORY, timeout=_TIMEOUT_S, stdout=sys.stderr,
-    )  # fmt: skip
+        check=True,
+        cwd=REPOSITORY,
+        timeout=_TIMEOUT_S,
+        stdout=sys.stderr,
+    )
 
 
 def lines(found: Sequence[Compared]) -> Iterator[str]:

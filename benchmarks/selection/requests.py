@@ -82,11 +82,14 @@ def measure(*, turns: int = 7, seconds: float = 2.0) -> list[Turn]:
             run(ready, name, _CLIENTS)  # warms it up
         return [
             Turn(
-                run(beside, MODEL, 1), run(beside, APPLICATION, 1), run(beside, LOOKING, 1),
-                run(alone, MODEL, _CLIENTS), run(beside, MODEL, _CLIENTS),
+                run(beside, MODEL, 1),
+                run(beside, APPLICATION, 1),
+                run(beside, LOOKING, 1),
+                run(alone, MODEL, _CLIENTS),
+                run(beside, MODEL, _CLIENTS),
             )
             for _ in range(turns)
-        ]  # fmt: skip
+        ]
 
 
 def _write_look(folder: Path) -> None:
@@ -106,9 +109,13 @@ def summary(turns: list[Turn]) -> list[str]:
     lines = [
         f"| median of {len(turns)} turns (lowest to highest) | by the clock | CPU time | mark |",
         "| --- | --- | --- | --- |",
-        _row("model, p50 of one client", [(each.model.p50_ms, each.model.cpu_ms) for each in turns],
-             "ms", ""),
-    ]  # fmt: skip
+        _row(
+            "model, p50 of one client",
+            [(each.model.p50_ms, each.model.cpu_ms) for each in turns],
+            "ms",
+            "",
+        ),
+    ]
     for what, served in (
         ("an application adds", [each.application for each in turns]),
         ("with a look at the data", [each.looking for each in turns]),

@@ -50,15 +50,21 @@ def _plan(folder: Path, policy: str, pods: int, rng: np.random.Generator) -> Clu
         {"pods": [{"slots": 8}] * pods},
         *(
             {
-                "name": f"{name}-{size}", "infer": {1: latency}, "batching": False, "size": "1MB",
-                "assets": "0s", "preprocess": "100us", "postprocess": "100us",
-                "annotations": {"application": name}, "at": dict.fromkeys(names, "device"),
+                "name": f"{name}-{size}",
+                "infer": {1: latency},
+                "batching": False,
+                "size": "1MB",
+                "assets": "0s",
+                "preprocess": "100us",
+                "postprocess": "100us",
+                "annotations": {"application": name},
+                "at": dict.fromkeys(names, "device"),
             }
             for name in _NAMES
             for size, latency, _ in _VARIANTS
         ),
         applications=[_application(folder, name, policy, features, labels) for name in _NAMES],
-    )  # fmt: skip
+    )
     return found
 
 
@@ -71,10 +77,13 @@ def _application(
     return {
         "name": name,
         "spec": {
-            "classes": ["even", "odd"], "inputs": [{"name": "features", "shape": [-1, 2]}],
-            "deadline": "150ms", "policy": policy, "window": {"length": "50ms", "fixed": True},
+            "classes": ["even", "odd"],
+            "inputs": [{"name": "features", "shape": [-1, 2]}],
+            "deadline": "150ms",
+            "policy": policy,
+            "window": {"length": "50ms", "fixed": True},
             "sneakPeek": {"uri": f"file://{folder}"},
         },
         "profile": {f"{name}-{size}": matrix for size, _, matrix in _VARIANTS},
         "examples": str(file),
-    }  # fmt: skip
+    }

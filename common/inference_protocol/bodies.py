@@ -316,8 +316,7 @@ def _binary_size(entry: dict[str, Any], tail: memoryview, path: str) -> int | No
 
 
 def _encode_tensors(
-    selected: Sequence[tuple[Tensor, bool]],
-    kept: Mapping[str, TensorReference] | None = None,
+    selected: Sequence[tuple[Tensor, bool]], kept: Mapping[str, TensorReference] | None = None
 ) -> tuple[list[dict[str, Any]], list[bytes]]:
     """JSON entries of tensors, and the buffers of those that are sent in binary."""
     entries, buffers = [], []

@@ -241,9 +241,7 @@ class TensorReference:
     """Of its raw form; 0: not known."""
 
     def as_parameters(self) -> dict[str, Any]:
-        return {
-            KEPT_TENSOR: self.identity, KEPT_AT: self.address, KEPT_BYTES: self.size_bytes,
-        }  # fmt: skip
+        return {KEPT_TENSOR: self.identity, KEPT_AT: self.address, KEPT_BYTES: self.size_bytes}
 
 
 def parse_reference(parameters: Mapping[str, Any], path: str) -> TensorReference | None:

@@ -154,9 +154,11 @@ class ClusterApi:
         """
         name, namespace = f"{service.name.name}-predictor", service.name.namespace
         owner = client.V1OwnerReference(
-            api_version=f"{GROUP}/{VERSION}", kind="InferenceService", name=service.name.name,
+            api_version=f"{GROUP}/{VERSION}",
+            kind="InferenceService",
+            name=service.name.name,
             uid=service.uid,
-        )  # fmt: skip
+        )
         body = client.V1Service(
             metadata=client.V1ObjectMeta(name=name, owner_references=[owner]),
             spec=client.V1ServiceSpec(type="ExternalName", external_name=host),
@@ -178,9 +180,13 @@ class ClusterApi:
         return ""
 
     async def _write_status(
-        self, resource: tuple[str, str, str], about: ServiceObject | ApplicationObject,
-        status: Mapping[str, Any], *, version: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        resource: tuple[str, str, str],
+        about: ServiceObject | ApplicationObject,
+        status: Mapping[str, Any],
+        *,
+        version: str | None = None,
+    ) -> None:
         group, api_version, plural = resource
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": about.uid},
@@ -190,24 +196,41 @@ class ClusterApi:
             patch.insert(1, {"op": "test", "path": "/metadata/resourceVersion", "value": version})
         with api_errors("write the status of", about):
             await self._objects.patch_namespaced_custom_object_status(
-                group, api_version, about.name.namespace, plural, about.name.name, patch,
-                _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
+                group,
+                api_version,
+                about.name.namespace,
+                plural,
+                about.name.name,
+                patch,
+                _content_type=_JSON_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
 
     async def set_finalizers(self, service: ServiceObject, finalizers: Sequence[str]) -> None:
         """Set the finalizers. Raises Changed if the object has a newer version, Gone."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
         with api_errors("set the finalizers of", service):
             await self._objects.patch_namespaced_custom_object(
-                GROUP, VERSION, service.name.namespace, PLURAL, service.name.name,
+                GROUP,
+                VERSION,
+                service.name.namespace,
+                PLURAL,
+                service.name.name,
                 {"metadata": metadata},
-                _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
+                _content_type=_MERGE_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
 
     async def post_event(
-        self, about: ModelName, uid: str, *, reason: str, message: str, is_warning: bool,
+        self,
+        about: ModelName,
+        uid: str,
+        *,
+        reason: str,
+        message: str,
+        is_warning: bool,
         kind: tuple[str, str] = (f"{GROUP}/{VERSION}", "InferenceService"),
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`kind`: API version and kind of the object."""
         now = datetime.datetime.now(datetime.UTC)
         event = client.CoreV1Event(

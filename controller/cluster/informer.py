@@ -103,9 +103,10 @@ class Informer:
         return handlers
 
     def _report(
-        self, found: ServiceObject | PodObject | ApplicationObject | GraphObject,
+        self,
+        found: ServiceObject | PodObject | ApplicationObject | GraphObject,
         event: kopf.RawEvent,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._call(self._on_event, ObjectEvent(found, is_removed=event["type"] == "DELETED"))
 
     def _call(self, callback: Callable[[Any], None], value: object) -> None:

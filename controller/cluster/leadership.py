@@ -131,9 +131,11 @@ class Leadership:
             async with asyncio.timeout(RELEASE_TIMEOUT_S):
                 with api_errors("release the lease", LEASE):
                     await self._leases.patch_namespaced_lease(
-                        LEASE, self._namespace, {"spec": {"holderIdentity": None}},
+                        LEASE,
+                        self._namespace,
+                        {"spec": {"holderIdentity": None}},
                         _content_type="application/merge-patch+json",
                         _request_timeout=RELEASE_TIMEOUT_S,
-                    )  # fmt: skip
+                    )
         except (KubernetesError, TimeoutError) as error:
             logger.warning("the lease was not released", exc_info=error)

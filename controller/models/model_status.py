@@ -155,8 +155,10 @@ def _condition(kind: str, status: str, reason: str, message: str) -> dict[str, A
 def _with_transition_times(
     conditions: Sequence[dict[str, Any]], before: Sequence[Mapping[str, Any]], now: str
 ) -> list[dict[str, Any]]:
-    since = {(each.get("type"), each.get("status")): each.get("lastTransitionTime") or now
-             for each in before}  # fmt: skip
+    since = {
+        (each.get("type"), each.get("status")): each.get("lastTransitionTime") or now
+        for each in before
+    }
     return [
         {**each, "lastTransitionTime": since.get((each["type"], each["status"]), now)}
         for each in conditions
@@ -181,10 +183,13 @@ def _traffic(stable: ModelSpec, canaries: Sequence[CanaryVersion]) -> dict[str, 
         only = {"latestRevision": True, "percent": remaining, "revisionName": revision}
         return {"latestReadyRevision": revision, "traffic": [only]}
     traffic: list[dict[str, Any]] = [
-        {"latestRevision": number == 0, "percent": each.percent,
-         "revisionName": _revision(each.serving)}
+        {
+            "latestRevision": number == 0,
+            "percent": each.percent,
+            "revisionName": _revision(each.serving),
+        }
         for number, each in enumerate(canaries)
-    ]  # fmt: skip
+    ]
     previous = {
         "latestRevision": False,
         "percent": remaining,
@@ -249,7 +254,14 @@ def seconds_until_write(
 def _readiness(status: Mapping[str, Any]) -> tuple[object, ...]:
     """The parts of a status that are written at once."""
     conditions = status.get("conditions") or []
-    ready = [(each["status"], each.get("reason"), each.get("message")) for each in conditions
-             if each["type"] in ("PredictorReady", "Ready")]  # fmt: skip
-    return (*ready, status.get("observedGeneration"), status.get("deploymentMode"),
-            status.get("url"))  # fmt: skip
+    ready = [
+        (each["status"], each.get("reason"), each.get("message"))
+        for each in conditions
+        if each["type"] in ("PredictorReady", "Ready")
+    ]
+    return (
+        *ready,
+        status.get("observedGeneration"),
+        status.get("deploymentMode"),
+        status.get("url"),
+    )

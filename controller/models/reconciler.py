@@ -12,12 +12,7 @@ from urllib.parse import urlsplit
 
 from controller.cluster.cluster_api import ClusterApi
 from controller.cluster.cluster_objects import ClusterObjects
-from controller.cluster.inference_services import (
-    FINALIZER,
-    Role,
-    ServiceObject,
-    owner_of,
-)
+from controller.cluster.inference_services import FINALIZER, Role, ServiceObject, owner_of
 from controller.metrics import STATUS_WRITES
 from controller.models.component_status import has_components
 from controller.models.model_status import (
@@ -83,10 +78,11 @@ class ModelReconciler:
                 return await self._serve(service)
             case Role.POOL if not self._objects.is_pool(service):
                 await self._post_event(
-                    service, "PoolNotAdmitted",
+                    service,
+                    "PoolNotAdmitted",
                     f"pools are not admitted in namespace {service.name.namespace!r}; the operator "
                     "may add it to the controller's PILOTLIGHT_POOL_NAMESPACES",
-                )  # fmt: skip
+                )
             case Role.MISPLACED | Role.POOL if service.problems:
                 await self._post_event(service, "InvalidModel", "; ".join(service.problems))
         if service.has_finalizer:  # it was a model before its last change
@@ -225,10 +221,11 @@ class ModelReconciler:
             return UNLOAD_POLL_INTERVAL_S
         if holders:
             await self._post_event(
-                service, "UnloadTimeout",
+                service,
+                "UnloadTimeout",
                 f"pods {', '.join(holders)} still hold the model after "
                 f"{UNLOAD_TIMEOUT_S:g} s; they unload it once it is idle",
-            )  # fmt: skip
+            )
         kept = [each for each in service.finalizers if each != FINALIZER]
         await self._api.set_finalizers(service, kept)
         self._deleted_s.pop(service.uid, None)

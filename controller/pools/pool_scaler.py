@@ -95,9 +95,12 @@ class PoolScaler:
         patch = {"metadata": {"resourceVersion": observed.version}, "spec": {"replicas": pods}}
         with api_errors("set the scale of", service):
             await self._apps.patch_namespaced_deployment_scale(
-                service.deployment, service.namespace, patch,
-                _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
+                service.deployment,
+                service.namespace,
+                patch,
+                _content_type=_MERGE_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
         logger.info("pool scaled", extra={"pool": observed.pool, "from": observed.pods, "to": pods})
 
     async def set_deletion_costs(self, observed: ObservedPool, costs: Mapping[str, int]) -> None:
@@ -110,9 +113,12 @@ class PoolScaler:
             try:
                 with api_errors("set the deletion cost of", pod):
                     await self._core.patch_namespaced_pod(
-                        pod.name, pod.namespace, patch,
-                        _content_type=_MERGE_PATCH, _request_timeout=TIMEOUT_S,
-                    )  # fmt: skip
+                        pod.name,
+                        pod.namespace,
+                        patch,
+                        _content_type=_MERGE_PATCH,
+                        _request_timeout=TIMEOUT_S,
+                    )
             except Gone:
                 continue
 
@@ -120,15 +126,17 @@ class PoolScaler:
         """The pool's pods, including those marked for deletion."""
         with api_errors("list", "pods"):
             listed = await self._core.list_namespaced_pod(
-                observed.service.namespace, label_selector=f"{POOL}={observed.pool}",
+                observed.service.namespace,
+                label_selector=f"{POOL}={observed.pool}",
                 _request_timeout=TIMEOUT_S,
-            )  # fmt: skip
+            )
         return [read_pod(self._to_dict(each)) for each in listed.items]
 
     async def _find(self, pool: str) -> PoolObject:
         options: dict[str, Any] = {
-            "label_selector": f"{POOL}={pool}", "_request_timeout": TIMEOUT_S
-        }  # fmt: skip
+            "label_selector": f"{POOL}={pool}",
+            "_request_timeout": TIMEOUT_S,
+        }
         with api_errors("list", "InferenceServices"):
             found: Any = await (
                 self._objects.list_namespaced_custom_object(

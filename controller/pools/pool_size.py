@@ -167,10 +167,14 @@ def within_bounds(pool: PoolObject, wanted: int) -> ScaleTo:
     """The wanted number within the pool's bounds."""
     max_pods = wanted if pool.max_pods is None else pool.max_pods
     pods = max(pool.min_pods, min(wanted, max_pods))
-    note = "" if pods == wanted else (
-        f"{wanted} pods were wanted; minReplicas {pool.min_pods} and maxReplicas "
-        f"{pool.max_pods or 'unset'} allow {pods}"
-    )  # fmt: skip
+    note = (
+        ""
+        if pods == wanted
+        else (
+            f"{wanted} pods were wanted; minReplicas {pool.min_pods} and maxReplicas "
+            f"{pool.max_pods or 'unset'} allow {pods}"
+        )
+    )
     return ScaleTo(pods, note)
 
 

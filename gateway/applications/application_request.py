@@ -34,10 +34,13 @@ class ApplicationRequest:
         """With the labels of the nearest examples, summed over the request's rows."""
         rows = self.look.rows
         return WindowRequest(
-            id_, str(self.application.name), self.arrival_s, self.deadline_s,
+            id_,
+            str(self.application.name),
+            self.arrival_s,
+            self.deadline_s,
             tuple(map(sum, zip(*rows, strict=True))) if rows else None,
             self.look.is_answerable,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +73,15 @@ def explained(
         soonest_s = window.soonest_s(profile.name, request.arrival_s, is_warm=False)
         if soonest_s is not None:
             worth = accuracy * (1.0 - penalty_of_one(spec.penalty, request.deadline_s, soonest_s))
-        candidates.append({
-            "variant": profile.name, "profiled_accuracy": round(profile.accuracy, 6),
-            "expected_accuracy": round(accuracy, 6), "soonest_s": _rounded(soonest_s),
-            "soonest_utility": _rounded(worth),
-        })  # fmt: skip
+        candidates.append(
+            {
+                "variant": profile.name,
+                "profiled_accuracy": round(profile.accuracy, 6),
+                "expected_accuracy": round(accuracy, 6),
+                "soonest_s": _rounded(soonest_s),
+                "soonest_utility": _rounded(worth),
+            }
+        )
     return {
         "application": str(spec.name),
         "policy": str(request.policy),

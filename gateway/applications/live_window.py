@@ -108,9 +108,12 @@ def require_usable(application: ApplicationSpec, variants: Variants) -> None:
 
 
 def window_application(
-    spec: ApplicationSpec, variants: Variants, *, look_accuracy: float | None = None,
+    spec: ApplicationSpec,
+    variants: Variants,
+    *,
+    look_accuracy: float | None = None,
     requests_per_window: float = 1.0,
-) -> WindowApplication:  # fmt: skip
+) -> WindowApplication:
     """`look_accuracy`: profiled, of the look; None: it cannot answer requests.
 
     `requests_per_window` is for a strong prior.
@@ -158,10 +161,7 @@ def _is_open(pod: PodState) -> bool:
 
 
 def _worker(
-    pod: PodState,
-    variants: Sequence[tuple[ModelSpec, int]],
-    state: ClusterState,
-    now_s: float,
+    pod: PodState, variants: Sequence[tuple[ModelSpec, int]], state: ClusterState, now_s: float
 ) -> Worker:
     """With `variants` and the number of requests that each can answer."""
     pod_idles = is_idle(pod)

@@ -66,9 +66,14 @@ class OpenWindows:
     """The windows of one gateway. Decides on `state`, which must not change during a call."""
 
     def __init__(
-        self, state: ClusterState, plan: Plan, load: Callable[[ModelName, str], object],
-        timers: Timers, now_s: Callable[[], float], explain: Explain = lambda *_: None,
-    ) -> None:  # fmt: skip
+        self,
+        state: ClusterState,
+        plan: Plan,
+        load: Callable[[ModelName, str], object],
+        timers: Timers,
+        now_s: Callable[[], float],
+        explain: Explain = lambda *_: None,
+    ) -> None:
         """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
         self._state = state
         self._plan = plan
@@ -178,8 +183,10 @@ class OpenWindows:
             return
         window = live_window(
             [each.in_window(str(at)) for at, each in enumerate(waiting)],
-            self._applications(waiting), self._state, self.now_s(),
-        )  # fmt: skip
+            self._applications(waiting),
+            self._state,
+            self.now_s(),
+        )
 
         def follow(plan: SelectionPlan | None) -> None:
             try:
@@ -209,10 +216,12 @@ class OpenWindows:
             looks = [each.look.accuracy for each in requests if each.look.accuracy is not None]
             found.append(
                 window_application(
-                    requests[0].application, requests[0].variants,
-                    look_accuracy=looks[-1] if looks else None, requests_per_window=mean,
+                    requests[0].application,
+                    requests[0].variants,
+                    look_accuracy=looks[-1] if looks else None,
+                    requests_per_window=mean,
                 )
-            )  # fmt: skip
+            )
         return found
 
     def _follow(
@@ -228,9 +237,10 @@ class OpenWindows:
             if request.is_over:  # it was cancelled meanwhile
                 continue
             self._explain(
-                str(request.application.name), request.id,
+                str(request.application.name),
+                request.id,
                 partial(explained, request, assignment, window),
-            )  # fmt: skip
+            )
             if assignment.variant == SHORT_CIRCUIT:
                 alpha = window.application(str(request.application.name)).prior_weights
                 answered = Selection(assignment, None, alpha=alpha)

@@ -18,8 +18,8 @@ from registry.errors import InvalidYaml
 from registry.inference_service.manifests import read_yaml
 
 Algorithm: TypeAlias = Literal[
-    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA",
-]  # fmt: skip
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
 """Only signatures with a private key: neither `none` nor shared secrets."""
 ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
 _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))

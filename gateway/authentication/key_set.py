@@ -30,8 +30,11 @@ MAX_BYTES: Final = 1 << 20
 MIN_RSA_BITS: Final = 2048
 """RFC 7518, section 3.3."""
 _ALGORITHM_OF_CURVE: Final = {
-    "P-256": "ES256", "P-384": "ES384", "P-521": "ES512", "Ed25519": "EdDSA",
-}  # fmt: skip
+    "P-256": "ES256",
+    "P-384": "ES384",
+    "P-521": "ES512",
+    "Ed25519": "EdDSA",
+}
 _RSA: Final = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
 
 Key = tuple[PyJWK, frozenset[str]]
@@ -101,8 +104,9 @@ class KeySet:
             except (OSError, ValueError, httpx.HTTPError) as error:
                 logger.warning(
                     "cannot read a token issuer's keys; the previous keys stay in use",
-                    extra={"location": self._location}, exc_info=error,
-                )  # fmt: skip
+                    extra={"location": self._location},
+                    exc_info=error,
+                )
 
 
 def read_document(location: str) -> bytes:

@@ -42,8 +42,9 @@ async def reread(read: Callable[[Path], T], folder: Path, previous: T) -> T:
     except (OSError, ValueError) as error:
         logger.warning(
             "cannot read tenant files; the previous content stays in use",
-            extra={"folder": str(folder)}, exc_info=error,
-        )  # fmt: skip
+            extra={"folder": str(folder)},
+            exc_info=error,
+        )
         return previous
 
 

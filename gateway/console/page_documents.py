@@ -104,10 +104,7 @@ def is_visible(request: RecentRequest, viewer: str | None) -> bool:
 
 
 def request_rows(
-    recent: RecentRequests,
-    last_minute: LastMinute,
-    viewer: str | None,
-    wanted: RequestFilter,
+    recent: RecentRequests, last_minute: LastMinute, viewer: str | None, wanted: RequestFilter
 ) -> list[RecentRequest]:
     """The newest ones that the viewer may see."""
     found = (

@@ -103,5 +103,8 @@ def clock(at_s: float) -> str:
 
 
 _FILTERS: Final[Mapping[str, Callable[..., Any]]] = {
-    "duration": duration, "size": size, "number": number, "clock": clock,
-}  # fmt: skip
+    "duration": duration,
+    "size": size,
+    "number": number,
+    "clock": clock,
+}

@@ -23,12 +23,7 @@ from gateway.console.page_documents import (
     operation_groups,
     request_rows,
 )
-from gateway.console.page_files import (
-    HEADERS,
-    PREFIX,
-    Pages,
-    viewer_of,
-)
+from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
 from gateway.console.traffic import LastMinute, Traffic, replayed, trace_of
 from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations, find_explanation
@@ -42,8 +37,12 @@ from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
 
 _NO_EXPLANATION: Final[Mapping[str, Any]] = {
-    "summary": "", "decision": {}, "waited_for": [], "options": [], "candidates": [],
-}  # fmt: skip
+    "summary": "",
+    "decision": {},
+    "waited_for": [],
+    "options": [],
+    "candidates": [],
+}
 """Of a request that was refused before it was routed, or of an old one."""
 
 
@@ -76,12 +75,19 @@ class Console:
         """
         pages = APIRouter(prefix=PREFIX, include_in_schema=False)
         for path, page in (
-            ("", self.overview), ("/", self.overview), ("/events", self.events),
-            ("/models/{namespace}/{name}", self.model), ("/requests", self.requests),
-            ("/requests/{request_id:path}", self.request), ("/autoscaler", self.autoscaler),
-            ("/workflows", self.workflows), ("/runs", self.workflow_run), ("/api", self.interface),
-            ("/assets/{name}", self.asset), ("/{path:path}", self.unknown),
-        ):  # fmt: skip
+            ("", self.overview),
+            ("/", self.overview),
+            ("/events", self.events),
+            ("/models/{namespace}/{name}", self.model),
+            ("/requests", self.requests),
+            ("/requests/{request_id:path}", self.request),
+            ("/autoscaler", self.autoscaler),
+            ("/workflows", self.workflows),
+            ("/runs", self.workflow_run),
+            ("/api", self.interface),
+            ("/assets/{name}", self.asset),
+            ("/{path:path}", self.unknown),
+        ):
             pages.add_api_route(path, page)
         api.include_router(pages)
         api.add_api_route("/docs", self.docs, include_in_schema=False)
@@ -122,11 +128,13 @@ class Console:
         records = await self._records()
         history = () if records is None else records.history
         return self._pages.render(
-            request, "model", **model_values(self.watch.state, self.metrics, record),
+            request,
+            "model",
+            **model_values(self.watch.state, self.metrics, record),
             actions=[each for each in history if each.subject == wanted.only_model],
             read_at_s=0.0 if records is None else records.read_at_s,
             rows=request_rows(self.recent, self._last_minute, viewer_of(request), wanted)[:20],
-        )  # fmt: skip
+        )
 
     def _record(self, request: Request, name: str) -> ModelRecord:
         """Raises HTTPException; what others have is as unknown as what does not exist."""
@@ -171,7 +179,9 @@ class Console:
             return viewer is None or name.startswith(f"{viewer}/")
 
         return self._pages.render(
-            request, "autoscaler", records=records,
+            request,
+            "autoscaler",
+            records=records,
             windows={
                 application: request_id
                 for each in self.explanations
@@ -185,7 +195,7 @@ class Console:
             else [],
             history=[each for each in records.history if is_own(each.subject)] if records else [],
             pool=self.watch.registry.pool,
-        )  # fmt: skip
+        )
 
     async def workflows(self, request: Request) -> Response:
         viewer, log = viewer_of(request), self._workflow_log
@@ -194,10 +204,12 @@ class Console:
         except RegistryUnavailable:
             raise HTTPException(503, "Redis does not answer: runs cannot be read") from None
         return self._pages.render(
-            request, "workflows", now_s=time.time(),
+            request,
+            "workflows",
+            now_s=time.time(),
             runs=[each for each in runs if viewer in (None, each.workflow.namespace)],
             deployed=sorted(name for name in deployed if viewer in (None, name.namespace)),
-        )  # fmt: skip
+        )
 
     async def workflow_run(self, namespace: str, run: str) -> Response:
         """The workflow's run, which its scheduler describes; access is checked there."""
@@ -207,9 +219,11 @@ class Console:
     async def interface(self, request: Request) -> Response:
         document = request.app.openapi()
         return self._pages.render(
-            request, "api",
-            description=document["info"]["description"], groups=operation_groups(document),
-        )  # fmt: skip
+            request,
+            "api",
+            description=document["info"]["description"],
+            groups=operation_groups(document),
+        )
 
     async def asset(self, name: str) -> Response:
         if name not in self._pages.assets:

@@ -68,9 +68,7 @@ class Traffic:
     """Samples the counters of the metrics once a second; one task writes it."""
 
     def __init__(
-        self,
-        metrics: GatewayMetrics,
-        level_of: Callable[[str], tuple[int, float, float, float]],
+        self, metrics: GatewayMetrics, level_of: Callable[[str], tuple[int, float, float, float]]
     ) -> None:
         """`level_of`: the present level of the model with this label, without its time."""
         self._metrics = metrics

@@ -69,9 +69,8 @@ class Admission(Generic[P]):
     """Decides about requests. `state` must not change during a call."""
 
     def __init__(
-        self, state: ClusterState, queue: AdmissionQueue[P], on_routed: OnRouted, *,
-        may_load: bool,
-    ) -> None:  # fmt: skip
+        self, state: ClusterState, queue: AdmissionQueue[P], on_routed: OnRouted, *, may_load: bool
+    ) -> None:
         self._state = state
         self._queue = queue
         self._on_routed = on_routed
@@ -119,9 +118,13 @@ class Admission(Generic[P]):
         return result
 
     def decide_warm(
-        self, model: ModelName, key: str, size_class: int | None, deadline_s: float | None,
+        self,
+        model: ModelName,
+        key: str,
+        size_class: int | None,
+        deadline_s: float | None,
         now_s: float,
-    ) -> PodForecast | None:  # fmt: skip
+    ) -> PodForecast | None:
         """The pod for a new request to a model that `is_plain`; None: `decide` about it."""
         if self._queue.waiting or model in self.records:
             return None
@@ -129,9 +132,13 @@ class Admission(Generic[P]):
         return self._decide_warm(model, key, size_class, deadline_s, now_s)
 
     def _decide_warm(
-        self, model: ModelName, key: str, size_class: int | None, deadline_s: float | None,
+        self,
+        model: ModelName,
+        key: str,
+        size_class: int | None,
+        deadline_s: float | None,
         now_s: float,
-    ) -> PodForecast | None:  # fmt: skip
+    ) -> PodForecast | None:
         if deadline_s is not None:
             self._probes.begin(model, now_s)
             if not self._probes.may_try_transfer(model, now_s):
@@ -164,13 +171,19 @@ class Admission(Generic[P]):
         request, state, queue = placement.arrival, self._state, self._queue
         probes = None if request.deadline_s is None else self._probes
         result = route_request(
-            request, state.models, state, now_s=now_s, ahead=ahead, behind=behind,
+            request,
+            state.models,
+            state,
+            now_s=now_s,
+            ahead=ahead,
+            behind=behind,
             stalled_s=queue.stalled_s(request.model, now_s) if queue.waiting else 0.0,
             lost_s=self.credit_s(request.model, now_s) if self.records else 0.0,
-            queued=queue.size if queue.waiting else 0, may_load=self._may_load,
+            queued=queue.size if queue.waiting else 0,
+            may_load=self._may_load,
             may_probe=probes is not None and probes.may_be_late(placement, now_s),
             may_try_transfer=probes is None or probes.may_try_transfer(request.model, now_s),
-        )  # fmt: skip
+        )
         if probes is not None:
             probes.count(placement, result, now_s)
         spec, decision = result.spec, result.decision
@@ -233,9 +246,12 @@ class Admission(Generic[P]):
         queued = self._queue.depth_of(request.model)
         notable = int(queued * NOTABLE_SHARE)
         self._record(request.model).refusals[_kind(request)] = Refusal(
-            result, error.copy(), _left_s(request, now_s), now_s + MAX_AGE_S,
+            result,
+            error.copy(),
+            _left_s(request, now_s),
+            now_s + MAX_AGE_S,
             queued - notable if notable else 0,
-        )  # fmt: skip
+        )
         self.refused.add(request.model)
 
     def note_change(self, now_s: float) -> None:

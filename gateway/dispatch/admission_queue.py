@@ -208,10 +208,13 @@ class AdmissionQueue(Generic[P]):
             each
             for each in heads
             if not cannot_be_placed(
-                each.arrival, state.models, state,
-                min_inferring=min_inferring, has_awaited_tier=each.awaited_tier is not None,
+                each.arrival,
+                state.models,
+                state,
+                min_inferring=min_inferring,
+                has_awaited_tier=each.awaited_tier is not None,
             )
-        ]  # fmt: skip
+        ]
 
     def head_of(self, model: ModelName) -> P | None:
         """The first request of a model, without those with a pending reservation."""
@@ -228,9 +231,10 @@ class AdmissionQueue(Generic[P]):
         if not self._warm_first or self._state.warm(model):
             return True
         return is_ready(
-            waited_s=now_s - placement.enqueued_s, left_s=key.deadline_s - now_s,
+            waited_s=now_s - placement.enqueued_s,
+            left_s=key.deadline_s - now_s,
             load_s=self._state.measured(model).load_from(Tier.REMOTE, None).seconds,
-        )  # fmt: skip
+        )
 
     def _loading_tier(self, key: str) -> str:
         for residency in self._state.holders(key).values():

@@ -45,10 +45,19 @@ class ApplicationRequest(Request):
     """A request whose variant and pod a plan chooses, again for each attempt."""
 
     def __init__(
-        self, context: RequestContext, client: InferenceClient, headers: RequestHeaders,
-        arrival: IncomingRequest, body: IncomingBody, application: ApplicationSpec, policy: str, *,
-        windows: OpenWindows, sneak_peek: SneakPeekClient, deadline_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        context: RequestContext,
+        client: InferenceClient,
+        headers: RequestHeaders,
+        arrival: IncomingRequest,
+        body: IncomingBody,
+        application: ApplicationSpec,
+        policy: str,
+        *,
+        windows: OpenWindows,
+        sneak_peek: SneakPeekClient,
+        deadline_s: float,
+    ) -> None:
         super().__init__(context, client, headers, arrival, body)
         self._application_target = client.target
         self._windows = windows
@@ -116,10 +125,11 @@ class ApplicationRequest(Request):
         body, asked = self._body, self._asked
         length = next((value for name, value in self._client.headers if name == _LENGTH), None)
         found = await self._sneak_peek.look(
-            asked.application, None if body.has_file else body.buffered,
+            asked.application,
+            None if body.has_file else body.buffered,
             json_length=None if length is None else length.decode("latin-1"),
             deadline_s=asked.deadline_s,
-        )  # fmt: skip
+        )
         if found.problem:
             raise BadRequest(f"application {asked.application.name}: {found.problem}")
         return found
@@ -128,9 +138,12 @@ class ApplicationRequest(Request):
         application = self._asked.application
         body = answer(application, self._asked.look, selection.alpha)
         lines = self._context.telemetry.answered_by_look(
-            self.arrival.id, str(application.name), str(self._asked.policy),
-            accuracy=selection.assignment.accuracy, utility=selection.assignment.utility,
-        )  # fmt: skip
+            self.arrival.id,
+            str(application.name),
+            str(self._asked.policy),
+            accuracy=selection.assignment.accuracy,
+            utility=selection.assignment.utility,
+        )
         self._client.start_response(200, lines, b"%d" % len(body))
         self._client.write_body(body, is_last=True)
 

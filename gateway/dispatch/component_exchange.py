@@ -14,12 +14,7 @@ from functools import partial
 from typing import Final
 
 from gateway.dispatch.pod_request import send_request
-from gateway.errors import (
-    ComponentLoop,
-    ComponentLost,
-    ComponentUnreachable,
-    Rejected,
-)
+from gateway.errors import ComponentLoop, ComponentLost, ComponentUnreachable, Rejected
 from gateway.http.body import IncomingBody
 from gateway.http.headers import RequestHeaders
 from gateway.http.inference_client import InferenceClient, wait_for_reader
@@ -96,9 +91,16 @@ class ComponentExchange:
     policy: Final = None
 
     def __init__(
-        self, calls: ComponentCalls, client: InferenceClient, target: ComponentTarget,
-        read: RequestHeaders, body: IncomingBody, *, callback_token: bytes, stall_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        calls: ComponentCalls,
+        client: InferenceClient,
+        target: ComponentTarget,
+        read: RequestHeaders,
+        body: IncomingBody,
+        *,
+        callback_token: bytes,
+        stall_s: float,
+    ) -> None:
         """`callback_token`: in place of the caller's credential; empty: none."""
         self._calls = calls
         self._client = client
@@ -151,14 +153,21 @@ class ComponentExchange:
     def _head(self, left_s: float) -> bytes:
         model = self._client.target.model
         lines = [
-            b"POST ", self._target.path, b" HTTP/1.1\r\nhost: ", self._target.host.encode(),
-            b"\r\n", self._read.forwarded,
-            b"kserve-isvc-name: ", model.name.encode(),
-            b"\r\nkserve-isvc-namespace: ", model.namespace.encode(),
-            b"\r\nx-request-id: ", self._read.request_id.encode(),
+            b"POST ",
+            self._target.path,
+            b" HTTP/1.1\r\nhost: ",
+            self._target.host.encode(),
+            b"\r\n",
+            self._read.forwarded,
+            b"kserve-isvc-name: ",
+            model.name.encode(),
+            b"\r\nkserve-isvc-namespace: ",
+            model.namespace.encode(),
+            b"\r\nx-request-id: ",
+            self._read.request_id.encode(),
             self._trace_line,
             b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_s * 1000),
-        ]  # fmt: skip
+        ]
         if self._callback_token:
             lines += (b"\r\nauthorization: Bearer ", self._callback_token)
         lines.append(b"\r\ncontent-length: %d\r\n\r\n" % self._body.received_bytes)
@@ -169,9 +178,12 @@ class ComponentExchange:
         if not connection.has_body:
             await connection.wait_body()  # an error until here still gets a clear response
         lines = self._calls.telemetry.served_by_component(
-            self._read.request_id, client.target.label, self._target.component, connection.status,
+            self._read.request_id,
+            client.target.label,
+            self._target.component,
+            connection.status,
             took_s=time.perf_counter() - started_s,
-        )  # fmt: skip
+        )
         client.start_response(response.status, response.forwarded + lines, connection.length)
         while not self._forward_body(connection):
             await wait_for_reader(client, self._stall_s)

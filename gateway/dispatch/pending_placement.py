@@ -19,10 +19,22 @@ class PendingPlacement:
     """
 
     __slots__ = (
-        "arrival", "awaited_tier", "direct_tries", "enqueued_s", "is_pending", "is_planned",
-        "is_probe", "place_at", "policy", "queue_key", "refusals", "spec", "timeout",
-        "wait_reason", "work",
-    )  # fmt: skip
+        "arrival",
+        "awaited_tier",
+        "direct_tries",
+        "enqueued_s",
+        "is_pending",
+        "is_planned",
+        "is_probe",
+        "place_at",
+        "policy",
+        "queue_key",
+        "refusals",
+        "spec",
+        "timeout",
+        "wait_reason",
+        "work",
+    )
 
     arrival: IncomingRequest
     awaited_tier: str | None

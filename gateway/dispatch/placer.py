@@ -131,9 +131,13 @@ class Placer(Generic[P]):
     def _reserve(self, placement: P, decision: SendTo, now_s: float) -> bool | None:
         """Reserve, and count the request's work at its pods from now on, unless it is refused."""
         placement.work = record_placed(
-            decision, placement.spec.key, placement.arrival.deadline_s, self._state, now_s,
+            decision,
+            placement.spec.key,
+            placement.arrival.deadline_s,
+            self._state,
+            now_s,
             placement.arrival.size_class,
-        )  # fmt: skip
+        )
         is_granted = self._driver.reserve(placement, decision, self.on_reply)
         if is_granted is False:
             placement.end_work()

@@ -26,14 +26,23 @@ x-pilotlight-%b: %b%b\r
 
 
 def head_beginning(
-    target: ModelTarget, forwarded: bytes, spec: ModelSpec, address: str, secret_line: bytes,
+    target: ModelTarget,
+    forwarded: bytes,
+    spec: ModelSpec,
+    address: str,
+    secret_line: bytes,
     content_length: int,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """What the heads of like requests have in common; `forwarded`: the client's header lines."""
     return _BEGINNING % (
-        target.pod_path, address.encode(), forwarded, content_length, target.name.encode(),
-        spec.generation.encode(), secret_line,
-    )  # fmt: skip
+        target.pod_path,
+        address.encode(),
+        forwarded,
+        content_length,
+        target.name.encode(),
+        spec.generation.encode(),
+        secret_line,
+    )
 
 
 def head_rest(reservation: Reservation, request_id: str, left_ms: float) -> bytes:
@@ -46,9 +55,12 @@ def head_rest(reservation: Reservation, request_id: str, left_ms: float) -> byte
     if reservation.predict is not reservation.entry:
         more += b"\r\nx-pilotlight-predict: %b" % reservation.predict.address.encode()
     return _REST % (
-        request_id.encode(), max(1, left_ms),
-        b"attempt" if reservation.is_local else b"reservation", reservation.id.encode(), more,
-    )  # fmt: skip
+        request_id.encode(),
+        max(1, left_ms),
+        b"attempt" if reservation.is_local else b"reservation",
+        reservation.id.encode(),
+        more,
+    )
 
 
 def resent_head(head: bytes) -> bytes:

@@ -71,9 +71,13 @@ class Request:
     """The first bytes of an error's response."""
 
     def __init__(
-        self, context: RequestContext, client: InferenceClient, headers: RequestHeaders,
-        arrival: IncomingRequest, body: IncomingBody,
-    ) -> None:  # fmt: skip
+        self,
+        context: RequestContext,
+        client: InferenceClient,
+        headers: RequestHeaders,
+        arrival: IncomingRequest,
+        body: IncomingBody,
+    ) -> None:
         self.arrival = arrival
         self._context = context
         self._client = client
@@ -173,12 +177,19 @@ class Request:
         connection = begun or connections.take_idle(entry.address)
         if connection is None:
             connection = await self._connect(placement, entry)
-        head = self._begun_head if begun else head_beginning(
-            self._target, self._headers.forwarded, placement.spec, entry.address,
-            connections.secret.header_line, self._body.received_bytes,
-        ) + head_rest(
-            placement.reservation, self._headers.request_id, self._left_ms(until_s)
-        )  # fmt: skip
+        head = (
+            self._begun_head
+            if begun
+            else head_beginning(
+                self._target,
+                self._headers.forwarded,
+                placement.spec,
+                entry.address,
+                connections.secret.header_line,
+                self._body.received_bytes,
+            )
+            + head_rest(placement.reservation, self._headers.request_id, self._left_ms(until_s))
+        )
         try:
             try:
                 if begun is not None:
@@ -270,9 +281,12 @@ class Request:
         if retry.reason is NotExecuted.POD_DIED:
             entry, body = placement.reservation.entry, self._body
             context.lost_pods.record(
-                self._path, body.buffered, body.received_bytes,
-                pod=f"{entry.name}/{entry.epoch}", begun=self._losses,
-            )  # fmt: skip
+                self._path,
+                body.buffered,
+                body.received_bytes,
+                pod=f"{entry.name}/{entry.epoch}",
+                begun=self._losses,
+            )
         context.telemetry.retried(retry.reason)
         error = context.retries.take_retry(self._failures(), retry.reason, is_free=retry.is_free)
         if error is not None:
@@ -349,10 +363,17 @@ class Request:
         if forecast is not None and not forecast.is_measured:
             forecast = None
         return RecentRequest(
-            self.arrival.id, time.time(), self._client.target.label, str(placement.policy), reason,
-            start, status, placement.reservation.predict.name, timings,
+            self.arrival.id,
+            time.time(),
+            self._client.target.label,
+            str(placement.policy),
+            reason,
+            start,
+            status,
+            placement.reservation.predict.name,
+            timings,
             None if forecast is None else forecast.seconds,
-        )  # fmt: skip
+        )
 
 
 def _content_type(headers: Headers) -> bytes:

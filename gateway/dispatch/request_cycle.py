@@ -34,9 +34,14 @@ class RequestCycle(Reservation):
     _due: set[Expiring] | None = None
 
     def __init__(
-        self, path: WarmPath, route: WarmRoute, connection: InferenceConnection, head: KnownHead,
-        body: bytes, received_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        path: WarmPath,
+        route: WarmRoute,
+        connection: InferenceConnection,
+        head: KnownHead,
+        body: bytes,
+        received_s: float,
+    ) -> None:
         """`received_s`: loop time at which the head was there."""
         self._path = path
         self.route = route
@@ -94,9 +99,13 @@ class RequestCycle(Reservation):
     def _client(self) -> ClientRequest:
         waited_s = self._connection.loop.time() - self.received_s
         client = ClientRequest(
-            self.route.target, self._head.headers, self._connection, waited_s, self._head,
+            self.route.target,
+            self._head.headers,
+            self._connection,
+            waited_s,
+            self._head,
             self._body,
-        )  # fmt: skip
+        )
         client.keep_alive = self.keep_alive
         if not self.disconnected:
             self._connection.replace_served(client)

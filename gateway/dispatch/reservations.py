@@ -157,9 +157,15 @@ class Reservations(PlacementDriver["Placement"]):
 
     def _terms(self, decision: SendTo, key: str) -> ReservationRequest:
         return ReservationRequest(
-            decision.entry, decision.predict, key, decision.mode, decision.max_other_copies,
-            decision.target_ongoing, self._ttl_s, decision.takes_slot,
-        )  # fmt: skip
+            decision.entry,
+            decision.predict,
+            key,
+            decision.mode,
+            decision.max_other_copies,
+            decision.target_ongoing,
+            self._ttl_s,
+            decision.takes_slot,
+        )
 
     def _is_granted(
         self, reservation: Reservation, result: Granted | Refusal | RegistryUnavailable

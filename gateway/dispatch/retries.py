@@ -82,9 +82,11 @@ class NotExecuted(StrEnum):
 
 
 _RETRIED: Final = {
-    "slots": NotExecuted.SLOTS, "draining": NotExecuted.DRAINING, "secret": NotExecuted.SECRET,
+    "slots": NotExecuted.SLOTS,
+    "draining": NotExecuted.DRAINING,
+    "secret": NotExecuted.SECRET,
     "unreachable": NotExecuted.PREDICT_UNREACHABLE,
-}  # fmt: skip
+}
 
 
 @dataclass(slots=True)

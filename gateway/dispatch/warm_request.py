@@ -212,11 +212,18 @@ class WarmRequest(RequestCycle):
         self.response_complete = True
         telemetry.served(
             RecentRequest(
-                request_id, time.time(), route.target.label, policy, reason, "warm",
-                response.status, name, timings,
+                request_id,
+                time.time(),
+                route.target.label,
+                policy,
+                reason,
+                "warm",
+                response.status,
+                name,
+                timings,
                 forecast.seconds if forecast is not None and forecast.is_measured else None,
             )
-        )  # fmt: skip
+        )
         context.connections.release(self.entry.address, connection)
         self._connection.on_response_complete()
 
@@ -247,9 +254,16 @@ class WarmRequest(RequestCycle):
             return self._placement.arrival
         draw, sequence = self._drawn
         return IncomingRequest(
-            self.request_id, self.route.target.model, self._arrival_s, draw, sequence, None,
-            self._deadline_s, None, self.route.size_class,
-        )  # fmt: skip
+            self.request_id,
+            self.route.target.model,
+            self._arrival_s,
+            draw,
+            sequence,
+            None,
+            self._deadline_s,
+            None,
+            self.route.size_class,
+        )
 
     def placement(self, arrival: IncomingRequest) -> Placement:
         """What it holds, or waits for, for the request that goes on."""

@@ -85,10 +85,14 @@ class WarmPath:
 
 class WarmRoutes:
     def __init__(
-        self, state: ClusterState, resolve_target: Callable[[bytes, bytes], ModelTarget | None],
-        deadline_of: Callable[[float | None, ModelSpec], float | None], *, max_body_bytes: int,
+        self,
+        state: ClusterState,
+        resolve_target: Callable[[bytes, bytes], ModelTarget | None],
+        deadline_of: Callable[[float | None, ModelSpec], float | None],
+        *,
+        max_body_bytes: int,
         authorised: Authorised | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`deadline_of`: a request's time, by what its header says and its model.
 
         `max_body_bytes`: of bodies that stay in memory. `authorised`: the target that the headers
@@ -128,12 +132,22 @@ class WarmRoutes:
             read.policy or read.selection_policy or read.step_header or read.secret or read.place_at
         )
         is_model = (
-            target.is_named and target.verb in _VERBS and target.component is None
-            and not target.canaries and target.model not in state.applications
-        )  # fmt: skip
+            target.is_named
+            and target.verb in _VERBS
+            and target.component is None
+            and not target.canaries
+            and target.model not in state.applications
+        )
         return WarmRoute(
-            state.models_version, is_usual and is_model and not spec.logger, is_plain(spec),
-            target, spec, spec.key, head.content_length,
-            size_class(head.content_length), self._deadline_of(read.deadline_s, spec), read,
+            state.models_version,
+            is_usual and is_model and not spec.logger,
+            is_plain(spec),
+            target,
+            spec,
+            spec.key,
+            head.content_length,
+            size_class(head.content_length),
+            self._deadline_of(read.deadline_s, spec),
+            read,
             allowed_until_s,
-        )  # fmt: skip
+        )

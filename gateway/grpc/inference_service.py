@@ -156,10 +156,15 @@ class InferenceService:
         if host := host_of(pairs):
             headers.append((b"host", host))
         scope = {
-            "type": "http", "http_version": "1.1", "scheme": "http", "method": "GET",
-            "path": unquote(path), "raw_path": path.encode(), "query_string": b"",
+            "type": "http",
+            "http_version": "1.1",
+            "scheme": "http",
+            "method": "GET",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "query_string": b"",
             "headers": headers,
-        }  # fmt: skip
+        }
         sent: list[Message] = []
 
         async def receive() -> dict[str, Any]:

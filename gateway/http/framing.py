@@ -23,8 +23,11 @@ MAX_TARGET_BYTES: Final = 32 * 1024
 _LINE_BYTES: Final = 4
 """Of a header line beside name and value: a colon, a blank and the line's end."""
 _REASONS: Final = {
-    400: b"bad-request", 414: b"target-too-long", 431: b"head-too-long", 501: b"not-implemented",
-}  # fmt: skip
+    400: b"bad-request",
+    414: b"target-too-long",
+    431: b"head-too-long",
+    501: b"not-implemented",
+}
 MAX_HOST_BYTES: Final = 255
 MAX_LABEL_BYTES: Final = 63
 _ABSOLUTE_FORM: Final = re.compile(

@@ -19,10 +19,17 @@ MAX_KNOWN_HEADERS: Final = 64
 """Of tiny ones, each takes a hundred bytes and more: 400 in each head were 50 MB."""
 HOP_BY_HOP: Final = frozenset(
     (
-        b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
-        b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
     )
-)  # fmt: skip
+)
 _KNATIVE: Final = frozenset((b"k-network-probe", b"k-proxy-request"))
 """A queue-proxy would respond to the first itself, and not count requests with the second."""
 _KSERVE: Final = frozenset((b"kserve-isvc-name", b"kserve-isvc-namespace"))
@@ -85,10 +92,17 @@ class RequestHeaders:
         """A copy for one request, which has a new id if the client gave none."""
         # an id needs to be unique, not secret: uuid4 costs 2 us
         return RequestHeaders(
-            self.forwarded, self.request_id or f"{random.getrandbits(128):032x}",
-            self.content_length, self.deadline_s, self.policy, self.selection_policy, self.seed,
-            self.place_at, self.step_header, self.secret,
-        )  # fmt: skip
+            self.forwarded,
+            self.request_id or f"{random.getrandbits(128):032x}",
+            self.content_length,
+            self.deadline_s,
+            self.policy,
+            self.selection_policy,
+            self.seed,
+            self.place_at,
+            self.step_header,
+            self.secret,
+        )
 
 
 def read_headers(headers: Headers) -> RequestHeaders:

@@ -114,9 +114,8 @@ class Listener:
     async def _open_with_tls(self, connection: socket.socket, tls: ssl.SSLContext) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._create_protocol, connection,
-                ssl=tls, ssl_handshake_timeout=self._handshake_s,
-            )  # fmt: skip
+                self._create_protocol, connection, ssl=tls, ssl_handshake_timeout=self._handshake_s
+            )
         except OSError:  # the client has disconnected, or speaks no TLS
             connection.close()
 

@@ -21,18 +21,39 @@ ENDPOINTS: Final = {
 PATH: Final = re.compile(f"(?:/openai)?/v1/({'|'.join(ENDPOINTS)})")
 """Without `/openai` as other servers have them; `/v1/models` is KServe's."""
 _AREAS: Final = (
-    "chat", "completions", "embeddings", "images", "responses", "conversations", "moderations",
-    "files", "uploads", "audio", "videos", "batches", "fine_tuning", "assistants", "threads",
-    "vector_stores", "containers", "evals", "realtime", "rerank", "score", "classify",
-)  # fmt: skip
+    "chat",
+    "completions",
+    "embeddings",
+    "images",
+    "responses",
+    "conversations",
+    "moderations",
+    "files",
+    "uploads",
+    "audio",
+    "videos",
+    "batches",
+    "fine_tuning",
+    "assistants",
+    "threads",
+    "vector_stores",
+    "containers",
+    "evals",
+    "realtime",
+    "rerank",
+    "score",
+    "classify",
+)
 """Of OpenAI's API and its imitations, whose clients may leave `/openai` out."""
 _ANY_PATH: Final = re.compile(
     rf"(?:/serving/[^/]+/[^/]+)?(?:/openai/.*|/v1/(?:{'|'.join(_AREAS)})(?:/.*)?)"
 )
 _MAX_NAME_LENGTH: Final = 253
 _ERROR_TYPES: Final = {
-    429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error",
-}  # fmt: skip
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
 
 
 def find_model_field(beginning: bytes) -> str | None:

@@ -80,9 +80,11 @@ def stage_times_ms(timing: bytes) -> StageTimes:
     """Of a response's `server-timing`."""
     reported = parse_server_timing(timing.decode("latin-1")).get
     return (
-        reported("load", 0.0), reported("preprocess", 0.0), reported("infer", 0.0),
+        reported("load", 0.0),
+        reported("preprocess", 0.0),
+        reported("infer", 0.0),
         reported("postprocess", 0.0),
-    )  # fmt: skip
+    )
 
 
 class Shape(NamedTuple):

@@ -27,8 +27,14 @@ _MAX_CACHED_LENGTH: Final = 512
 """Bytes of path and Host in a cached entry. Clients choose both; the HTTP parser has no limit."""
 _SERVING: Final = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
 INFERENCE_SUFFIXES: Final = (
-    "/infer", ":predict", "%3Apredict", "%3apredict", ":explain", "%3Aexplain", "%3aexplain",
-)  # fmt: skip
+    "/infer",
+    ":predict",
+    "%3Apredict",
+    "%3apredict",
+    ":explain",
+    "%3Aexplain",
+    "%3aexplain",
+)
 """Of paths of KServe's protocols, as they were sent: some clients escape the colon."""
 _INFERENCE: Final = re.compile(
     r"/(?:v1/models/([^/:]+?)(?::|%3[Aa])(predict|explain)"
@@ -184,10 +190,12 @@ def target_of(model_path: ModelPath) -> ModelTarget:
     name = _unescape(match[1] or match[3])
     _refuse_other_name(model_path, name)
     return ModelTarget(
-        ModelName(model_path.namespace, name), model_path.called or name,
+        ModelName(model_path.namespace, name),
+        model_path.called or name,
         Verb(match[2]) if match[1] else Verb.INFER,
-        is_direct=model_path.is_direct, is_plain=model_path.is_plain,
-    )  # fmt: skip
+        is_direct=model_path.is_direct,
+        is_plain=model_path.is_plain,
+    )
 
 
 def refuse_other_name(model_path: ModelPath) -> None:

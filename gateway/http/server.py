@@ -85,10 +85,14 @@ class GatewayProtocol(InferenceConnection):
     """The request is the connection's first."""
 
     def __init__(
-        self, resolve_target: ResolveTarget, handle_inference: HandleInference,
-        starts: ConnectionStarts, heads: KnownHeads, take_warm: TakeWarm | None = None,
+        self,
+        resolve_target: ResolveTarget,
+        handle_inference: HandleInference,
+        starts: ConnectionStarts,
+        heads: KnownHeads,
+        take_warm: TakeWarm | None = None,
         **uvicorn: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**uvicorn)
         self._take_warm = take_warm
         self._starts = starts
@@ -410,11 +414,16 @@ class GatewayProtocol(InferenceConnection):
 
 
 def create_protocol(
-    resolve_target: ResolveTarget, handle_inference: HandleInference,
+    resolve_target: ResolveTarget,
+    handle_inference: HandleInference,
     take_warm: TakeWarm | None = None,
-) -> Callable[..., GatewayProtocol]:  # fmt: skip
+) -> Callable[..., GatewayProtocol]:
     """The protocol factory that uvicorn calls for each connection."""
     return partial(
-        GatewayProtocol, resolve_target, handle_inference, ConnectionStarts(), KnownHeads(),
+        GatewayProtocol,
+        resolve_target,
+        handle_inference,
+        ConnectionStarts(),
+        KnownHeads(),
         take_warm,
-    )  # fmt: skip
+    )

@@ -43,9 +43,8 @@ def render_metrics(
 
 
 def create_api(
-    pools: Sequence[ServedPool], metrics: GatewayMetrics, recent: RecentRequests,
-    shutdown: Shutdown,
-) -> FastAPI:  # fmt: skip
+    pools: Sequence[ServedPool], metrics: GatewayMetrics, recent: RecentRequests, shutdown: Shutdown
+) -> FastAPI:
     api = FastAPI(
         title="Pilotlight gateway",
         version="0.1.0",

@@ -22,9 +22,9 @@ from registry.domain.model import UNREADABLE, ModelName, ModelRecord, Task
 from registry.inference_service.predictors import unmet_needs
 from registry.redis.watch import ClusterWatch
 
-_OPENAI_TASKS: Final = frozenset({
-    Task.TEXT_EMBEDDING, Task.TEXT_TO_TEXT, Task.TEXT_GENERATION, Task.TEXT_TO_IMAGE,
-})  # fmt: skip
+_OPENAI_TASKS: Final = frozenset(
+    {Task.TEXT_EMBEDDING, Task.TEXT_TO_TEXT, Task.TEXT_GENERATION, Task.TEXT_TO_IMAGE}
+)
 _OPENAI_FORMATS: Final = frozenset({"huggingface", "safetensors", "pytorch"})
 _KIND_TIMEOUT_S: Final = 2.0
 """For pods to tell what kind of model a list's models are; of the others it is not known."""

@@ -94,29 +94,34 @@ _V2_BODY: Final = _object(
 _OPENAI_EXAMPLES: Final[dict[str, dict[str, Any]]] = {
     "completions": {"model": "writer", "prompt": "Once upon a time", "max_tokens": 16},
     "chat/completions": {
-        "model": "writer", "messages": [{"role": "user", "content": "What is a cat?"}],
+        "model": "writer",
+        "messages": [{"role": "user", "content": "What is a cat?"}],
     },
     "embeddings": {"model": "embed", "input": ["a cat", "a dog"]},
     "images/generations": {"model": "painter", "prompt": "a cat", "size": "256x256"},
-}  # fmt: skip
+}
 _INFERENCE: Final = {
     "/v1/models/{name}:predict": ("v1", "Predict with a model by KServe's V1", _V1_BODY),
     "/v1/models/{name}:explain": ("v1", "Explain a prediction, by its explainer", _V1_BODY),
     "/v2/models/{name}/infer": ("v2", "Infer with a model by V2", _V2_BODY),
     "/v2/models/{name}/versions/{version}/infer": (
-        "v2", "Infer with a model by V2; every version is the declared one", _V2_BODY,
+        "v2",
+        "Infer with a model by V2; every version is the declared one",
+        _V2_BODY,
     ),
     **{
         f"/openai/v1/{endpoint}": (
-            "openai", summary.rstrip("."),
+            "openai",
+            summary.rstrip("."),
             _object(
-                {"model": _TEXT}, {"stream": {"type": "boolean"}},
+                {"model": _TEXT},
+                {"stream": {"type": "boolean"}},
                 example=_OPENAI_EXAMPLES[endpoint],
             ),
         )
         for endpoint, summary in openai.ENDPOINTS.items()
     },
-}  # fmt: skip
+}
 """Tag, summary and body of each path."""
 _HEADERS: Final = {
     "x-pilotlight-policy": "Routing policy for this request.",

@@ -27,9 +27,14 @@ from gateway.shutdown import Shutdown
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PASSED_ON: Final = (
-    "accept", "content-type", "idempotency-key", "prefer", "x-pilotlight-deadline-ms",
-    "x-pilotlight-scheduling", "x-request-id",
-)  # fmt: skip
+    "accept",
+    "content-type",
+    "idempotency-key",
+    "prefer",
+    "x-pilotlight-deadline-ms",
+    "x-pilotlight-scheduling",
+    "x-request-id",
+)
 _NOT_RETURNED: Final = frozenset(("connection", "date", "keep-alive", "transfer-encoding"))
 _UNAVAILABLE: Final = (
     "workflows are not served: no scheduler of workflows runs at the address of --workflows-url"
@@ -44,9 +49,14 @@ class WorkflowProxy:
     """Requests to one scheduler."""
 
     def __init__(
-        self, url: str, secret: PodSecret, tls: PartTls, limits: BodyLimits, held: HeldBodies,
+        self,
+        url: str,
+        secret: PodSecret,
+        tls: PartTls,
+        limits: BodyLimits,
+        held: HeldBodies,
         shutdown: Shutdown,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`url`: of the scheduler; empty: there is none. `limits`, `held`: as of inference."""
         parts = urlsplit(url)
         self._address = (
@@ -119,10 +129,14 @@ class WorkflowProxy:
         headers = {"x-pilotlight-namespace": namespace, **passed, **self._secret.headers}
         in_file = body.received_bytes - sum(map(len, body.buffered))
         return self._client.stream(
-            request.method, self._address, path, headers, body.buffered,
+            request.method,
+            self._address,
+            path,
+            headers,
+            body.buffered,
             rest=BodyRest(in_file, body.pieces_of_file) if body.has_file else None,
             resends=request.method != "POST" or "idempotency-key" in request.headers,
-        )  # fmt: skip
+        )
 
 
 class _RequestSource:
@@ -172,27 +186,37 @@ def workflow_routes(proxy: WorkflowProxy) -> APIRouter:
     router = APIRouter()
     for method, path, name, description in _ROUTES:
         router.add_api_route(
-            path, proxy.respond, methods=[method], name=name, description=description,
+            path,
+            proxy.respond,
+            methods=[method],
+            name=name,
+            description=description,
             tags=["workflows"],
-        )  # fmt: skip
+        )
     return router
 
 
 _ROUTES: Final = (
     (
-        "POST", "/", "graph",
+        "POST",
+        "/",
+        "graph",
         "Run the InferenceGraph that the prefix or the Host names, as KServe's router does.",
     ),
     ("GET", "/v1/workflows", "workflows", "The namespace's workflows."),
     ("PUT", "/v1/workflows/{name}", "deploy", "Deploy a workflow's file: the body."),
     ("DELETE", "/v1/workflows/{name}", "delete", "Delete a workflow."),
     (
-        "POST", "/v1/workflows/{name}:run", "run",
+        "POST",
+        "/v1/workflows/{name}:run",
+        "run",
         "Run a workflow with the arguments of the JSON body.",
     ),
     (
-        "GET", "/v1/workflows/{name}/runs/{identity}", "status",
+        "GET",
+        "/v1/workflows/{name}/runs/{identity}",
+        "status",
         "A run's status, result or error, and steps.",
     ),
     ("DELETE", "/v1/workflows/{name}/runs/{identity}", "cancel", "Cancel a run."),
-)  # fmt: skip
+)

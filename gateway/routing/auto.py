@@ -13,11 +13,7 @@ In a pool of several kinds of accelerators each option is considered at the best
 from collections.abc import Sequence
 from math import inf
 
-from gateway.routing.cold_start import (
-    cold_start,
-    evicts_too_soon,
-    queue_cost_s,
-)
+from gateway.routing.cold_start import cold_start, evicts_too_soon, queue_cost_s
 from gateway.routing.decision import (
     ColdStartLoss,
     Decision,
@@ -83,9 +79,13 @@ def certain_pod(
 
 
 def weigh(
-    request: RequestView, cluster: ClusterState, now_s: float, found: PodForecast | None = None,
-    *, has_hopeless: bool = False,
-) -> Decision:  # fmt: skip
+    request: RequestView,
+    cluster: ClusterState,
+    now_s: float,
+    found: PodForecast | None = None,
+    *,
+    has_hopeless: bool = False,
+) -> Decision:
     """Compare all options. `found`: the soonest warm pod, if it is known.
 
     `has_hopeless`: also a load that costs more for certain.
@@ -190,11 +190,16 @@ def _proxy(
     if not (forecast.is_measured or request.may_try_transfer):
         return None  # one that ends too late measures nothing, and the next would do the same
     return RoutingOption(
-        "proxy", forecast, Reason.WARM_REMOTE, entry.name, predict.name, LoadMode.WARM,
+        "proxy",
+        forecast,
+        Reason.WARM_REMOTE,
+        entry.name,
+        predict.name,
+        LoadMode.WARM,
         target_ongoing=request.target_ongoing,
         delays_s=forecast.delays_s
         + _slot_cost_s(forecast.seconds, entry, predict, request, cluster, now_s),
-    )  # fmt: skip
+    )
 
 
 def _slot_cost_s(
@@ -257,9 +262,11 @@ def _soonest(options: Sequence[RoutingOption], request: RequestView, now_s: floa
 
 
 def _loss(
-    forecast: LatencyEstimate, cold: RoutingOption | None, request: RequestView,
+    forecast: LatencyEstimate,
+    cold: RoutingOption | None,
+    request: RequestView,
     cluster: ClusterState,
-) -> ColdStartLoss | None:  # fmt: skip
+) -> ColdStartLoss | None:
     """The time lost by a request that a warm copy serves later, or in a batch with others."""
     measured = cluster.measured(request.key)
     hold_s = measured.stages_of(request.size_class).hold_s
@@ -280,9 +287,17 @@ def _decision(
     if best.mode is None:
         return Wait(best.reason, best.forecast, options, loss)
     return SendTo(
-        best.entry, best.predict, best.mode, best.reason, best.max_other_copies,
-        best.target_ongoing, best.forecast, options, loss, _is_investment(best, request),
-    )  # fmt: skip
+        best.entry,
+        best.predict,
+        best.mode,
+        best.reason,
+        best.max_other_copies,
+        best.target_ongoing,
+        best.forecast,
+        options,
+        loss,
+        _is_investment(best, request),
+    )
 
 
 def _is_investment(best: RoutingOption, request: RequestView) -> bool:

@@ -122,9 +122,10 @@ def _best_cold(
     if request.deadline_s is not None:
         hold_s = cluster.measured(request.key).stages_of(request.size_class).hold_s
         find = partial(
-            find, left_s=request.deadline_s - now_s - hold_s,
+            find,
+            left_s=request.deadline_s - now_s - hold_s,
             late_s=request.deadline_s - request.arrival_s,
-        )  # fmt: skip
+        )
     if len(cluster.pods.kinds) <= 1:
         return find()
     found = [pod for kind in cluster.pods.kinds if (pod := find(kind))]

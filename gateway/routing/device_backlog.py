@@ -20,9 +20,15 @@ def is_idle(pod: PodState) -> bool:
 
 
 def device_backlog(
-    pod: PodState, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
-    times: StageTimes, ready_s: float, load_s: float = 0.0,
-) -> Backlog:  # fmt: skip
+    pod: PodState,
+    key: str,
+    deadline_s: float | None,
+    cluster: ClusterState,
+    now_s: float,
+    times: StageTimes,
+    ready_s: float,
+    load_s: float = 0.0,
+) -> Backlog:
     """Work of the pod's device before an inference of these times that is ready in `ready_s`.
 
     Requests that this process has placed take their own model's time, all others the pod's mean;
@@ -32,9 +38,13 @@ def device_backlog(
     placed = len(work.inferences)
     if placed or work.cancelled is not None:
         backlog = work.backlog(
-            key, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s, ready_s,
-            inferring, times, now_s,
-        )  # fmt: skip
+            key,
+            now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
+            ready_s,
+            inferring,
+            times,
+            now_s,
+        )
     else:
         backlog = Backlog(0.0, 0.0, 0)
     if inferring > placed:

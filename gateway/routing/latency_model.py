@@ -16,12 +16,7 @@ from heapq import heapify, heapreplace
 from typing import Final
 
 from gateway.routing.decision import LatencyEstimate, RequestView, SendTo
-from gateway.routing.device_backlog import (
-    device_backlog,
-    has_warm_model,
-    is_idle,
-    mean_times,
-)
+from gateway.routing.device_backlog import device_backlog, has_warm_model, is_idle, mean_times
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
 from registry.domain.model import Tier
@@ -109,9 +104,14 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
             start_s = backlog.free_s
             guessed_s += min(backlog.guessed_s, start_s - ready_s)
     return PodForecast(
-        start_s + (times.infer_s + times.postprocess_s), is_measured, guessed_s + times.spread_s,
-        delays_s, pod=pod, times=times, start_s=start_s,
-    )  # fmt: skip
+        start_s + (times.infer_s + times.postprocess_s),
+        is_measured,
+        guessed_s + times.spread_s,
+        delays_s,
+        pod=pod,
+        times=times,
+        start_s=start_s,
+    )
 
 
 def wait_for(
@@ -169,9 +169,14 @@ class _FreeTimes:
 
 
 def _add_slots(
-    free: _FreeTimes, pod: PodState, request: RequestView, times: StageTimes,
-    cluster: ClusterState, now_s: float, load: RemainingLoad,
-) -> None:  # fmt: skip
+    free: _FreeTimes,
+    pod: PodState,
+    request: RequestView,
+    times: StageTimes,
+    cluster: ClusterState,
+    now_s: float,
+    load: RemainingLoad,
+) -> None:
     """Add the slots of a busy pod.
 
     Requests that this process has placed end by their own model's times, all others after the mean
@@ -204,9 +209,15 @@ def _add_slots(
         known_s = [max(each, load_s) for each in known_s]
     if times.is_measured and not is_idle(pod):
         backlog = device_backlog(
-            pod, request.key, request.deadline_s, cluster, now_s, times,
-            load_s + times.preprocess_s, load_s,
-        )  # fmt: skip
+            pod,
+            request.key,
+            request.deadline_s,
+            cluster,
+            now_s,
+            times,
+            load_s + times.preprocess_s,
+            load_s,
+        )
         device_s = max(load_s, backlog.free_s)
         early_s = backlog.free_s - times.preprocess_s
         slots_s = [max(each, early_s) for each in slots_s]

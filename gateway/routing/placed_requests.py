@@ -14,9 +14,13 @@ from registry.domain.pod_state import LoadMode, PlacedRequest
 
 
 def record_placed(
-    decision: SendTo, key: str, deadline_s: float | None, cluster: ClusterState, now_s: float,
+    decision: SendTo,
+    key: str,
+    deadline_s: float | None,
+    cluster: ClusterState,
+    now_s: float,
     size_class: int | None = None,
-) -> PlacedRequest | None:  # fmt: skip
+) -> PlacedRequest | None:
     """The record, which its owner ends; None if a pod is gone."""
     forecast, predict = decision.forecast, cluster.pods.get(decision.predict)
     if predict is None or decision.entry not in cluster.pods:
@@ -48,10 +52,18 @@ def record_placed(
         )
         start_s = max(start_s, backlog.free_s)
     placed = PlacedRequest(
-        key, now_s, now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
-        now_s + ready_s, now_s + start_s, times.share_s, times.infer_s, times.is_measured,
-        around.postprocess_s, entry.work, predict.work,
-    )  # fmt: skip
+        key,
+        now_s,
+        now_s + ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
+        now_s + ready_s,
+        now_s + start_s,
+        times.share_s,
+        times.infer_s,
+        times.is_measured,
+        around.postprocess_s,
+        entry.work,
+        predict.work,
+    )
     if entry is not predict:
         entry.work.proxied[placed] = None
     predict.work.add(
@@ -67,9 +79,17 @@ def record_at(
     work, times = forecast.pod.work, forecast.times
     ready_s = now_s + times.preprocess_s
     placed = PlacedRequest(
-        key, now_s, ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s, ready_s,
-        now_s + forecast.start_s, times.share_s, times.infer_s, times.is_measured,
-        times.postprocess_s, work, work,
-    )  # fmt: skip
+        key,
+        now_s,
+        ready_s + ASSUMED_DUE_S if deadline_s is None else deadline_s,
+        ready_s,
+        now_s + forecast.start_s,
+        times.share_s,
+        times.infer_s,
+        times.is_measured,
+        times.postprocess_s,
+        work,
+        work,
+    )
     work.add(placed, times)
     return placed

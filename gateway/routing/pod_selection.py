@@ -190,9 +190,13 @@ def run_soonest(
 
 
 def soonest_of(
-    pods: Sequence[PodState], key: str, size_class: int | None, deadline_s: float | None,
-    cluster: ClusterState, now_s: float,
-) -> PodForecast:  # fmt: skip
+    pods: Sequence[PodState],
+    key: str,
+    size_class: int | None,
+    deadline_s: float | None,
+    cluster: ClusterState,
+    now_s: float,
+) -> PodForecast:
     """As `run_soonest`, of the first `MAX_COMPARED` free pods that hold the model, in their order.
 
     All are of one kind: they differ in what their devices have to do alone.
@@ -221,6 +225,11 @@ def soonest_of(
             start_s = backlog.free_s
             guessed_s = min(backlog.guessed_s, start_s - ready_s)
     return PodForecast(
-        start_s + (times.infer_s + times.postprocess_s), times.is_measured,
-        guessed_s + times.spread_s, delays_s, pod=best, times=times, start_s=start_s,
-    )  # fmt: skip
+        start_s + (times.infer_s + times.postprocess_s),
+        times.is_measured,
+        guessed_s + times.spread_s,
+        delays_s,
+        pod=best,
+        times=times,
+        start_s=start_s,
+    )

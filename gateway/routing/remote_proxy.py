@@ -47,10 +47,13 @@ def _load_a_copy(
             return Wait(Reason.QUEUE_WARM_BUSY)
         return Wait(Reason.QUEUE_WARMING if warming else Reason.QUEUE_TARGET)
     return SendTo(
-        loading.name, loading.name, LoadMode.LOAD,
+        loading.name,
+        loading.name,
+        LoadMode.LOAD,
         Reason.COLD_WARM_BUSY if holding else Reason.COLD,
-        max_other_copies=len(holding), target_ongoing=request.target_ongoing,
-    )  # fmt: skip
+        max_other_copies=len(holding),
+        target_ongoing=request.target_ongoing,
+    )
 
 
 def _free_without_model(

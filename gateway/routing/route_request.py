@@ -96,14 +96,32 @@ def soonest_in_time(
 
 
 def view_of(
-    request: IncomingRequest, spec: ModelSpec, ahead: int = 0, behind: int = 0,
-    stalled_s: float = 0.0, lost_s: float = 0.0, queued: int = 0, *, may_try_transfer: bool = True,
-) -> RequestView:  # fmt: skip
+    request: IncomingRequest,
+    spec: ModelSpec,
+    ahead: int = 0,
+    behind: int = 0,
+    stalled_s: float = 0.0,
+    lost_s: float = 0.0,
+    queued: int = 0,
+    *,
+    may_try_transfer: bool = True,
+) -> RequestView:
     return RequestView(  # by position: names cost a tenth of a decision
-        spec.key, request.arrival_s, request.draw, request.sequence,
-        spec.policy.target_ongoing_requests, ahead, behind, stalled_s, request.deadline_s,
-        lost_s, queued, request.size_class, spec.policy.max_load_wait_s, may_try_transfer,
-    )  # fmt: skip
+        spec.key,
+        request.arrival_s,
+        request.draw,
+        request.sequence,
+        spec.policy.target_ongoing_requests,
+        ahead,
+        behind,
+        stalled_s,
+        request.deadline_s,
+        lost_s,
+        queued,
+        request.size_class,
+        spec.policy.max_load_wait_s,
+        may_try_transfer,
+    )
 
 
 def route_request(
@@ -208,9 +226,14 @@ def _load_failed(failure: LoadFailure, now_s: float) -> Reject:
 
 
 def _reject_if_late(
-    result: RoutingResult, view: RequestView, deadline_s: float, cluster: ClusterState,
-    now_s: float, *, may_probe: bool,
-) -> None:  # fmt: skip
+    result: RoutingResult,
+    view: RequestView,
+    deadline_s: float,
+    cluster: ClusterState,
+    now_s: float,
+    *,
+    may_probe: bool,
+) -> None:
     """Replace the decision by an early rejection if the deadline is before all that is measured.
 
     Measurements may be of larger requests, or out of date, and a model that serves nothing gets no

@@ -69,6 +69,11 @@ def _way(
     elif residency is not None and residency.is_warming:
         name = "join"
     return RoutingOption(
-        name, forecast, decision.reason, decision.entry, decision.predict, decision.mode,
+        name,
+        forecast,
+        decision.reason,
+        decision.entry,
+        decision.predict,
+        decision.mode,
         delays_s=forecast.delays_s,
-    )  # fmt: skip
+    )

@@ -13,12 +13,7 @@ from typing import Final
 import numpy as np
 
 from gateway.selection.greedy_placement import GroupChoices, place_greedily
-from gateway.selection.planning_problem import (
-    Floats,
-    Ints,
-    PlanningProblem,
-    mean_utility,
-)
+from gateway.selection.planning_problem import Floats, Ints, PlanningProblem, mean_utility
 
 _ROUNDING: Final = 1e-9
 _BOUND_TIMES: Final = 32
@@ -35,9 +30,12 @@ _STATE: Final = 5
 
 
 def best_order(
-    problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -np.inf,
+    problem: PlanningProblem,
+    groups: Sequence[Ints],
+    *,
+    at_least: float = -np.inf,
     max_plans: int | None = None,
-) -> list[int] | None:  # fmt: skip
+) -> list[int] | None:
     """The steps of the best plan; of equally good ones, one that ends first.
 
     None: the search would evaluate more than `max_plans` (else `max_partial_plans` of the

@@ -76,9 +76,11 @@ class GroupChoices:
     def gained(self, start_s: Floats, group: Ints | int) -> Floats:
         """[..., choices]: the utility of a group for each of them, begun at `start_s`."""
         late = penalty_by_kind(
-            self._penalties, self._penalty_kind[group], self._deadline_s[group],
+            self._penalties,
+            self._penalty_kind[group],
+            self._deadline_s[group],
             start_s[..., None] + self._ends_s[group],
-        )  # fmt: skip
+        )
         gained = (self._accuracy[group] * (1.0 - late)).sum(axis=-1)
         return np.where(self.variant[group] < 0, -np.inf, gained)  # no choice
 

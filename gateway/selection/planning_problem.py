@@ -120,29 +120,46 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     kinds = sorted({app.penalty for app in applications})
     kind = np.array([kinds.index(applications[at].penalty) for at in application], np.int64)
     return PlanningProblem(
-        options, requests, application, (*names, SHORT_CIRCUIT),
-        (*(each.name for each in workers), ""), variant, worker, latency, swap, beside, accuracy,
-        deadlines[:, None].repeat(most, axis=1), kind[:, None].repeat(most, axis=1), tuple(kinds),
+        options,
+        requests,
+        application,
+        (*names, SHORT_CIRCUIT),
+        (*(each.name for each in workers), ""),
+        variant,
+        worker,
+        latency,
+        swap,
+        beside,
+        accuracy,
+        deadlines[:, None].repeat(most, axis=1),
+        kind[:, None].repeat(most, axis=1),
+        tuple(kinds),
         np.array([*(max(each.free_s - window.now_s, 0.0) for each in workers), 0.0]),
-        age, priorities, likely,
-    )  # fmt: skip
+        age,
+        priorities,
+        likely,
+    )
 
 
 def _choices(
-    app: WindowApplication, workers: Sequence[Worker], column: dict[str, int],
+    app: WindowApplication,
+    workers: Sequence[Worker],
+    column: dict[str, int],
     options: SelectionOptions,
-) -> list[tuple[float, ...]]:  # fmt: skip
+) -> list[tuple[float, ...]]:
     """The variants and workers that an application may choose, with latency, swap and around."""
     found: list[tuple[float, ...]] = [
         (
-            column[name], at, worker.latency_s[name],
+            column[name],
+            at,
+            worker.latency_s[name],
             worker.swap_s.get(name, 0.0) + worker.setup_s.get(name, 0.0),
             worker.around_s.get(name, 0.0),
         )
         for name in sorted(each.name for each in app.variants)
         for at, worker in enumerate(workers)
         if name in worker.latency_s
-    ]  # fmt: skip
+    ]
     if options.short_circuit and app.short_circuit_accuracy is not None:
         found.append((len(column), len(workers), 0.0, 0.0, 0.0))
     if not found:
@@ -223,17 +240,23 @@ def plan_of(problem: PlanningProblem, plan: ArrayLike) -> SelectionPlan:
     """The plan that consists of these steps, in their order on each worker."""
     plans, ends_s, utilities = evaluated(problem, np.asarray(plan, np.int64)[None])
     columns = (
-        plans // problem.variant.shape[1], problem.variant.take(plans), problem.worker.take(plans),
-        ends_s, problem.accuracy.take(plans), utilities,
-    )  # fmt: skip
+        plans // problem.variant.shape[1],
+        problem.variant.take(plans),
+        problem.worker.take(plans),
+        ends_s,
+        problem.accuracy.take(plans),
+        utilities,
+    )
     return SelectionPlan(
         tuple(
             Assignment(
-                problem.requests[request].id, problem.variants[variant], problem.workers[worker],
+                problem.requests[request].id,
+                problem.variants[variant],
+                problem.workers[worker],
                 *expected,
             )
             for request, variant, worker, *expected in zip(
                 *(each[0].tolist() for each in columns), strict=True
             )
         )
-    )  # fmt: skip
+    )

@@ -64,9 +64,11 @@ class SneakPeekClient:
     """Looks at requests' data in a process of its own, which `run` keeps alive."""
 
     def __init__(
-        self, state: ClusterState, count: Callable[[str], object],
+        self,
+        state: ClusterState,
+        count: Callable[[str], object],
         is_granted: Callable[[str, str], bool],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`count` a look by its outcome; `is_granted`: may a namespace have this URI read."""
         self._state = state
         self._count = count
@@ -76,9 +78,11 @@ class SneakPeekClient:
         self._problems: dict[str, str] = {}
         """Why the files of an application cannot be used; empty: they are in use."""
         self.process = FunctionProcess(
-            "gateway.sneakpeek", silent_s=SILENT_S, on_start=self._load_all,
+            "gateway.sneakpeek",
+            silent_s=SILENT_S,
+            on_start=self._load_all,
             on_end=self._problems.clear,
-        )  # fmt: skip
+        )
 
     def problem(self, application: str) -> str:
         """Why the application's data is not looked at now; empty: it is."""
@@ -131,9 +135,13 @@ class SneakPeekClient:
                 logger.warning("data is not looked at", extra={"problem": problem})
 
     async def look(
-        self, application: ApplicationSpec, body: Sequence[bytes] | None, *,
-        json_length: str | None, deadline_s: float,
-    ) -> Look:  # fmt: skip
+        self,
+        application: ApplicationSpec,
+        body: Sequence[bytes] | None,
+        *,
+        json_length: str | None,
+        deadline_s: float,
+    ) -> Look:
         """What a body's data says; within `TIMEOUT_S`, never an exception. None: not in memory."""
         if application.sneak_peek is None:
             return Look()

@@ -38,9 +38,12 @@ class RequestRows(NamedTuple):
 
 
 def read_rows(
-    body: bytes, json_length: str | None, names: Sequence[str], declared: Sequence[InputTensor],
+    body: bytes,
+    json_length: str | None,
+    names: Sequence[str],
+    declared: Sequence[InputTensor],
     output: str,
-) -> RequestRows:  # fmt: skip
+) -> RequestRows:
     """Raises UnreadableBody, MismatchedBody."""
     try:
         document, tail = split_body(body, json_length)

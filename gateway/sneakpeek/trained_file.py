@@ -54,9 +54,15 @@ class NearestExamples:
 
     @classmethod
     def of(
-        cls, vectors: Vectors, labels: Labels, *, classes: int, k: int, centre: Vectors,
+        cls,
+        vectors: Vectors,
+        labels: Labels,
+        *,
+        classes: int,
+        k: int,
+        centre: Vectors,
         projection: Vectors,
-    ) -> "NearestExamples":  # fmt: skip
+    ) -> "NearestExamples":
         vectors = np.ascontiguousarray(vectors, np.float32)
         half_norms = (np.einsum("ij,ij->i", vectors, vectors) / 2).astype(np.float32)
         return cls(vectors, labels, classes, k, centre, projection, half_norms)
@@ -150,9 +156,13 @@ def _model(facts: dict[str, Any], arrays: dict[str, Any]) -> SneakPeekModel:
     except ValueError as error:
         raise ValueError(f"confusion must be {error}") from error
     examples = NearestExamples.of(
-        vectors, labels.astype(np.int64), classes=len(classes), k=k, centre=centre,
+        vectors,
+        labels.astype(np.int64),
+        classes=len(classes),
+        k=k,
+        centre=centre,
         projection=projection,
-    )  # fmt: skip
+    )
     return SneakPeekModel(
         examples, str(facts["application"]), classes, tuple(facts["inputs"]), confusion
     )

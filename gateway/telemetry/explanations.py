@@ -111,9 +111,14 @@ class Explanations:
         self._by_id[request_id] = explanation
 
     def record_warm(
-        self, request_id: str, model: ModelName, spec: ModelSpec, forecast: PodForecast,
-        state: ClusterState, now_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        request_id: str,
+        model: ModelName,
+        spec: ModelSpec,
+        forecast: PodForecast,
+        state: ClusterState,
+        now_s: float,
+    ) -> None:
         """Record the decision of `decide_warm`, with the other ways only if there is time."""
         if now_s - self._weighed_since_s >= 1 or self._weighed < MAX_WEIGHED:
             request = IncomingRequest(request_id, model, now_s, 0.0, 0)
@@ -257,9 +262,13 @@ def _option(option: RoutingOption) -> dict[str, Any]:
 def _only_option(decision: SendTo, forecast: LatencyEstimate) -> RoutingOption:
     """What `auto` took without a comparison: a pod that has the model."""
     return RoutingOption(
-        "colocate", forecast, decision.reason, decision.entry, decision.predict,
+        "colocate",
+        forecast,
+        decision.reason,
+        decision.entry,
+        decision.predict,
         delays_s=forecast.delays_s,
-    )  # fmt: skip
+    )
 
 
 def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:
@@ -325,8 +334,10 @@ def _next_best(taken: RoutingOption, others: Sequence[RoutingOption]) -> str:
 
 def _is_taken(option: RoutingOption, decision: SendTo) -> bool:
     return (option.reason, option.entry, option.predict) == (
-        decision.reason, decision.entry, decision.predict,
-    )  # fmt: skip
+        decision.reason,
+        decision.entry,
+        decision.predict,
+    )
 
 
 def duration(seconds: float) -> str:

@@ -24,8 +24,13 @@ OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 """Label of requests that name no declared model, or that were refused before it was looked up."""
 STAGES: Final = (
-    Stage.QUEUE, Stage.LOAD, Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS, Stage.NETWORK,
-)  # fmt: skip
+    Stage.QUEUE,
+    Stage.LOAD,
+    Stage.PREPROCESS,
+    Stage.INFER,
+    Stage.POSTPROCESS,
+    Stage.NETWORK,
+)
 _LOOK_EVERY: Final = 64
 """Requests without a label of their own between two searches for models that are gone."""
 
@@ -112,9 +117,14 @@ class LabelledHistogram(Collector):
     """A histogram with one label."""
 
     def __init__(
-        self, name: str, documentation: str, label: str, bounds: Sequence[float],
-        registry: CollectorRegistry, fold: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        documentation: str,
+        label: str,
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+        fold: Callable[[], None],
+    ) -> None:
         """`fold` is called before each reading."""
         self._name = name
         self._documentation = documentation
@@ -148,15 +158,21 @@ class ModelTimings(LabelledHistogram):
     """Histograms of requests and sums of stages, by model."""
 
     def __init__(
-        self, labels: ModelLabels, bounds: Sequence[float], registry: CollectorRegistry,
+        self,
+        labels: ModelLabels,
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
         fold: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`fold` is called before each reading."""
         super().__init__(
             "pilotlight_gateway_model_request_seconds",
             "Time from arrival to the response, by model.",
-            "model", bounds, registry, fold,
-        )  # fmt: skip
+            "model",
+            bounds,
+            registry,
+            fold,
+        )
         self._labels = labels
         labels.on_gone.append(self._drop)
 

@@ -33,8 +33,23 @@ from gateway.telemetry.recent_requests import RecentRequest
 MAX_MODELS: Final = 200
 """With labels of their own, in the order of their first requests: each has its own histograms."""
 _STAGE_BUCKETS: Final = (
-    0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 _FOLDED: Final = 1024
 """Requests counted at once, if nobody reads before; about 0.7 ms."""
 _OUTCOME: Final = itemgetter(2, 3, 4, 5, 6)
@@ -230,10 +245,14 @@ class RequestCounts(Collector):
                 starts[model, tier] += count
         for name, documentation, labels, found in (
             ("requests", "Responses to requests.", ("model", "policy", "code"), requests),
-            ("decisions", "Requests by the reason of their last decision.",
-             ("model", "policy", "reason"), decisions),
+            (
+                "decisions",
+                "Requests by the reason of their last decision.",
+                ("model", "policy", "reason"),
+                decisions,
+            ),
             ("starts", "Responses by the tier they had to wait from.", ("model", "tier"), starts),
-        ):  # fmt: skip
+        ):
             family = CounterMetricFamily(f"pilotlight_gateway_{name}", documentation, labels=labels)
             for values, count in found.items():
                 family.add_metric(values, count)

@@ -99,10 +99,13 @@ class RecentRequest(NamedTuple):
         if timings is None:
             return []
         return [
-            (Stage.QUEUE, timings.queue_ms), (Stage.NETWORK, timings.network_ms),
-            (Stage.LOAD, timings.load_ms), (Stage.PREPROCESS, timings.preprocess_ms),
-            (Stage.INFER, timings.infer_ms), (Stage.POSTPROCESS, timings.postprocess_ms),
-        ]  # fmt: skip
+            (Stage.QUEUE, timings.queue_ms),
+            (Stage.NETWORK, timings.network_ms),
+            (Stage.LOAD, timings.load_ms),
+            (Stage.PREPROCESS, timings.preprocess_ms),
+            (Stage.INFER, timings.infer_ms),
+            (Stage.POSTPROCESS, timings.postprocess_ms),
+        ]
 
 
 class RecentRequests:
@@ -143,9 +146,12 @@ def explain_request(
     if ended is None:
         return decided or None
     document = decided or {
-        "request_id": request_id, "gateway": explanations[0].gateway, "model": ended.model,
-        "policy": ended.policy, "summary": "",
-    }  # fmt: skip
+        "request_id": request_id,
+        "gateway": explanations[0].gateway,
+        "model": ended.model,
+        "policy": ended.policy,
+        "summary": "",
+    }
     texts = (ended.failure_text(), document.get("summary", ""))
     summary = "; decided: ".join(text for text in texts if text)
     return {**document, "summary": summary, "outcome": ended.outcome()}
@@ -174,11 +180,15 @@ class FailureLog:
         logger.warning(
             "request failed",
             extra={
-                "request_id": request.id, "model": request.model, "status": request.status,
-                "reason": request.reason, "pod": request.pod, "error": request.error,
+                "request_id": request.id,
+                "model": request.model,
+                "status": request.status,
+                "reason": request.reason,
+                "pod": request.pod,
+                "error": request.error,
                 "unlogged": int(unlogged),
             },
-        )  # fmt: skip
+        )
 
 
 def error_message(body: bytes) -> str:

@@ -41,9 +41,13 @@ class RequestTelemetry:
     """Writes response headers, metrics and the access log."""
 
     def __init__(
-        self, metrics: GatewayMetrics, gateway: str = "gateway", *, logs_requests: bool = False,
+        self,
+        metrics: GatewayMetrics,
+        gateway: str = "gateway",
+        *,
+        logs_requests: bool = False,
         tracer: Tracer | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`gateway`: name of this gateway, for responses. `tracer`: None if nothing is traced."""
         self.tracer = tracer
         self.gateway = gateway.encode()
@@ -54,16 +58,21 @@ class RequestTelemetry:
         self._failures = FailureLog()
 
     def head_lines(
-        self, outcome: RecentRequest, response: PodResponse, timings: StageTimings, entry: str,
+        self,
+        outcome: RecentRequest,
+        response: PodResponse,
+        timings: StageTimings,
+        entry: str,
         target: ModelTarget,
-    ) -> bytes:  # fmt: skip
+    ) -> bytes:
         """The header lines of the response to the client, but for its length."""
         lines = b"%b%b\r\nserver-timing: %b\r\n" % (
             self._beginning(
                 response, entry, outcome.pod, outcome.policy, outcome.reason, outcome.start
             ),
-            outcome.id.encode(), timings.server_timing(),
-        )  # fmt: skip
+            outcome.id.encode(),
+            timings.server_timing(),
+        )
         if target.version:
             lines += b"x-pilotlight-version: %b\r\n" % target.version
         return lines + target.selection_lines
@@ -73,15 +82,25 @@ class RequestTelemetry:
     ) -> bytes:
         """What like responses have in common."""
         return _BEGINNING % (
-            response.forwarded, response.pod or entry.encode(),
-            response.predict_pod or predict.encode(), policy.encode(), reason.encode(),
-            self._gateway_line, b"x-pilotlight-start: %b\r\n" % start.encode() if start else b"",
-        )  # fmt: skip
+            response.forwarded,
+            response.pod or entry.encode(),
+            response.predict_pod or predict.encode(),
+            policy.encode(),
+            reason.encode(),
+            self._gateway_line,
+            b"x-pilotlight-start: %b\r\n" % start.encode() if start else b"",
+        )
 
     def warm_head(
-        self, response: PodResponse, pod: str, policy: str, reason: str, request_id: str,
-        timings: StageTimings, length: bytes,
-    ) -> bytes:  # fmt: skip
+        self,
+        response: PodResponse,
+        pod: str,
+        policy: str,
+        reason: str,
+        request_id: str,
+        timings: StageTimings,
+        length: bytes,
+    ) -> bytes:
         """The whole head of a usual response, of which most is kept."""
         key = pod, policy, reason
         beginning = response.heads.get(key)
@@ -92,8 +111,11 @@ class RequestTelemetry:
                 response, pod, pod, policy, reason, response.start
             )
         return b"%b%b\r\nserver-timing: %b\r\ncontent-length: %b\r\n\r\n" % (
-            beginning, request_id.encode(), timings.server_timing(), length,
-        )  # fmt: skip
+            beginning,
+            request_id.encode(),
+            timings.server_timing(),
+            length,
+        )
 
     def served(self, outcome: RecentRequest, error_body: bytes = b"") -> None:
         """Count a pod's response; `error_body`: the beginning of an error's."""
@@ -128,9 +150,14 @@ class RequestTelemetry:
         return text.encode() + self._gateway_line
 
     def failed(
-        self, model: str, policy: str | None, error: GatewayError, request_id: str = "",
-        *, took_s: float = 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        model: str,
+        policy: str | None,
+        error: GatewayError,
+        request_id: str = "",
+        *,
+        took_s: float = 0.0,
+    ) -> None:
         """Count an error response of the gateway.
 
         Args:
@@ -141,21 +168,42 @@ class RequestTelemetry:
             took_s: from the end of the request's head to the response.
         """
         self._ended_here(
-            request_id, model or UNKNOWN, policy or "none", str(error.reason), int(error.status),
-            str(error), took_s,
-        )  # fmt: skip
+            request_id,
+            model or UNKNOWN,
+            policy or "none",
+            str(error.reason),
+            int(error.status),
+            str(error),
+            took_s,
+        )
 
     def _ended_here(
-        self, request_id: str, model: str, policy: str, reason: str, status: int, error: str = "",
+        self,
+        request_id: str,
+        model: str,
+        policy: str,
+        reason: str,
+        status: int,
+        error: str = "",
         took_s: float = 0.0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count a response that is of no pod."""
         self._ended(
             RecentRequest(
-                request_id, time.time(), model, policy, reason, "", status, "", None, None, error,
+                request_id,
+                time.time(),
+                model,
+                policy,
+                reason,
+                "",
+                status,
+                "",
+                None,
+                None,
+                error,
                 took_s,
             )
-        )  # fmt: skip
+        )
 
     def _ended(self, request: RecentRequest) -> None:
         self.recent.add(request)
@@ -173,12 +221,17 @@ class RequestTelemetry:
             _access_logger.info(
                 "request",
                 extra={
-                    "request_id": request.id, "model": request.model, "status": request.status,
-                    "policy": request.policy, "reason": request.reason, "start": request.start,
-                    "pod": request.pod, "took_ms": took_ms,
+                    "request_id": request.id,
+                    "model": request.model,
+                    "status": request.status,
+                    "policy": request.policy,
+                    "reason": request.reason,
+                    "start": request.start,
+                    "pod": request.pod,
+                    "took_ms": took_ms,
                     **({} if tracer is None else {"trace_id": tracer.trace_id(request.id)}),
                 },
-            )  # fmt: skip
+            )
 
     def retried(self, reason: str) -> None:
         self._metrics.retries.labels(reason).inc()

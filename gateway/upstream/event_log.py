@@ -52,9 +52,7 @@ class Event:
 
 class EventLog:
     def __init__(
-        self,
-        count: Callable[[EventOutcome], None],
-        is_allowed: Callable[[str, str], bool],
+        self, count: Callable[[EventOutcome], None], is_allowed: Callable[[str, str], bool]
     ) -> None:
         """`is_allowed`: whether a namespace may name a URL."""
         self._client = HttpClient(max_body_bytes=MAX_EVENT_BYTES)

@@ -210,9 +210,12 @@ class PodConnectionPool(ConnectionPool[PodConnection]):
         self.secret = secret or PodSecret()
         self.tls = tls or PartTls()
         super().__init__(
-            partial(PodConnection, KnownResponses()), self.tls.connect_options,
-            connect_timeout_s=CONNECT_TIMEOUT_S, max_idle_s=max_idle_s, max_idle=_MAX_IDLE,
-        )  # fmt: skip
+            partial(PodConnection, KnownResponses()),
+            self.tls.connect_options,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            max_idle_s=max_idle_s,
+            max_idle=_MAX_IDLE,
+        )
 
     async def connect(self, address: str) -> PodConnection:
         """A new connection to the pod. Raises PodUnreachable."""

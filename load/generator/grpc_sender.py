@@ -71,9 +71,12 @@ class GrpcSender:
         settings = self._settings
         tensors = self._bodies.tensors(arrival, content)
         name = inference_path(
-            settings.protocol, settings.layout, tenant=arrival.tenant, model=arrival.model,
+            settings.protocol,
+            settings.layout,
+            tenant=arrival.tenant,
+            model=arrival.model,
             is_generation=False,
-        )  # fmt: skip
+        )
         return encode_request_message(tensors, model_name=name, request_id=request_id)
 
     async def close(self) -> None:

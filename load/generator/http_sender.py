@@ -92,9 +92,12 @@ class HttpSender:
     def _head(self, arrival: TraceArrival, body: RequestBody, request_id: str) -> bytes:
         settings = self._settings
         path = inference_path(
-            settings.protocol, settings.layout, tenant=arrival.tenant, model=arrival.model,
+            settings.protocol,
+            settings.layout,
+            tenant=arrival.tenant,
+            model=arrival.model,
             is_generation=arrival.output_size > 0,
-        )  # fmt: skip
+        )
         host = host_headers(settings.host_header, arrival.tenant, arrival.model)
         lines = [
             f"POST {self._target.path}{path} HTTP/1.1",

@@ -96,9 +96,12 @@ class _Target:
     async def get(self, path: str, headers: Mapping[str, str] | None = None) -> Response:
         """Raises HttpError."""
         return await self._client.request(
-            "GET", self._url.address, self._url.path + path, self._headers | dict(headers or {}),
+            "GET",
+            self._url.address,
+            self._url.path + path,
+            self._headers | dict(headers or {}),
             timeout_s=_TIMEOUT_S,
-        )  # fmt: skip
+        )
 
 
 async def _layout(target: _Target) -> Layout:

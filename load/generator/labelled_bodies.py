@@ -35,11 +35,13 @@ def example_body(examples: LabelledExamples, row: int) -> bytes:
     """A V2 request for one example."""
     inputs = [
         {
-            "name": name, "datatype": "FP32", "shape": [1, *values.shape[1:]],
+            "name": name,
+            "datatype": "FP32",
+            "shape": [1, *values.shape[1:]],
             "data": values[row].ravel().tolist(),
         }
         for name, values in examples.inputs.items()
-    ]  # fmt: skip
+    ]
     return orjson.dumps({"inputs": inputs})
 
 

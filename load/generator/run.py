@@ -207,14 +207,17 @@ class _WorkerPool:
         part = str(self._parts / f"worker-{number}.arrows")
         paths = [_CODE_FOLDER, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         worker = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-m", "load.generator.worker",
+            sys.executable,
+            "-P",
+            "-m",
+            "load.generator.worker",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=1 << 22,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,  # Ctrl-C reaches only this process, which stops the workers
-        )  # fmt: skip
+        )
         _send_line([worker], WorkerConfig(self._settings, number, part).to_json())
         return worker
 

@@ -19,9 +19,17 @@ from load.report.style import DPI, LeftOut, Plot, styled
 from load.report.summary import summarise
 
 PLOTS: Final = (
-    arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
-    goodput, wasted_memory, tenants,
-)  # fmt: skip
+    arrivals,
+    workload,
+    completion_times,
+    deadline_misses,
+    loading_time,
+    cold_starts,
+    stages,
+    goodput,
+    wasted_memory,
+    tenants,
+)
 
 
 @dataclass(frozen=True, slots=True)

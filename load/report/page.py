@@ -111,10 +111,12 @@ def _failures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
         codes = {code: n for code, n in each["by_status"].items() if not 200 <= int(code) < 300}
         broken = failed - sum(codes.values())
         causes = [
-            *(f"{n:,} no response" if code == "0" else f"{n:,} HTTP {code}"
-              for code, n in codes.items()),
+            *(
+                f"{n:,} no response" if code == "0" else f"{n:,} HTTP {code}"
+                for code, n in codes.items()
+            ),
             *([f"{broken:,} incomplete"] if broken else []),
-        ]  # fmt: skip
+        ]
         if failed:
             found.append(f"<li>{escape(each['run'])}: {', '.join(causes)}</li>")
     return [f'<p class="note">Not answered:</p><ul class="note">{"".join(found)}</ul>'] * bool(
@@ -124,28 +126,41 @@ def _failures(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _overview(summaries: Sequence[Mapping[str, Any]], metadata: Sequence[Mapping[str, Any]]) -> str:
     columns = (
-        "Run", "At its start", "Requests", "Answered", "Duration", "Offered /s", "Goodput /s",
-        "Cold starts", "Loading", "Idle GB s", "Missed", "Jain's index",
-    )  # fmt: skip
+        "Run",
+        "At its start",
+        "Requests",
+        "Answered",
+        "Duration",
+        "Offered /s",
+        "Goodput /s",
+        "Cold starts",
+        "Loading",
+        "Idle GB s",
+        "Missed",
+        "Jain's index",
+    )
     rows = []
     for index, (each, known) in enumerate(zip(summaries, metadata, strict=True)):
         mark = f'<span class="mark" style="background:{COLOURS[index]}"></span>'
         missed = (
             f"{each['deadline_misses']:,} of {each['with_deadline']:,}"
-            if each["with_deadline"] else "none set"
-        )  # fmt: skip
+            if each["with_deadline"]
+            else "none set"
+        )
         idle = each["wasted_memory_byte_s"]
         cells = [
             escape(str(known.get("start_state") or "not recorded")),
             f"{each['requests']:,}",
-            f"{each['ok'] / each['requests']:.2%}", format_duration(each["duration_s"]),
+            f"{each['ok'] / each['requests']:.2%}",
+            format_duration(each["duration_s"]),
             "-" if each["offered_rps"] is None else f"{each['offered_rps']:.4g}",
             f"{each['goodput_rps']:.4g}",
             f"{each['cold_starts']:,}" if each["by_start"] else "not recorded",
             _loading(each),
-            "not recorded" if idle is None else f"{idle / 1e9:,.4g}", missed,
+            "not recorded" if idle is None else f"{idle / 1e9:,.4g}",
+            missed,
             "-" if each["fairness"] is None else f"{each['fairness']:.3f}",
-        ]  # fmt: skip
+        ]
         kind = f" ({escape(str(known['kind']))})" if "kind" in known else ""
         rows.append([mark + escape(each["run"]) + kind, *cells])
     return _table(columns, rows)
@@ -162,11 +177,13 @@ def _percentile_table(first: str, named: Sequence[tuple[str, Mapping[str, Any]]]
     keys = [*(f"p{each}" for each in PERCENTILES), "max"]
     rows = [
         [
-            escape(name), f"{each['requests']:,}", f"{each['ok']:,}",
+            escape(name),
+            f"{each['requests']:,}",
+            f"{each['ok']:,}",
             *(_format_seconds(each["latency_s"][key]) for key in keys),
         ]
         for name, each in named
-    ]  # fmt: skip
+    ]
     return _table(columns, rows)
 
 

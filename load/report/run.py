@@ -97,10 +97,13 @@ def request_columns(table: pa.Table) -> dict[str, Any]:
     """The fields of `Requests`, from columns of `RECORD_SCHEMA`."""
     status = table.column("status").to_numpy()
     is_complete = pc.is_null(table.column("error")).to_numpy()
-    names = {each: GroupedNames.of(table.column(each))
-             for each in ("tenant", "model", "policy", "start")}  # fmt: skip
-    times_s = {each: floats(table.column(each))
-               for each in ("scheduled_s", "sent_s", "finished_s", "deadline_s")}  # fmt: skip
+    names = {
+        each: GroupedNames.of(table.column(each)) for each in ("tenant", "model", "policy", "start")
+    }
+    times_s = {
+        each: floats(table.column(each))
+        for each in ("scheduled_s", "sent_s", "finished_s", "deadline_s")
+    }
     is_ok = (status >= 200) & (status < 300) & is_complete
     return {**names, **times_s, "status": status, "is_ok": is_ok}
 

@@ -22,8 +22,15 @@ if TYPE_CHECKING:
     from load.report.run import Run
 
 COLOURS: Final = (
-    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#8C7A00",
-)  # fmt: skip
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#000000",
+    "#8C7A00",
+)
 """Okabe and Ito 2008, with a darker yellow; one per run."""
 LINES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -103,8 +110,14 @@ def legend_below(axes: Axes, *, marker_scale: float = 1.0) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.set_figheight(figure.get_figheight() + _LEGEND_LINE_IN * lines)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9.5,
-                  markerscale=marker_scale)  # fmt: skip
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=9.5,
+        markerscale=marker_scale,
+    )
 
 
 def log_ticks(axis: Axis) -> None:

@@ -68,9 +68,13 @@ class SimulatedApplications:
     """The open windows of the simulated gateway, and the requests that join them."""
 
     def __init__(
-        self, events: EventQueue, state: ClusterState, plans: Sequence[ApplicationPlan], seed: int,
+        self,
+        events: EventQueue,
+        state: ClusterState,
+        plans: Sequence[ApplicationPlan],
+        seed: int,
         load: Callable[[ModelName, str], object],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`load` a variant at a pod in the background."""
         self.by_name = {plan.spec.name: plan for plan in plans}
         self.planned: list[tuple[Window, SelectionPlan | None]] | None = None
@@ -79,15 +83,32 @@ class SimulatedApplications:
         self.windows = OpenWindows(state, self._plan, load, events, events.now)
 
     def arrival(
-        self, plan: ApplicationPlan, id_: str, row: int, now_s: float, deadline_s: float | None,
-        *, input_size: int, output_size: int, draw: float, sequence: int,
-    ) -> ApplicationArrival:  # fmt: skip
+        self,
+        plan: ApplicationPlan,
+        id_: str,
+        row: int,
+        now_s: float,
+        deadline_s: float | None,
+        *,
+        input_size: int,
+        output_size: int,
+        draw: float,
+        sequence: int,
+    ) -> ApplicationArrival:
         """A request with the example that a live run would send in this row of the trace."""
         spec, examples = plan.spec, plan.examples
         found = ApplicationArrival(
-            id_, spec, now_s, deadline_s or spec.deadline_s, spec.policy, plan=plan,
-            input_size=input_size, output_size=output_size, draw=draw, sequence=sequence,
-        )  # fmt: skip
+            id_,
+            spec,
+            now_s,
+            deadline_s or spec.deadline_s,
+            spec.policy,
+            plan=plan,
+            input_size=input_size,
+            output_size=output_size,
+            draw=draw,
+            sequence=sequence,
+        )
         if examples is not None:
             found.example = drawn_example(self._seed, row, len(examples.labels))
             if examples.evidence:

@@ -24,9 +24,14 @@ def rows(batch: pa.RecordBatch) -> Iterator[Row]:
     check_times(batch)
     at_s, tenant, model, input_size, output_size, deadline_s = batch.columns
     return zip(
-        _numbers(at_s), _names(tenant), _names(model), _numbers(input_size),
-        _numbers(output_size), _numbers(deadline_s), strict=True,
-    )  # fmt: skip
+        _numbers(at_s),
+        _names(tenant),
+        _names(model),
+        _numbers(input_size),
+        _numbers(output_size),
+        _numbers(deadline_s),
+        strict=True,
+    )
 
 
 def check_times(batch: pa.RecordBatch) -> None:

@@ -112,14 +112,17 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         events, state = self._events, self._state
         if queueing.placer is not None:
             return queueing.placer(
-                state, self, events, events.now,
-                is_loading=lambda pod: self._pods[pod].is_loading,
-            )  # fmt: skip
+                state, self, events, events.now, is_loading=lambda pod: self._pods[pod].is_loading
+            )
         return Placer(
-            state, self, events, events.now,
-            by_deadline=queueing.by_deadline, warm_first=queueing.warm_first,
+            state,
+            self,
+            events,
+            events.now,
+            by_deadline=queueing.by_deadline,
+            warm_first=queueing.warm_first,
             may_load=queueing.may_load,
-        )  # fmt: skip
+        )
 
     # Arrival
 
@@ -143,9 +146,16 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             deadline_s = plan.spec.policy.deadline_s
         at_s = None if deadline_s is None else now_s + deadline_s
         arrival = IncomingRequest(
-            id_, name, now_s, self._draw(), self._sequence, self._policy,
-            None if self._serves_late else at_s, at_s, size_class(BYTES_PER_ITEM * input_size),
-        )  # fmt: skip
+            id_,
+            name,
+            now_s,
+            self._draw(),
+            self._sequence,
+            self._policy,
+            None if self._serves_late else at_s,
+            at_s,
+            size_class(BYTES_PER_ITEM * input_size),
+        )
         request = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:
             self._events.at(arrival.deadline_s, self._deadline_passed, arrival)
@@ -165,9 +175,13 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         request = SimulatedRequest(arrival, ModelPlan(ModelSpec(name, "")), input_size, output_size)
         self.open_total -= 1
         self._rows.add(
-            request, finished_s=now_s, status=404, reason="model-not-found",
-            error=f"model {name} does not exist", deadline_s=deadline_s,
-        )  # fmt: skip
+            request,
+            finished_s=now_s,
+            status=404,
+            reason="model-not-found",
+            error=f"model {name} does not exist",
+            deadline_s=deadline_s,
+        )
 
     # Applications
 
@@ -181,9 +195,16 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self._sequence += 1
         self._retries.budget.earn()
         asked = applications.arrival(
-            plan, id_, self._row, now_s, deadline_s, input_size=input_size,
-            output_size=output_size, draw=self._draw(), sequence=self._sequence,
-        )  # fmt: skip
+            plan,
+            id_,
+            self._row,
+            now_s,
+            deadline_s,
+            input_size=input_size,
+            output_size=output_size,
+            draw=self._draw(),
+            sequence=self._sequence,
+        )
         asked.on_selected = partial(self._on_selected, asked)
         self._asked[id_] = asked
         if plan.spec.refuses_late:
@@ -224,9 +245,8 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         name = variant or asked.plan.spec.name
         found = self._models.get((name.namespace, name.name))
         arrival = IncomingRequest(
-            asked.id, name, asked.arrival_s, asked.draw, asked.sequence, None,
-            at_s, asked.due_s,
-        )  # fmt: skip
+            asked.id, name, asked.arrival_s, asked.draw, asked.sequence, None, at_s, asked.due_s
+        )
         plan = found[1] if found is not None else ModelPlan(ModelSpec(name, ""))
         request = SimulatedRequest(arrival, plan, asked.input_size, asked.output_size)
         request.failed = asked.failed
@@ -247,16 +267,23 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
     # PlacementDriver
 
     def reserve(
-        self, placement: SimulatedRequest, decision: SendTo,
+        self,
+        placement: SimulatedRequest,
+        decision: SendTo,
         on_reply: Callable[[SimulatedRequest, bool], None],
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         del on_reply  # operations take no time
         now_s = self._events.now_s
         granted = self._registry.reserve(
-            placement.arrival.id, decision.entry, decision.predict, placement.spec.key,
-            decision.mode, now_s, max_other_copies=decision.max_other_copies,
+            placement.arrival.id,
+            decision.entry,
+            decision.predict,
+            placement.spec.key,
+            decision.mode,
+            now_s,
+            max_other_copies=decision.max_other_copies,
             target_ongoing=decision.target_ongoing,
-        )  # fmt: skip
+        )
         if isinstance(granted, Refusal):
             return False
         placement.reason = decision.reason
@@ -379,9 +406,13 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self.open_total -= 1
         due_s, arrival_s = request.arrival.due_s, request.arrival.arrival_s
         self._rows.add(
-            request, finished_s=self._events.now_s, status=status, reason=reason or request.reason,
-            error=error, deadline_s=None if due_s is None else due_s - arrival_s,
-        )  # fmt: skip
+            request,
+            finished_s=self._events.now_s,
+            status=status,
+            reason=reason or request.reason,
+            error=error,
+            deadline_s=None if due_s is None else due_s - arrival_s,
+        )
         asked = self._asked.pop(request.arrival.id, None) if self._asked else None
         if asked is not None:
             self._rows.set_answer(asked.answer(status, self._events.now_s))

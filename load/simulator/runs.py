@@ -129,9 +129,12 @@ def simulate_task(task: RunTask, is_stopping: Callable[[], bool]) -> RunOutcome 
         is_interrupted = run.was_stopped or problem is not None
         actions = {} if scaler is None else scaler.actions_by_verb()
         return {
-            "run": task.name, **task.metadata,
-            "interrupted": is_interrupted, **run.summary.document(), "actions": actions,
-        }  # fmt: skip
+            "run": task.name,
+            **task.metadata,
+            "interrupted": is_interrupted,
+            **run.summary.document(),
+            "actions": actions,
+        }
 
     try:
         with (

@@ -56,10 +56,18 @@ class SimulatedCluster:
             else None
         )
         self.gateway = SimulatedGateway(
-            events, self.registry, rows, summary, pods=self._pods, models=self._models,
-            policy=policy, seed=seed, queueing=queueing, draws=draws,
+            events,
+            self.registry,
+            rows,
+            summary,
+            pods=self._pods,
+            models=self._models,
+            policy=policy,
+            seed=seed,
+            queueing=queueing,
+            draws=draws,
             applications=self.applications,
-        )  # fmt: skip
+        )
         self._build()
 
     # What an autoscaler reads
@@ -176,10 +184,15 @@ class SimulatedCluster:
     def _new_pod(self, plan: PodPlan, node: SimulatedNode) -> SimulatedPod:
         """A pod in the place of any earlier one of its name."""
         pod = self._pods[plan.name] = SimulatedPod(
-            plan, node, cluster=self._plan, events=self._events, registry=self.registry,
-            listener=self.gateway, rng=random.Random(self._rng.random()),
+            plan,
+            node,
+            cluster=self._plan,
+            events=self._events,
+            registry=self.registry,
+            listener=self.gateway,
+            rng=random.Random(self._rng.random()),
             gpu=self._gpu(node.name, plan.gpu) if plan.gpu else None,
-        )  # fmt: skip
+        )
         return pod
 
     def _gpu(self, node: str, name: str) -> SharedGpu:

@@ -91,9 +91,15 @@ class Simulation:
         self._plans_first = queueing is not None and queueing.plans_first
         self._ticked_s = -inf
         self._cluster = SimulatedCluster(
-            cluster, self.events, self._records.rows, self.summary,
-            policy=policy, seed=seed, queueing=queueing, draws=draws,
-        )  # fmt: skip
+            cluster,
+            self.events,
+            self._records.rows,
+            self.summary,
+            policy=policy,
+            seed=seed,
+            queueing=queueing,
+            draws=draws,
+        )
         self.registry = self._cluster.registry
         self.applications = self._cluster.applications
         """None: the cluster has none."""

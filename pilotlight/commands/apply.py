@@ -172,9 +172,13 @@ async def _apply(
 
 
 async def declare_and_check(
-    target: PlatformTarget, registry: Registry, output: Output, specs: Sequence[Declared],
-    *, is_note: bool = False,
-) -> set[ModelName]:  # fmt: skip
+    target: PlatformTarget,
+    registry: Registry,
+    output: Output,
+    specs: Sequence[Declared],
+    *,
+    is_note: bool = False,
+) -> set[ModelName]:
     """Declare, let pods read new and failed models, print a line per object or note it.
 
     The models that cannot be served, as far as it is known. Raises InvalidInput.
@@ -280,16 +284,24 @@ async def _put_graphs(registry: Registry, graphs: Sequence[GraphSpec]) -> list[s
 
 
 def print_applied(
-    output: Output, specs: Sequence[Declared], outcomes: Sequence[str],
-    checked: Checked = NOT_CHECKED, *, has_server: bool, is_note: bool = False,
-) -> set[ModelName]:  # fmt: skip
+    output: Output,
+    specs: Sequence[Declared],
+    outcomes: Sequence[str],
+    checked: Checked = NOT_CHECKED,
+    *,
+    has_server: bool,
+    is_note: bool = False,
+) -> set[ModelName]:
     """One line per object, as kubectl prints it; outcomes are created, configured or unchanged.
 
     The models that cannot be served. `has_server`: a model server may read formats without an
     engine here.
     """
-    warnings = {spec.name: f"cannot be served: {needs}" for spec in models_of(specs)
-                if (needs := needs_in_pool(spec, has_server=has_server))}  # fmt: skip
+    warnings = {
+        spec.name: f"cannot be served: {needs}"
+        for spec in models_of(specs)
+        if (needs := needs_in_pool(spec, has_server=has_server))
+    }
     warnings |= {name: f"cannot be read: {why}" for name, why in checked.unreadable.items()}
     unserved = set(warnings)
     warnings |= {name: f"not checked: {why}" for name, why in checked.unchecked.items()}
@@ -313,11 +325,13 @@ def print_applied(
         return unserved
     documents = [
         {
-            "namespace": spec.name.namespace, "name": spec.name.name, "outcome": outcome,
+            "namespace": spec.name.namespace,
+            "name": spec.name.name,
+            "outcome": outcome,
             **({"warning": warnings[spec.name]} if spec.name in warnings else {}),
         }
         for spec, outcome in applied
-    ]  # fmt: skip
+    ]
     output.result(documents, lines)
     return unserved
 

@@ -70,9 +70,8 @@ async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)
     planner = Autoscaler(
-        settings, watch, AutoscalerLog(registry), policy_of(loading),
-        AutoscalerMetrics(), "dry-run",
-    )  # fmt: skip
+        settings, watch, AutoscalerLog(registry), policy_of(loading), AutoscalerMetrics(), "dry-run"
+    )
     watching = asyncio.create_task(watch.run())
     try:
         async with asyncio.timeout(_READ_TIMEOUT_S):
@@ -96,23 +95,35 @@ def _print_plan(output: Output, plan: "TickPlan", *, explain: bool) -> None:
         output.table(
             ("ACTION", "MODEL", "POD", "TIER", "REASON", "WHY"),
             [
-                (each["verb"], each["model"], each["pod"], each["tier"], each["reason"],
-                 each["words"])
+                (
+                    each["verb"],
+                    each["model"],
+                    each["pod"],
+                    each["tier"],
+                    each["reason"],
+                    each["words"],
+                )
                 for each in actions
             ],
-        )  # fmt: skip
+        )
     else:
         output.note("no actions are due now")
     if explain:
         output.table(
             ("MODEL", "WARM", "WAITING", "LAST REQUEST", "P(60 S)", "EXPECTED (60 S)", "REFUSED"),
             [
-                (each["model"], str(each["warm"]), str(each["waiting"]),
-                 "never" if each["idle_s"] is None else f"{each['idle_s']:.0f} s ago",
-                 _number(each["p_minute"]), _number(each["mean_minute"]), each["refused"])
+                (
+                    each["model"],
+                    str(each["warm"]),
+                    str(each["waiting"]),
+                    "never" if each["idle_s"] is None else f"{each['idle_s']:.0f} s ago",
+                    _number(each["p_minute"]),
+                    _number(each["mean_minute"]),
+                    each["refused"],
+                )
                 for each in models
             ],
-        )  # fmt: skip
+        )
 
 
 def _number(value: float | None) -> str:
@@ -131,9 +142,13 @@ def _action_document(action: Action) -> dict[str, Any]:
         case DrainPod(pod=pod):
             verb = "drain"
     return {
-        "verb": verb, "model": model, "pod": pod, "tier": str(tier),
-        "reason": str(action.reason), "words": action.detail,
-    }  # fmt: skip
+        "verb": verb,
+        "model": model,
+        "pod": pod,
+        "tier": str(tier),
+        "reason": str(action.reason),
+        "words": action.detail,
+    }
 
 
 def _model_documents(plan: "TickPlan") -> list[dict[str, Any]]:
@@ -170,12 +185,20 @@ def _print_history(output: Output, records: AutoscalerRecords) -> None:
     output.table(
         ("AGE", "ACTION", "OF", "POD", "TIER", "REASON", "WHY", "OUTCOME"),
         [
-            (format_age(records.read_at_s - each.at_s), each.verb, each.subject, each.pod or "-",
-             each.tier or "-", each.reason, each.detail, _outcome(each, records.read_at_s))
+            (
+                format_age(records.read_at_s - each.at_s),
+                each.verb,
+                each.subject,
+                each.pod or "-",
+                each.tier or "-",
+                each.reason,
+                each.detail,
+                _outcome(each, records.read_at_s),
+            )
             for each in records.history
         ],
         optional=("TIER", "REASON"),
-    )  # fmt: skip
+    )
 
 
 def _outcome(action: ActionRecord, now_s: float) -> str:

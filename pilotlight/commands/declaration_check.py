@@ -165,9 +165,9 @@ async def variant_problems(
         if (application := state.applications.get(name)) is not None
         for variant, problem in named_variants(application, state)
     ]
-    read = await asyncio.gather(*(
-        _contradictions(target, state, application, variant) for application, variant, _ in found
-    ))  # fmt: skip
+    read = await asyncio.gather(
+        *(_contradictions(target, state, application, variant) for application, variant, _ in found)
+    )
     return [
         f"{application.name}: {variant.name.name} cannot be chosen: {'; '.join(problems)}"
         for (application, variant, problem), contradictions in zip(found, read, strict=True)

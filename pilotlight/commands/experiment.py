@@ -60,8 +60,7 @@ def experiment(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Name of the experiment. Default: list all experiments.",
-            autocompletion=_complete,
+            help="Name of the experiment. Default: list all experiments.", autocompletion=_complete
         ),
     ] = None,
     *,
@@ -97,8 +96,7 @@ def experiment(
         int | None, typer.Option(min=1, help="Number of cells of regret. Default: its own.")
     ] = None,
     cell: Annotated[
-        list[int],
-        typer.Option(min=0, help="Number of a cell of regret. Repeat for several."),
+        list[int], typer.Option(min=0, help="Number of a cell of regret. Repeat for several.")
     ] = [],  # noqa: B006 - typer copies it
     policy: Annotated[
         list[str],
@@ -112,13 +110,13 @@ def experiment(
         ),
     ] = None,
     processes: flags.Processes = None,
-    out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")
-    ] = Path("experiments"),
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for tables and plots.")] = Path(
+        "experiments"
+    ),
     overwrite: flags.Overwrite = False,
     home: flags.Home = None,
     json_: flags.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run an experiment of the documentation: its tables beside the published figures."""
     output = Output(json_)
     if not EXPERIMENTS:
@@ -133,10 +131,20 @@ def experiment(
     if name not in EXPERIMENTS:
         raise InvalidInput([f"NAME must be one of {EXPERIMENTS}, was {name!r}"])
     asked = ExperimentFlags(
-        live=live, seeds=tuple(seed), models=tuple(model), is_quick=quick, half=half, cells=cells,
-        cell_numbers=tuple(cell), policies=tuple(policy), reused=reuse,
-        processes=processes or os.cpu_count() or 1, out=out, overwrite=overwrite, home=home,
-    )  # fmt: skip
+        live=live,
+        seeds=tuple(seed),
+        models=tuple(model),
+        is_quick=quick,
+        half=half,
+        cells=cells,
+        cell_numbers=tuple(cell),
+        policies=tuple(policy),
+        reused=reuse,
+        processes=processes or os.cpu_count() or 1,
+        out=out,
+        overwrite=overwrite,
+        home=home,
+    )
     _load(name).run_command(asked, output)
 
 

@@ -26,20 +26,24 @@ Json = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        "-o", "--output", metavar="wide|json",
+        "-o",
+        "--output",
+        metavar="wide|json",
         help="wide: all columns, whatever the width of the terminal; json: as --json.",
     ),
-]  # fmt: skip
+]
 Watch = Annotated[
     bool, typer.Option("-w", "--watch", help="Go on, and print what changes, until Ctrl-C.")
 ]
 Home = Annotated[
     Path | None,
     setting(
-        "HOME", "Folder of the platform: lock, state, logs, caches.", "--home",
+        "HOME",
+        "Folder of the platform: lock, state, logs, caches.",
+        "--home",
         show_default="~/.pilotlight",
     ),
-]  # fmt: skip
+]
 RedisUrl = Annotated[
     str | None,
     setting(
@@ -69,10 +73,13 @@ def _check_key(key: str) -> str:
 Key = Annotated[
     str,
     setting(
-        "KEY", "API key or token of the namespace, or of an operator, where the gateway needs one.",
-        "--key", show_default=False, callback=_check_key,
+        "KEY",
+        "API key or token of the namespace, or of an operator, where the gateway needs one.",
+        "--key",
+        show_default=False,
+        callback=_check_key,
     ),
-]  # fmt: skip
+]
 Pool = Annotated[str, setting("POOL", "Name of the pool, with --redis-url.", "--pool")]
 Namespace = Annotated[
     str | None,
@@ -127,9 +134,12 @@ REGISTRY: Final = ("home", "redis_url", "pool")
 GATEWAY: Final = ("home", "gateway", "key")
 """How a verb finds the gateway."""
 _ADDRESS: Final[Mapping[str, tuple[Any, Any]]] = {
-    "home": (Home, None), "redis_url": (RedisUrl, None), "pool": (Pool, "default"),
-    "gateway": (Gateway, None), "key": (Key, ""),
-}  # fmt: skip
+    "home": (Home, None),
+    "redis_url": (RedisUrl, None),
+    "pool": (Pool, "default"),
+    "gateway": (Gateway, None),
+    "key": (Key, ""),
+}
 """Type and default of a flag by its parameter."""
 _LISTING: Final[Mapping[str, tuple[Any, Any]]] = {
     "watch": (Watch, False),

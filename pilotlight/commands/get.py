@@ -356,7 +356,15 @@ def pod_document(
 
 _MODELS = Listing(
     columns=(
-        "NAME", "READY", "TIERS", "TRAFFIC", "AGE", "STATUS", "ROUTING", "PODS", "AUTOSCALER",
+        "NAME",
+        "READY",
+        "TIERS",
+        "TRAFFIC",
+        "AGE",
+        "STATUS",
+        "ROUTING",
+        "PODS",
+        "AUTOSCALER",
         "URL",
     ),
     optional=("AGE", "TIERS"),
@@ -365,13 +373,24 @@ _MODELS = Listing(
     wide=("ROUTING", "PODS", "AUTOSCALER", "URL"),
     width=120,
     when_empty="no models; create some with `pilotlight apply -f manifests/samples/`",
-)  # fmt: skip
+)
 _PODS = Listing(
     columns=(
-        "NAME", "NODE", "PHASE", "USE", "SLOTS", "WARM MODELS", "DEVICE", "HOST", "DISK",
-        "LOADS", "ACCELERATOR", "GPU", "PLACED",
+        "NAME",
+        "NODE",
+        "PHASE",
+        "USE",
+        "SLOTS",
+        "WARM MODELS",
+        "DEVICE",
+        "HOST",
+        "DISK",
+        "LOADS",
+        "ACCELERATOR",
+        "GPU",
+        "PLACED",
     ),
     optional=("LOADS", "DISK", "HOST", "PLACED", "NODE", "GPU", "ACCELERATOR", "USE"),
     row=_pod_row,
     when_empty="no pods",
-)  # fmt: skip
+)

@@ -106,10 +106,13 @@ def mlflow(
     folder_name = re.sub("[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")
     try:
         found = import_mlflow(
-            mlmodel if isinstance(mlmodel, dict) else {}, files,
-            uri=(uri or folder.resolve().as_uri()).rstrip("/"), name=name or folder_name,
-            namespace=namespace or "default", pool=pool,
-        )  # fmt: skip
+            mlmodel if isinstance(mlmodel, dict) else {},
+            files,
+            uri=(uri or folder.resolve().as_uri()).rstrip("/"),
+            name=name or folder_name,
+            namespace=namespace or "default",
+            pool=pool,
+        )
         read_object(found.document)
     except NotServed as error:
         raise InvalidInput([f"{folder}: {error}"]) from error

@@ -36,13 +36,15 @@ def new(
     folder: Annotated[
         Path | None,
         flags.setting(
-            "API_KEYS", "Folder with a file of keys for each namespace.", "--api-keys",
+            "API_KEYS",
+            "Folder with a file of keys for each namespace.",
+            "--api-keys",
             show_default="keys in --home",
         ),
     ] = None,
     home: flags.Home = None,
     json_: flags.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Write a new key of a namespace beside its others, and print it.
 
     A platform started with `up --api-keys` of the same folder takes it within seconds. To withdraw

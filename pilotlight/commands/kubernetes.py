@@ -39,13 +39,14 @@ def scale(
     namespace: Annotated[
         str,
         typer.Option(
-            "--namespace", "-n",
+            "--namespace",
+            "-n",
             help="Namespace of the pool's InferenceService. Default: search all namespaces.",
         ),
     ] = "",
     redis_url: flags.RedisUrl = None,
     json_: flags.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Set the number of a pool's pods in the cluster of the kubeconfig, within its bounds."""
     target = PlatformTarget.of(None, redis_url=redis_url, pool=pool)
     asyncio.run(_scale(target, Output(json_), pods=pods, namespace=namespace))

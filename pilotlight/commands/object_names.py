@@ -18,11 +18,16 @@ class Kind(StrEnum):
 
 
 _WORDS: Final = {
-    "inferenceservice": Kind.MODEL, "inferenceservices": Kind.MODEL, "isvc": Kind.MODEL,
-    "inferenceapplication": Kind.APPLICATION, "inferenceapplications": Kind.APPLICATION,
+    "inferenceservice": Kind.MODEL,
+    "inferenceservices": Kind.MODEL,
+    "isvc": Kind.MODEL,
+    "inferenceapplication": Kind.APPLICATION,
+    "inferenceapplications": Kind.APPLICATION,
     "iapp": Kind.APPLICATION,
-    "inferencegraph": Kind.GRAPH, "inferencegraphs": Kind.GRAPH, "ig": Kind.GRAPH,
-}  # fmt: skip
+    "inferencegraph": Kind.GRAPH,
+    "inferencegraphs": Kind.GRAPH,
+    "ig": Kind.GRAPH,
+}
 """Singular, plural and short names of the resources."""
 
 

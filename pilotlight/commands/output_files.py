@@ -26,8 +26,8 @@ def clear_outputs(paths: Sequence[Path]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
         except (FileExistsError, NotADirectoryError):
-            raise InvalidInput([
-                f"--out: cannot write {path.parent}: it must be a folder, but it is a file"
-            ]) from None  # fmt: skip
+            raise InvalidInput(
+                [f"--out: cannot write {path.parent}: it must be a folder, but it is a file"]
+            ) from None
         except OSError as error:
             raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error

@@ -132,8 +132,9 @@ def _problem(profiles: Sequence[Path], rates: Path, gpus: str, names: Sequence[s
     workloads = read_rates_file(rates, problems)
     if workloads and (known.models or known.fits):
         checked = accelerators or accelerators_of(kind, 1)  # a wrong --gpus is said already
-        for check in [planner_of(name).check if name in planner_names() else validate
-                      for name in names]:  # fmt: skip
+        for check in [
+            planner_of(name).check if name in planner_names() else validate for name in names
+        ]:
             try:
                 check(workloads, checked, known)
             except InvalidPlacementInput as error:

@@ -54,9 +54,11 @@ def _least_busy(state: ClusterState, key: str, pods: Iterable[PodState]) -> PodS
     return min(
         pods,
         key=lambda each: (
-            each.name not in holders or not holders[each.name].is_warm, each.slots_busy, each.name,
+            each.name not in holders or not holders[each.name].is_warm,
+            each.slots_busy,
+            each.name,
         ),
-    )  # fmt: skip
+    )
 
 
 async def measure_profile(
@@ -117,9 +119,15 @@ def parse_shares(text: str | None) -> list[int]:
 
 
 async def profile_for_placement(
-    target: PlatformTarget, output: Output, name: ModelName, pod: PodState, plan: Mapping[str, int],
-    *, shares: Sequence[int], pairs: bool,
-) -> dict[str, Any]:  # fmt: skip
+    target: PlatformTarget,
+    output: Output,
+    name: ModelName,
+    pod: PodState,
+    plan: Mapping[str, int],
+    *,
+    shares: Sequence[int],
+    pairs: bool,
+) -> dict[str, Any]:
     """Measure the model on its whole accelerator, with shares of it, and beside other models.
 
     On a CPU the accelerator is as many cores as an inference has threads. The result is stored, and
@@ -153,9 +161,10 @@ async def profile_for_placement(
         factor = sum(measured[each] for each in sizes) / sum(alone[each] for each in sizes)
         found_pairs.append(PairFactor(str(other), max(1.0, factor)))
     whole = replace(
-        decode_profile(json.dumps(document)), shares=tuple(sorted(found_shares)),
+        decode_profile(json.dumps(document)),
+        shares=tuple(sorted(found_shares)),
         pairs=tuple(sorted(found_pairs)),
-    )  # fmt: skip
+    )
     used = _used_by_neighbours(state, others, pod)
     fits = {name: each.fit(whole, used) for name, each in profile_fits().items()}
     profile = replace(whole, fits={name: fit for name, fit in fits.items() if fit is not None})

@@ -57,7 +57,7 @@ async def predict(
         int | None, typer.Option(min=1, help="Deadline of the request in milliseconds.")
     ] = None,
     namespace: flags.Namespace = None,
-) -> None:  # fmt: skip
+) -> None:
     """Send one inference request through the gateway and print the response."""
     [model] = parse_model_names([name], namespace)
     protocol = "v2" if v2 else "v1"
@@ -144,9 +144,15 @@ def _read_image(path: Path) -> str:
 
 
 async def _predict(
-    target: PlatformTarget, output: Output, name: ModelName, path: str, body: bytes,
-    headers: dict[str, str], *, is_text: bool,
-) -> None:  # fmt: skip
+    target: PlatformTarget,
+    output: Output,
+    name: ModelName,
+    path: str,
+    body: bytes,
+    headers: dict[str, str],
+    *,
+    is_text: bool,
+) -> None:
     """Print the response on standard output, the headers about its routing on standard error."""
     response = await target.request_gateway("POST", path, content=body, headers=headers)
     shown = {

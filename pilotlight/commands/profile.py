@@ -156,9 +156,15 @@ async def profile(
 
 
 async def _profile(
-    target: PlatformTarget, output: Output, name: ModelName, *, pod: str | None,
-    plan: dict[str, int], shares: Sequence[int], pairs: bool,
-) -> None:  # fmt: skip
+    target: PlatformTarget,
+    output: Output,
+    name: ModelName,
+    *,
+    pod: str | None,
+    plan: dict[str, int],
+    shares: Sequence[int],
+    pairs: bool,
+) -> None:
     state = await target.cluster()
     require_known([str(name)], [str(each) for each in state.models])
     chosen = choose_pod(state, state.models[name].serving.key, pod)
@@ -174,8 +180,10 @@ async def _profile(
         return
     output.table(POINT_COLUMNS, point_rows(document))
     for share in document.get("shares", ()):
-        output.line(f"batches of {share['rows']} with a share of {share['share_pct']:g} %: "
-                    f"{share['factor']:.2f} times as long")  # fmt: skip
+        output.line(
+            f"batches of {share['rows']} with a share of {share['share_pct']:g} %: "
+            f"{share['factor']:.2f} times as long"
+        )
     for pair in document.get("pairs", ()):
         output.line(f"beside {pair['neighbour']}: {pair['factor']:.2f} times as long")
     for plug_in, fit in profile_fits().items():

@@ -44,9 +44,13 @@ class _Profiled:
 
 
 async def profile_application(
-    target: PlatformTarget, output: Output, spec: ApplicationSpec, path: Path, limit: int | None,
+    target: PlatformTarget,
+    output: Output,
+    spec: ApplicationSpec,
+    path: Path,
+    limit: int | None,
     plan: Mapping[str, int],
-) -> None:  # fmt: skip
+) -> None:
     """Send the examples, or `limit` of them, to every variant; store what each gets right.
 
     Pods then measure each variant by batch size, by `plan` as `profile MODEL` does.
@@ -66,9 +70,12 @@ async def profile_application(
             predicted = await _predictions(target, spec, variant.name, examples)
             confusion = confusion_matrix(examples.labels, predicted, len(spec.classes))
             profile = AccuracyProfile(
-                variant.key, spec.classes, tuple(map(tuple, confusion.tolist())),
-                tensors.inputs, tensors.outputs,
-            )  # fmt: skip
+                variant.key,
+                spec.classes,
+                tuple(map(tuple, confusion.tolist())),
+                tensors.inputs,
+                tensors.outputs,
+            )
             if not await registry.put_accuracy(profile):
                 raise RequestFailed(f"{variant.name} was changed or deleted meanwhile")
             pods = pods_by_product(await registry.cluster(), variant.key)
@@ -78,9 +85,11 @@ async def profile_application(
 
 
 async def _checked_metadata(
-    target: PlatformTarget, state: ClusterState, spec: ApplicationSpec,
+    target: PlatformTarget,
+    state: ClusterState,
+    spec: ApplicationSpec,
     variants: Sequence[ModelSpec],
-) -> list[VariantMetadata]:  # fmt: skip
+) -> list[VariantMetadata]:
     """V2 metadata of the variants; raises InvalidInput with all that contradicts the application.
 
     Raises RequestFailed where no pod tells.
@@ -102,7 +111,8 @@ def _print(output: Output, found: Sequence[_Profiled], state: ClusterState) -> N
         ("VARIANT", "ACCURACY", "LATENCY", "LOAD", "MEMORY", "RECALLS"),
         [
             (
-                str(each.variant.name), f"{profiled_accuracy(each.confusion):.3f}",
+                str(each.variant.name),
+                f"{profiled_accuracy(each.confusion):.3f}",
                 _shown(cost["latency_s"], lambda value: f"{value * 1000:.2f} ms"),
                 _shown(cost["load_s"], lambda value: f"{value * 1000:.0f} ms"),
                 _shown(cost["memory_bytes"], lambda value: format_bytes(int(value))),
@@ -110,7 +120,7 @@ def _print(output: Output, found: Sequence[_Profiled], state: ClusterState) -> N
             )
             for each, cost in zip(found, costs, strict=True)
         ],
-    )  # fmt: skip
+    )
     output.line()
     output.table(
         ("VARIANT", "ACCELERATOR", *POINT_COLUMNS),
@@ -122,13 +132,18 @@ def _print(output: Output, found: Sequence[_Profiled], state: ClusterState) -> N
         ],
     )
     if output.as_json:
-        output.result([
-            {
-                "model": str(each.variant.name), "accuracy": profiled_accuracy(each.confusion),
-                **cost, "confusion": each.confusion.tolist(), "batches": each.batches,
-            }
-            for each, cost in zip(found, costs, strict=True)
-        ])  # fmt: skip
+        output.result(
+            [
+                {
+                    "model": str(each.variant.name),
+                    "accuracy": profiled_accuracy(each.confusion),
+                    **cost,
+                    "confusion": each.confusion.tolist(),
+                    "batches": each.batches,
+                }
+                for each, cost in zip(found, costs, strict=True)
+            ]
+        )
 
 
 def _shown(value: float | None, text: Callable[[float], str]) -> str:
@@ -160,9 +175,11 @@ async def _predictions(
     async def send_rows() -> None:
         for row in rows:
             response = await target.request_gateway(
-                "POST", path, content=example_body(examples, row),
+                "POST",
+                path,
+                content=example_body(examples, row),
                 headers={"content-type": "application/json"},
-            )  # fmt: skip
+            )
             if response.status_code != _OK:
                 raise RequestFailed(
                     f"{name} returned {response.status_code}: {response.text[:500]}"

@@ -30,10 +30,19 @@ async def explain_run(
     if output.as_json:
         return
     output.table(
-        ["STEP", "MODEL", "PREDICTED", "PLANNED AT", "RAN AT", "PLANNED, S", "ACTUAL, S", "START",
-         "CANDIDATES (WAIT + LOAD + COMPUTE, S)"],
+        [
+            "STEP",
+            "MODEL",
+            "PREDICTED",
+            "PLANNED AT",
+            "RAN AT",
+            "PLANNED, S",
+            "ACTUAL, S",
+            "START",
+            "CANDIDATES (WAIT + LOAD + COMPUTE, S)",
+        ],
         [_row(document, step) for step in document["steps"]],
-    )  # fmt: skip
+    )
     if "error" in document:
         output.line(f"error: {error_text(document['error'])}")
     for load in document["preloads"]:
@@ -62,11 +71,16 @@ def _row(document: dict[str, Any], step: dict[str, Any]) -> list[str]:
     if "ended_s" in step and "sent_s" in step:
         actual = f"{step['sent_s']:.3f} to {step['ended_s']:.3f}"
     return [
-        str(step["step"]), step["model"], "yes" if step["predicted"] else "no",
-        planned.get("pod", "-"), step["pod"] or "-",
-        f"{planned['start_s']:.3f} to {planned['end_s']:.3f}" if planned else "-", actual,
-        step.get("start", "-"), "; ".join(map(_candidate, planned.get("candidates", ()))) or "-",
-    ]  # fmt: skip
+        str(step["step"]),
+        step["model"],
+        "yes" if step["predicted"] else "no",
+        planned.get("pod", "-"),
+        step["pod"] or "-",
+        f"{planned['start_s']:.3f} to {planned['end_s']:.3f}" if planned else "-",
+        actual,
+        step.get("start", "-"),
+        "; ".join(map(_candidate, planned.get("candidates", ()))) or "-",
+    ]
 
 
 def _candidate(candidate: dict[str, Any]) -> str:

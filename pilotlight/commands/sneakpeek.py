@@ -73,17 +73,28 @@ def train_sneakpeek(
         rows, labels, held = given.features(), given.labels, (other.features(), other.labels)
     if held[0].shape[1] != rows.shape[1]:
         raise InvalidInput(
-            [f"{validation}: rows have {held[0].shape[1]} features, those of {examples} "
-             f"{rows.shape[1]}"]
-        )  # fmt: skip
+            [
+                f"{validation}: rows have {held[0].shape[1]} features, those of {examples} "
+                f"{rows.shape[1]}"
+            ]
+        )
     trained = train(
-        rows, labels, held, classes=len(spec.classes), k=neighbours, projection=given.projection,
-        max_dimensions=max_dimensions, max_examples=max_examples,
-    )  # fmt: skip
+        rows,
+        labels,
+        held,
+        classes=len(spec.classes),
+        k=neighbours,
+        projection=given.projection,
+        max_dimensions=max_dimensions,
+        max_examples=max_examples,
+    )
     write_sneakpeek(
-        out, trained, application=str(spec.name), classes=spec.classes,
+        out,
+        trained,
+        application=str(spec.name),
+        classes=spec.classes,
         inputs=tuple(sorted(given.inputs)),
-    )  # fmt: skip
+    )
     accuracy = float(np.trace(trained.confusion) / trained.confusion.sum())
     shape = trained.examples.vectors.shape
     output.result(
@@ -120,7 +131,9 @@ def _split(given: LabelledExamples) -> tuple[np.ndarray, np.ndarray, tuple[np.nd
     missing = sorted(set(given.labels.tolist()) - set(given.labels[held].tolist()))
     if missing:
         raise InvalidInput(
-            [f"--examples: classes {', '.join(map(str, missing))} have fewer than {_EVERY} "
-             "examples; give --validation"]
-        )  # fmt: skip
+            [
+                f"--examples: classes {', '.join(map(str, missing))} have fewer than {_EVERY} "
+                "examples; give --validation"
+            ]
+        )
     return rows[~held], given.labels[~held], (rows[held], given.labels[held])

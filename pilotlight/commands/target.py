@@ -39,9 +39,15 @@ class PlatformTarget:
 
     @classmethod
     def of(
-        cls, home: Path | None, *, redis_url: str | None = None, gateway: str | None = None,
-        pool: str = "default", pod_secret_file: Path | None = None, key: str = "",
-    ) -> Self:  # fmt: skip
+        cls,
+        home: Path | None,
+        *,
+        redis_url: str | None = None,
+        gateway: str | None = None,
+        pool: str = "default",
+        pod_secret_file: Path | None = None,
+        key: str = "",
+    ) -> Self:
         return cls(StateDir.of(home), redis_url, gateway, pool, pod_secret_file, key)
 
     @property
@@ -93,9 +99,13 @@ class PlatformTarget:
         return "" if self.redis_url is not None and self.gateway is None else self.gateway_url
 
     async def request_gateway(
-        self, method: str, path: str, *, content: bytes | None = None,
+        self,
+        method: str,
+        path: str,
+        *,
+        content: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> httpx.Response:  # fmt: skip
+    ) -> httpx.Response:
         """One request to the gateway. Raises RequestFailed without a response and at 401."""
         url = self.gateway_url
         credentials = {"authorization": f"Bearer {self.key}"} if self.key else {}
@@ -106,10 +116,14 @@ class PlatformTarget:
                     method, url + path, content=content, headers=headers
                 )
             except (httpx.HTTPError, httpx.InvalidURL) as error:
-                restarts = "" if self.gateway else (
-                    "; the platform restarts a gateway that has ended: try again, or see "
-                    "`pilotlight logs gateway`"
-                )  # fmt: skip
+                restarts = (
+                    ""
+                    if self.gateway
+                    else (
+                        "; the platform restarts a gateway that has ended: try again, or see "
+                        "`pilotlight logs gateway`"
+                    )
+                )
                 message = f"no response from the gateway at {url}: {error}{restarts}"
                 raise RequestFailed(message) from error
         if response.status_code == httpx.codes.UNAUTHORIZED:

@@ -200,9 +200,10 @@ def engine_problems(
 def access_problems(access: LocalAccessSettings) -> list[str]:
     """What the gateway would refuse to start with."""
     fields = {
-        "api_keys": access.api_keys, "token_issuers": access.token_issuers,
+        "api_keys": access.api_keys,
+        "token_issuers": access.token_issuers,
         "ingress_domain": access.ingress_domain,
-    }  # fmt: skip
+    }
     try:
         settings_from_fields(GatewaySettings, fields)
     except ValueError as error:

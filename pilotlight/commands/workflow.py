@@ -86,9 +86,11 @@ async def run(
     if not response.is_success and (run_id := response.headers.get("x-pilotlight-run")):
         raise _failure_of_run(output, workflow, run_id, response)
     document = read_response(response, str(workflow))
-    shown = document["id"] if response.status_code == 202 else json.dumps(
-        document["result"], ensure_ascii=False, indent=2
-    )  # fmt: skip
+    shown = (
+        document["id"]
+        if response.status_code == 202
+        else json.dumps(document["result"], ensure_ascii=False, indent=2)
+    )
     output.result(document, [shown])
     if response.status_code != 202:
         output.note(f"run: {document['id']}")
@@ -123,11 +125,17 @@ async def status(
     if "result" in document:
         output.line(f"result  {json.dumps(document['result'], ensure_ascii=False)}")
     rows = [
-        [str(step["step"]), step["model"], step["state"], step["pod"] or "-",
-         "yes" if step["predicted"] else "no", _seconds(step.get("sent_s")),
-         _seconds(step.get("ended_s"))]
+        [
+            str(step["step"]),
+            step["model"],
+            step["state"],
+            step["pod"] or "-",
+            "yes" if step["predicted"] else "no",
+            _seconds(step.get("sent_s")),
+            _seconds(step.get("ended_s")),
+        ]
         for step in document.get("steps", ())
-    ]  # fmt: skip
+    ]
     if rows:
         output.line()
         output.table(["STEP", "MODEL", "STATE", "POD", "PREDICTED", "SENT", "ENDED"], rows)
@@ -262,10 +270,15 @@ async def print_workflows(target: PlatformTarget, output: Output, namespace: str
         output.result(found)
         return
     rows = [
-        [each["namespace"], each["name"], each["kind"], _parameters(each["parameters"]),
-         f"{each['deadline_s']:g} s" if each["deadline_s"] else "-"]
+        [
+            each["namespace"],
+            each["name"],
+            each["kind"],
+            _parameters(each["parameters"]),
+            f"{each['deadline_s']:g} s" if each["deadline_s"] else "-",
+        ]
         for each in found
-    ]  # fmt: skip
+    ]
     output.table(["NAMESPACE", "NAME", "KIND", "PARAMETERS", "DEADLINE"], rows)
 
 

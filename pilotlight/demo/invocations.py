@@ -116,8 +116,10 @@ def _shorten(text: str) -> str:
 def _image() -> str:
     """A small PNG file in base64."""
     rows = np.linspace(0, 255, 96, dtype=np.uint8)
-    pixels = np.stack([np.tile(rows, (96, 1)), np.tile(rows[:, None], (1, 96)),
-                       np.full((96, 96), 128, np.uint8)], axis=-1)  # fmt: skip
+    pixels = np.stack(
+        [np.tile(rows, (96, 1)), np.tile(rows[:, None], (1, 96)), np.full((96, 96), 128, np.uint8)],
+        axis=-1,
+    )
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format="PNG")
     return base64.b64encode(buffer.getvalue()).decode()

@@ -49,12 +49,17 @@ def print_invocations(output: Output, invocations: Sequence[Invocation]) -> None
     output.table(
         ("REQUEST", "ANSWER", "START", "POD", "SECONDS"),
         [
-            (each.how, each.shown, each.response.start, each.response.pod,
-             f"{each.response.latency_s:.2f}")
+            (
+                each.how,
+                each.shown,
+                each.response.start,
+                each.response.pod,
+                f"{each.response.latency_s:.2f}",
+            )
             for each in invocations
         ],
         title="Requests to the sample models",
-    )  # fmt: skip
+    )
 
 
 def print_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) -> None:
@@ -66,24 +71,40 @@ def print_simple(output: Output, runs: Sequence[SimpleRun], scale: DemoScale) ->
         mine = [run for run in runs if run.policy == policy]
         values, liu = latencies_s(mine), LIU_SIMPLE[policy]
         seeds = ", ".join(str(run.cold_starts) for run in mine)
-        rows.append((
-            policy, seeds, f"{mean_s(values):.2f}", f"{percentile_s(values, 0.95):.2f}",
-            f"{mean_s([run.total_s for run in mine]):.2f}",
-            str(liu.cold_starts), f"{liu.mean_s:.2f}", f"{liu.total_s:.2f}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                policy,
+                seeds,
+                f"{mean_s(values):.2f}",
+                f"{percentile_s(values, 0.95):.2f}",
+                f"{mean_s([run.total_s for run in mine]):.2f}",
+                str(liu.cold_starts),
+                f"{liu.mean_s:.2f}",
+                f"{liu.total_s:.2f}",
+            )
+        )
         stages = mean_stages_s([answer for run in mine for answer in run.answers])
         stage_rows.append((policy, *(f"{1000 * stages[stage]:.1f}" for stage in STAGES)))
     output.table(
-        ("POLICY", "COLD STARTS BY SEED", "MEAN S", "P95 S", "TOTAL S",
-         "LIU: COLD", "LIU: MEAN S", "LIU: TOTAL S"),
+        (
+            "POLICY",
+            "COLD STARTS BY SEED",
+            "MEAN S",
+            "P95 S",
+            "TOTAL S",
+            "LIU: COLD",
+            "LIU: MEAN S",
+            "LIU: TOTAL S",
+        ),
         rows,
         title=f"Liu 2025, section 6.2: ten translations by t5-small, cold; link {link}/s per pod",
-    )  # fmt: skip
+    )
     output.line()
     output.table(
-        ("POLICY", *(stage.upper() for stage in STAGES)), stage_rows,
+        ("POLICY", *(stage.upper() for stage in STAGES)),
+        stage_rows,
         title="Mean milliseconds per request and stage (server-timing)",
-    )  # fmt: skip
+    )
 
 
 def print_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None:
@@ -97,11 +118,17 @@ def print_wins(output: Output, runs: Sequence[WinRun], scale: DemoScale) -> None
         fastest = min(each.concurrent_s for each in mine if each.policy != "auto")
         starts = ", ".join(sorted(answer.start for answer in run.answers))
         marks = "fastest" if run.concurrent_s == fastest and run.policy != "auto" else ""
-        rows.append((
-            _row_heading(run),
-            run.policy, f"{run.concurrent_s:.2f}", f"{run.total_s:.2f}", starts,
-            f"{liu_s:.2f}" if liu_s else "-", marks,
-        ))  # fmt: skip
+        rows.append(
+            (
+                _row_heading(run),
+                run.policy,
+                f"{run.concurrent_s:.2f}",
+                f"{run.total_s:.2f}",
+                starts,
+                f"{liu_s:.2f}" if liu_s else "-",
+                marks,
+            )
+        )
     output.table(
         ("WORKLOAD", "POLICY", "2 CONCURRENT S", "END TO END S", "STARTS", "LIU: S", ""),
         rows,
@@ -209,13 +236,21 @@ async def take_pictures(
 async def _take(browser: str, url: str, file: Path, *, height: int) -> bool:
     with tempfile.TemporaryDirectory(prefix="pilotlight-browser-") as profile:
         process = await asyncio.create_subprocess_exec(
-            browser, "--headless=new", "--disable-gpu", "--hide-scrollbars",
+            browser,
+            "--headless=new",
+            "--disable-gpu",
+            "--hide-scrollbars",
             *(["--no-sandbox"] if os.geteuid() == 0 else []),  # it refuses root otherwise
-            f"--user-data-dir={profile}", f"--window-size=1280,{height}",
-            f"--timeout={_DRAWING_MS}", f"--screenshot={file}", url,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+            f"--user-data-dir={profile}",
+            f"--window-size=1280,{height}",
+            f"--timeout={_DRAWING_MS}",
+            f"--screenshot={file}",
+            url,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 await process.wait()

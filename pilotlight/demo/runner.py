@@ -124,9 +124,15 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
     for scenario in WIN_SCENARIOS:
         expectations += check_win([run for run in wins if run.scenario == scenario])
     return DemoReport(
-        ready_s, time.monotonic() - started_s, scale, invocations, simple, wins, expectations,
+        ready_s,
+        time.monotonic() - started_s,
+        scale,
+        invocations,
+        simple,
+        wins,
+        expectations,
         pictures,
-    )  # fmt: skip
+    )
 
 
 def _report_folder(settings: PlatformSettings) -> Path:

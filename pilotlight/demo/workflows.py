@@ -101,12 +101,11 @@ def _specs() -> list[ModelSpec]:
     writers = ("writer", "writer-cooking", "writer-science", "writer-travel")
     return [
         ModelSpec(
-            ModelName("default", "embed"), "s3://models/all-minilm-l6-v2",
-            task=Task.TEXT_EMBEDDING,
+            ModelName("default", "embed"), "s3://models/all-minilm-l6-v2", task=Task.TEXT_EMBEDDING
         ),
         ModelSpec(ModelName("default", "domain"), "s3://models/domain-head", format="pytorch"),
         *(ModelSpec(ModelName("default", name), "s3://models/gpt2-small") for name in writers),
-    ]  # fmt: skip
+    ]
 
 
 async def _deploy(session: LiveSession, name: str) -> None:
@@ -142,9 +141,10 @@ async def _read(session: LiveSession, location: str) -> dict[str, Any]:
 async def _outlive_pod(session: LiveSession) -> dict[str, Any]:
     """A run whose pod is killed while it executes the run's first step."""
     response = await session.client.post(
-        "/v1/workflows/expert:run", json={"question": _QUESTIONS[0][1]},
+        "/v1/workflows/expert:run",
+        json={"question": _QUESTIONS[0][1]},
         headers={"prefer": "respond-async"},
-    )  # fmt: skip
+    )
     location = response.headers["location"]
     pod = await _pod_of_first_step(session, location)
     os.kill(session.platform.cluster.state.pods[pod].info.process_id, signal.SIGKILL)
@@ -276,6 +276,10 @@ def _row(runs: PolicyRuns) -> Sequence[str]:
     predicted = sum(step["predicted"] for step in steps)
     preloads = sum(len(document["preloads"]) for document in runs.documents)
     return (
-        runs.policy, f"{mean(runs.seconds('expert')):.2f}", f"{mean(runs.seconds('debate')):.2f}",
-        f"{cold} of {len(steps)}", f"{predicted} of {len(steps)}", str(preloads),
-    )  # fmt: skip
+        runs.policy,
+        f"{mean(runs.seconds('expert')):.2f}",
+        f"{mean(runs.seconds('debate')):.2f}",
+        f"{cold} of {len(steps)}",
+        f"{predicted} of {len(steps)}",
+        str(preloads),
+    )

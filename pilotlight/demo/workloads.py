@@ -24,9 +24,13 @@ def t5(name: str, folder: str = "t5-small") -> ModelSpec:
 
 
 async def run_simple(
-    session: LiveSession, policy: str, seed: int, *, model: str = "t5-small",
+    session: LiveSession,
+    policy: str,
+    seed: int,
+    *,
+    model: str = "t5-small",
     requests: int = SIMPLE_REQUESTS,
-) -> SimpleRun:  # fmt: skip
+) -> SimpleRun:
     """Section 6.2: sequential translations, with the model cold on all pods at the start."""
     spec = t5("liu-62", model)
     await session.make_cold(spec)

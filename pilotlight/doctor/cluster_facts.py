@@ -74,11 +74,15 @@ async def _list(api: client.ApiClient, name: str, path: str) -> list[Document]:
             query["continue"] = rest
         with api_errors("list", name.replace("_", " ")):
             page: Any = await api.call_api(
-                path, "GET", query_params=list(query.items()),
-                header_params={"Accept": accept}, response_type="object",
-                auth_settings=["BearerToken"], _return_http_data_only=True,
+                path,
+                "GET",
+                query_params=list(query.items()),
+                header_params={"Accept": accept},
+                response_type="object",
+                auth_settings=["BearerToken"],
+                _return_http_data_only=True,
                 _request_timeout=LIST_TIMEOUT_S,
-            )  # fmt: skip
+            )
         found += page["items"]
         rest = page["metadata"].get("continue") or ""
         if not rest:

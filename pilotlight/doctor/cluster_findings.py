@@ -67,7 +67,7 @@ def _kubernetes(facts: ClusterFacts) -> Iterator[Finding]:
             "Kubernetes",
             f"version {text}; 1.30 or later is needed, for webhooks' match conditions",
             "upgrade the cluster",
-        )  # fmt: skip
+        )
     else:
         yield ok("Kubernetes", f"version {text}")
 
@@ -77,20 +77,28 @@ def _kserve(facts: ClusterFacts) -> Iterator[Finding]:
     if "crds" in facts.lists and "inferenceservices.serving.kserve.io" not in names:
         yield problem("KServe", "is not installed", "install KServe 0.20 in Standard mode")
         return
-    if meshes := [*_labelled(facts, "modelmesh-controller"),
-                  *({"predictors.serving.kserve.io"} & names)]:  # fmt: skip
+    if meshes := [
+        *_labelled(facts, "modelmesh-controller"),
+        *({"predictors.serving.kserve.io"} & names),
+    ]:
         yield problem(
-            "modelmesh-serving", f"is installed ({meshes[0]}) and claims the InferenceServices of"
+            "modelmesh-serving",
+            f"is installed ({meshes[0]}) and claims the InferenceServices of"
             " mode ModelMesh, as Pilotlight does",
             "uninstall it, or bind it to namespaces without Pilotlight's models",
-        )  # fmt: skip
-    managers = [each for each in facts.items("deployments")
-                if _labels(each).get("control-plane") == "kserve-controller-manager"]  # fmt: skip
+        )
+    managers = [
+        each
+        for each in facts.items("deployments")
+        if _labels(each).get("control-plane") == "kserve-controller-manager"
+    ]
     if "deployments" in facts.lists and not managers:
         yield warning(
-            "KServe", "its controller was found in no Deployment with the label"
-            " control-plane=kserve-controller-manager", "check that KServe's controller runs",
-        )  # fmt: skip
+            "KServe",
+            "its controller was found in no Deployment with the label"
+            " control-plane=kserve-controller-manager",
+            "check that KServe's controller runs",
+        )
     for manager in managers:
         yield _kserve_version(manager)
 
@@ -100,77 +108,97 @@ def _kserve_version(manager: Document) -> Finding:
     found = re.search(r"kserve-controller[^:]*:v?(\d+)\.(\d+)", " ".join(images))
     if found is None:
         return unknown(
-            "KServe", f"its version is not in the images {', '.join(images)}",
+            "KServe",
+            f"its version is not in the images {', '.join(images)}",
             "check that it is 0.16 to 0.20",
-        )  # fmt: skip
+        )
     version = (int(found[1]), int(found[2]))
     text = ".".join(map(str, version))
     if version < KSERVE[0]:
         return problem(
-            "KServe", f"version {text} does not know the modes Standard and Knative",
+            "KServe",
+            f"version {text} does not know the modes Standard and Knative",
             "upgrade KServe to 0.16 or later, or write RawDeployment in the pool's annotation",
-        )  # fmt: skip
+        )
     if version > KSERVE[1]:
         return warning(
-            "KServe", f"version {text} is newer than 0.20, the newest tested one",
+            "KServe",
+            f"version {text} is newer than 0.20, the newest tested one",
             "try it where nothing depends on it first",
-        )  # fmt: skip
+        )
     if not (manager.get("status") or {}).get("availableReplicas"):
-        return problem("KServe", f"version {text}, but its controller is not available",
-                       "see `kubectl -n kserve describe deployment`")  # fmt: skip
+        return problem(
+            "KServe",
+            f"version {text}, but its controller is not available",
+            "see `kubectl -n kserve describe deployment`",
+        )
     return ok("KServe", f"version {text}")
 
 
 def _installation(facts: ClusterFacts) -> Iterator[Finding]:
     ours = [
-        each for each in facts.items("deployments")
+        each
+        for each in facts.items("deployments")
         if each["metadata"]["namespace"] == facts.namespace
         and _labels(each).get("app.kubernetes.io/part-of") == "pilotlight"
-    ]  # fmt: skip
+    ]
     if "deployments" in facts.lists and not ours:
-        yield problem("Pilotlight", f"is not installed in namespace {facts.namespace}",
-                      "see docs/install.md, or name its namespace with --namespace")  # fmt: skip
+        yield problem(
+            "Pilotlight",
+            f"is not installed in namespace {facts.namespace}",
+            "see docs/install.md, or name its namespace with --namespace",
+        )
         return
     for each in ours:
         name = each["metadata"]["name"]
         wanted = each["spec"].get("replicas", 1)
         available = (each.get("status") or {}).get("availableReplicas", 0)
         if wanted and not available:
-            yield problem(name, f"0 of {wanted} pods are available",
-                          f"`kubectl -n {facts.namespace} describe deployment {name}`")  # fmt: skip
+            yield problem(
+                name,
+                f"0 of {wanted} pods are available",
+                f"`kubectl -n {facts.namespace} describe deployment {name}`",
+            )
         else:
             yield ok(name, f"{available} of {wanted} pods are available")
     secrets = {each["metadata"]["name"] for each in facts.items("secrets")}
     if "secrets" in facts.lists and "pilotlight-pods" not in secrets:
         yield problem(
-            "Secret pilotlight-pods", "is missing: gateways, autoscalers and pods wait for it",
+            "Secret pilotlight-pods",
+            "is missing: gateways, autoscalers and pods wait for it",
             "the controller makes it: see its log; a pool in another namespace needs one of yours",
-        )  # fmt: skip
+        )
     for secret in sorted(_needed_secrets(ours) - secrets if "secrets" in facts.lists else ()):
-        yield problem(f"Secret {secret}", "is named by a Deployment and missing",
-                      "create it: docs/install.md")  # fmt: skip
+        yield problem(
+            f"Secret {secret}", "is named by a Deployment and missing", "create it: docs/install.md"
+        )
     policies = facts.items("network_policies")
     if "network_policies" in facts.lists and not policies:
         yield warning(
-            "network policies", "there are none: every pod of the cluster reaches Redis and pods",
+            "network policies",
+            "there are none: every pod of the cluster reaches Redis and pods",
             "apply manifests/base/network-policies.yaml",
-        )  # fmt: skip
+        )
     for webhook in facts.items("webhooks"):
         if webhook["metadata"]["name"] == "annotations.pilotlight.io" and not all(
             each["clientConfig"].get("caBundle") for each in webhook["webhooks"]
         ):
             yield problem(
-                "webhooks", "have no caBundle: every `kubectl apply` of a model is refused",
+                "webhooks",
+                "have no caBundle: every `kubectl apply` of a model is refused",
                 "the controller sets it within 20 s; see its log, and its rights",
-            )  # fmt: skip
+            )
 
 
 def _needed_secrets(deployments: Iterable[Document]) -> set[str]:
     found: set[str] = set()
     for each in deployments:
         pod = each["spec"]["template"]["spec"]
-        found |= {volume["secret"]["secretName"] for volume in pod.get("volumes", ())
-                  if "secret" in volume and not volume["secret"].get("optional")}  # fmt: skip
+        found |= {
+            volume["secret"]["secretName"]
+            for volume in pod.get("volumes", ())
+            if "secret" in volume and not volume["secret"].get("optional")
+        }
         for container in pod["containers"]:
             for variable in container.get("env", ()):
                 reference = (variable.get("valueFrom") or {}).get("secretKeyRef")
@@ -188,26 +216,29 @@ def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
     yield ok(subject, f"{where}, mode {mode or 'not known yet'}")
     if mode and mode not in _POOL_MODES:
         yield problem(
-            subject, f"KServe runs it in mode {mode!r}, which cannot change",
+            subject,
+            f"KServe runs it in mode {mode!r}, which cannot change",
             "delete the InferenceService and create it again in mode Standard",
-        )  # fmt: skip
+        )
     if mode == "Knative":
         yield from _knative(facts, subject, pod)
     elif annotations.get("serving.kserve.io/autoscalerClass") != "external":
         yield warning(
-            subject, "its autoscalerClass is not `external`: KServe scales its pods, by CPU",
+            subject,
+            "its autoscalerClass is not `external`: KServe scales its pods, by CPU",
             "set the annotation serving.kserve.io/autoscalerClass: external",
-        )  # fmt: skip
+        )
     if metadata["namespace"] == facts.namespace and "secrets" in facts.lists:
         secrets = {each["metadata"]["name"] for each in facts.items("secrets")}
         for source in pod["containers"][0].get("envFrom", ()):
             name = (source.get("secretRef") or {}).get("name")
             if name and name not in secrets:
                 yield warning(
-                    subject, f"the Secret {name} with its storage credentials does not exist",
+                    subject,
+                    f"the Secret {name} with its storage credentials does not exist",
                     f"kubectl -n {facts.namespace} create secret generic {name} --from-literal=…, "
                     "unless models bring credentials of their own",
-                )  # fmt: skip
+                )
     if GPU in (pod["containers"][0].get("resources", {}).get("limits") or {}):
         yield from _gpus(facts, subject)
 
@@ -215,41 +246,53 @@ def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
 def _knative(facts: ClusterFacts, subject: str, pod: Document) -> Iterator[Finding]:
     maps = facts.items("config_maps")
     if "config_maps" in facts.lists and not maps:
-        yield problem(subject, "is in Knative mode, and Knative Serving was not found",
-                      "install Knative Serving 1.21, or use mode Standard")  # fmt: skip
+        yield problem(
+            subject,
+            "is in Knative mode, and Knative Serving was not found",
+            "install Knative Serving 1.21, or use mode Standard",
+        )
         return
     for features in maps:
         for flag, is_needed in _FEATURES.items():
             value = (features.get("data") or {}).get(flag, "disabled")
             if is_needed(pod) and value.lower() not in ("enabled", "allowed"):
                 yield problem(
-                    subject, f"needs Knative's feature {flag}, which is {value}",
+                    subject,
+                    f"needs Knative's feature {flag}, which is {value}",
                     f"set `{flag}: enabled` in the ConfigMap"
                     f" {features['metadata']['namespace']}/config-features",
-                )  # fmt: skip
+                )
 
 
 def _gpus(facts: ClusterFacts, subject: str) -> Iterator[Finding]:
     if "nodes" not in facts.lists:
         return
-    nodes = [each for each in facts.items("nodes")
-             if int((each.get("status") or {}).get("allocatable", {}).get(GPU, 0))]  # fmt: skip
+    nodes = [
+        each
+        for each in facts.items("nodes")
+        if int((each.get("status") or {}).get("allocatable", {}).get(GPU, 0))
+    ]
     if not nodes:
         yield problem(
-            subject, f"asks for {GPU}, which no node has",
+            subject,
+            f"asks for {GPU}, which no node has",
             "add a node with a GPU, and NVIDIA's device plugin (or GPU operator)",
-        )  # fmt: skip
+        )
         return
     drivers = {each["metadata"]["name"]: _labels(each).get(DRIVER_LABEL) for each in nodes}
     for node, driver in drivers.items():
         if driver is None:
             yield warning(
-                f"node {node}", f"has no label {DRIVER_LABEL}: pods of the component gpu are not"
-                " placed there", "install NVIDIA's GPU feature discovery",
-            )  # fmt: skip
+                f"node {node}",
+                f"has no label {DRIVER_LABEL}: pods of the component gpu are not placed there",
+                "install NVIDIA's GPU feature discovery",
+            )
         elif int(driver) < MIN_DRIVER:
-            yield problem(f"node {node}", f"has NVIDIA driver {driver}; CUDA 13 needs {MIN_DRIVER}",
-                          "upgrade the driver")  # fmt: skip
+            yield problem(
+                f"node {node}",
+                f"has NVIDIA driver {driver}; CUDA 13 needs {MIN_DRIVER}",
+                "upgrade the driver",
+            )
 
 
 def _pool_names(facts: ClusterFacts) -> Iterator[Finding]:
@@ -261,9 +304,10 @@ def _pool_names(facts: ClusterFacts) -> Iterator[Finding]:
     for name, services in found.items():
         if len(services) > 1:
             yield problem(
-                f"pool {name}", f"is the name of several: {', '.join(services)}",
+                f"pool {name}",
+                f"is the name of several: {', '.join(services)}",
                 "give each pool a name of its own in the label pilotlight.io/pool",
-            )  # fmt: skip
+            )
     if "services" in facts.lists and not found:
         yield problem("pools", "there is none", "see manifests/base/pool and docs/install.md")
 
@@ -276,8 +320,11 @@ def _models(facts: ClusterFacts) -> Iterator[Finding]:
         if model.problems:
             yield problem(f"model {model.name}", "; ".join(model.problems), "change it as it says")
         elif model.pool not in pools:
-            yield problem(f"model {model.name}", f"names pool {model.pool!r}, which does not exist",
-                          f"name one of: {', '.join(sorted(pools)) or 'none'}")  # fmt: skip
+            yield problem(
+                f"model {model.name}",
+                f"names pool {model.pool!r}, which does not exist",
+                f"name one of: {', '.join(sorted(pools)) or 'none'}",
+            )
         else:
             count += 1
     if count:
@@ -290,11 +337,12 @@ def _mesh(facts: ClusterFacts) -> Iterator[Finding]:
         mode = (each["spec"].get("mtls") or {}).get("mode")
         if mode == "STRICT" and namespace in (facts.namespace, "istio-system"):
             yield warning(
-                "Istio", f"PeerAuthentication {namespace}/{each['metadata']['name']} is STRICT:"
+                "Istio",
+                f"PeerAuthentication {namespace}/{each['metadata']['name']} is STRICT:"
                 " pods without a sidecar reach no pod, Redis or gateway",
                 f"label the namespace {facts.namespace} istio-injection=enabled and restart its"
                 " pods, or exempt it by a PeerAuthentication of its own",
-            )  # fmt: skip
+            )
 
 
 def _services(facts: ClusterFacts, role: Role) -> list[Document]:

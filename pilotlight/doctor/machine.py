@@ -29,13 +29,17 @@ def machine_findings(state_dir: Path, *, port: int) -> list[Finding]:
         *_redis(),
         *_memory(Path("/proc/meminfo")),
         *_disk("disk", _existing(state_dir), MIN_DISK_BYTES, "free some space"),
-        *_disk("shared memory", Path("/dev/shm"), MIN_SHARED_BYTES,
-               "enlarge /dev/shm (a container: --shm-size=2g)"),
+        *_disk(
+            "shared memory",
+            Path("/dev/shm"),
+            MIN_SHARED_BYTES,
+            "enlarge /dev/shm (a container: --shm-size=2g)",
+        ),
         *_writable(state_dir),
         *_files(),
         *_port(port),
         *_gpu(_driver()),
-    ]  # fmt: skip
+    ]
 
 
 def _redis() -> Iterator[Finding]:
@@ -51,8 +55,11 @@ def _memory(meminfo: Path) -> Iterator[Finding]:
         return
     available = int(found[1]) * 1024
     if available < MIN_MEMORY_BYTES:
-        yield warning("memory", f"{available / _GIB:.1f} GiB are available; a pod takes 2 GiB"
-                      " and more", "use fewer pods, or less of --pod-memory")  # fmt: skip
+        yield warning(
+            "memory",
+            f"{available / _GIB:.1f} GiB are available; a pod takes 2 GiB and more",
+            "use fewer pods, or less of --pod-memory",
+        )
     else:
         yield ok("memory", f"{available / _GIB:.1f} GiB are available")
 
@@ -64,8 +71,11 @@ def _disk(subject: str, folder: Path, wanted: int, remedy: str) -> Iterator[Find
         yield problem(subject, f"{folder}: {error}", remedy)
         return
     if free < wanted:
-        yield warning(subject, f"{folder} has {free / _GIB:.1f} GiB free, fewer than"
-                      f" {wanted / _GIB:.0f}", remedy)  # fmt: skip
+        yield warning(
+            subject,
+            f"{folder} has {free / _GIB:.1f} GiB free, fewer than {wanted / _GIB:.0f}",
+            remedy,
+        )
     else:
         yield ok(subject, f"{folder} has {free / _GIB:.1f} GiB free")
 
@@ -77,15 +87,21 @@ def _existing(folder: Path) -> Path:
 def _writable(state_dir: Path) -> Iterator[Finding]:
     folder = _existing(state_dir)
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield problem("state directory", f"{folder} cannot be written",
-                      "make it yours, or name another one with --home")  # fmt: skip
+        yield problem(
+            "state directory",
+            f"{folder} cannot be written",
+            "make it yours, or name another one with --home",
+        )
 
 
 def _files() -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < MIN_FILES:
-        yield warning("open files", f"at most {hard}: that bounds the gateway's connections",
-                      f"raise the limit to {MIN_FILES} or more (`ulimit -Hn`)")  # fmt: skip
+        yield warning(
+            "open files",
+            f"at most {hard}: that bounds the gateway's connections",
+            f"raise the limit to {MIN_FILES} or more (`ulimit -Hn`)",
+        )
     else:
         yield ok("open files", f"{soft}, at most {hard}")
 
@@ -97,9 +113,10 @@ def _port(port: int) -> Iterator[Finding]:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             yield problem(
-                f"port {port}", f"cannot be opened: {error.strerror}",
+                f"port {port}",
+                f"cannot be opened: {error.strerror}",
                 "end what listens there (a platform that runs?), or use --port",
-            )  # fmt: skip
+            )
         else:
             yield ok(f"port {port}", "is free")
 
@@ -120,10 +137,16 @@ def _gpu(driver: str | None) -> Iterator[Finding]:
     if driver is None:
         yield ok("GPU", "none; models run on the CPU")
     elif not driver:
-        yield problem("GPU", "there is one, and nvidia-smi does not answer",
-                      "install NVIDIA's driver; in a container, its runtime")  # fmt: skip
+        yield problem(
+            "GPU",
+            "there is one, and nvidia-smi does not answer",
+            "install NVIDIA's driver; in a container, its runtime",
+        )
     elif int(driver.partition(".")[0]) < MIN_DRIVER:
-        yield problem("GPU", f"driver {driver}; CUDA 13 needs {MIN_DRIVER} or later",
-                      "upgrade the driver, or hide the GPU: CUDA_VISIBLE_DEVICES=")  # fmt: skip
+        yield problem(
+            "GPU",
+            f"driver {driver}; CUDA 13 needs {MIN_DRIVER} or later",
+            "upgrade the driver, or hide the GPU: CUDA_VISIBLE_DEVICES=",
+        )
     else:
         yield ok("GPU", f"driver {driver}")

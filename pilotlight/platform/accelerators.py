@@ -114,8 +114,11 @@ def mps_spec(logs: Path, env: Mapping[str, str]) -> Command:
 async def is_mps_ready(env: Mapping[str, str]) -> bool:
     """Whether the daemon answers."""
     child = await asyncio.create_subprocess_exec(
-        MPS_COMMAND, env=dict(env), stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        MPS_COMMAND,
+        env=dict(env),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     await child.communicate(b"get_server_list\n")
     return child.returncode == 0

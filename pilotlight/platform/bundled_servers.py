@@ -37,9 +37,19 @@ def redis_command(listen: Path | int, folder: Path) -> list[str]:
     return [
         redis_binary(),
         *address,
-        "--dir", str(folder), "--appendonly", "yes", "--appendfsync", "no", "--save", "",
-        "--daemonize", "no", "--loglevel", "notice",
-    ]  # fmt: skip
+        "--dir",
+        str(folder),
+        "--appendonly",
+        "yes",
+        "--appendfsync",
+        "no",
+        "--save",
+        "",
+        "--daemonize",
+        "no",
+        "--loglevel",
+        "notice",
+    ]
 
 
 async def is_redis_ready(path: Path) -> bool:
@@ -72,10 +82,23 @@ def object_store_command(port: int, root: Path, checksums: Path) -> list[str]:
     quoted = str(root).replace("'", "''")
     return [
         binary,
-        "serve", "s3", f":hasher,remote='{quoted}',hashes=md5,max_age=off:",
-        "--addr", f"127.0.0.1:{port}", "--read-only", "--config", "", "--cache-dir", str(checksums),
-        "--exclude", ".*", "--exclude", ".*/**", "--dir-cache-time", "1s",
-    ]  # fmt: skip
+        "serve",
+        "s3",
+        f":hasher,remote='{quoted}',hashes=md5,max_age=off:",
+        "--addr",
+        f"127.0.0.1:{port}",
+        "--read-only",
+        "--config",
+        "",
+        "--cache-dir",
+        str(checksums),
+        "--exclude",
+        ".*",
+        "--exclude",
+        ".*/**",
+        "--dir-cache-time",
+        "1s",
+    ]
 
 
 def _find_binary(packaged: Path | None, name: str, remedy: str) -> str:

@@ -149,18 +149,25 @@ class Platform:
         self._scheduler_url = f"http://{_LOOPBACK}:{scheduler_port}"
         gateway = self._start_process(
             gateway_spec(
-                settings, env, redis_url=self.redis_url, host=host, port=port,
+                settings,
+                env,
+                redis_url=self.redis_url,
+                host=host,
+                port=port,
                 workflows_url=self._scheduler_url,
             ),
             returns_ok(f"{self.gateway_url}/readyz"),
-        )  # fmt: skip
+        )
         scheduler = self._start_process(
             scheduler_spec(
-                settings, env, redis_url=self.redis_url, port=scheduler_port,
+                settings,
+                env,
+                redis_url=self.redis_url,
+                port=scheduler_port,
                 gateway_url=self.gateway_url,
             ),
             returns_ok(f"{self._scheduler_url}/readyz"),
-        )  # fmt: skip
+        )
         await self._fork_pods()
         await gateway.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step(f"gateway at {self.gateway_url}")

@@ -22,9 +22,13 @@ logger = logging.getLogger(__name__)
 
 
 async def follow_wanted_pods(
-    pod_processes: PodProcesses, watch: ClusterWatch, *, names: Sequence[str],
-    settings_of: Callable[[str], Mapping[str, Any]], drain_s: float,
-) -> None:  # fmt: skip
+    pod_processes: PodProcesses,
+    watch: ClusterWatch,
+    *,
+    names: Sequence[str],
+    settings_of: Callable[[str], Mapping[str, Any]],
+    drain_s: float,
+) -> None:
     """Keep the number of pods at the wanted one until cancelled.
 
     `names` are all pods that may run; pods are started in this order, with their settings of the
@@ -83,9 +87,13 @@ def _cached_bytes(folders: Mapping[str, Path], keys: Sequence[str]) -> dict[str,
 
 
 def pods_to_start(
-    running: set[str], wanted: WantedPods, names: Sequence[str], *, busy: set[str],
+    running: set[str],
+    wanted: WantedPods,
+    names: Sequence[str],
+    *,
+    busy: set[str],
     cached_bytes: Mapping[str, int],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Missing pods, those with most `cached_bytes` first, of equal ones in order of `names`.
 
     Pods whose former process still runs (`busy`) come last.
@@ -104,9 +112,12 @@ _PREFIX: Final = "placed-"
 
 
 async def follow_placement(
-    pod_processes: PodProcesses, watch: ClusterWatch, *,
-    settings_of: Callable[[PlacedPod, Sequence[int]], Mapping[str, Any]], drain_s: float,
-) -> None:  # fmt: skip
+    pod_processes: PodProcesses,
+    watch: ClusterWatch,
+    *,
+    settings_of: Callable[[PlacedPod, Sequence[int]], Mapping[str, Any]],
+    drain_s: float,
+) -> None:
     """Keep exactly the recorded pods running until cancelled.
 
     `settings_of` gets the cores that recorded pods with a share already have.

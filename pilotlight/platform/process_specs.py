@@ -37,15 +37,31 @@ def object_store_spec(settings: PlatformSettings, port: int) -> Command:
 
 
 def gateway_spec(
-    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, host: str, port: int,
+    settings: PlatformSettings,
+    env: Mapping[str, str],
+    *,
+    redis_url: str,
+    host: str,
+    port: int,
     workflows_url: str,
-) -> Command:  # fmt: skip
+) -> Command:
     command = [
-        *python_module("gateway"), "--pool", settings.pool, "--host", host, "--port", str(port),
-        "--pod-secret-file", str(settings.state_dir.pod_secret),
-        "--workflows-url", workflows_url, "--grpc-port", str(settings.grpc_port),
-        "--shutdown-delay", str(settings.stop_grace_s),
-    ]  # fmt: skip
+        *python_module("gateway"),
+        "--pool",
+        settings.pool,
+        "--host",
+        host,
+        "--port",
+        str(port),
+        "--pod-secret-file",
+        str(settings.state_dir.pod_secret),
+        "--workflows-url",
+        workflows_url,
+        "--grpc-port",
+        str(settings.grpc_port),
+        "--shutdown-delay",
+        str(settings.stop_grace_s),
+    ]
     for flag, value in (
         ("--api-keys", settings.access.api_keys),
         ("--token-issuers", settings.access.token_issuers),
@@ -56,29 +72,55 @@ def gateway_spec(
 
 
 def scheduler_spec(
-    settings: PlatformSettings, env: Mapping[str, str], *, redis_url: str, port: int,
+    settings: PlatformSettings,
+    env: Mapping[str, str],
+    *,
+    redis_url: str,
+    port: int,
     gateway_url: str,
-) -> Command:  # fmt: skip
+) -> Command:
     """The scheduler of workflows."""
     command = [
-        *python_module("workflows"), "--pool", settings.pool, "--port", str(port),
-        "--gateway-url", gateway_url, "--scheduling", settings.scheduling,
-        "--pod-secret-file", str(settings.state_dir.pod_secret),
-    ]  # fmt: skip
+        *python_module("workflows"),
+        "--pool",
+        settings.pool,
+        "--port",
+        str(port),
+        "--gateway-url",
+        gateway_url,
+        "--scheduling",
+        settings.scheduling,
+        "--pod-secret-file",
+        str(settings.state_dir.pod_secret),
+    ]
     return _spec(settings, "scheduler", command, _with_redis(env, redis_url))
 
 
 def autoscaler_spec(
-    settings: PlatformSettings, autoscaler: LocalAutoscalerSettings, env: Mapping[str, str], *,
-    redis_url: str, metrics_port: int,
-) -> Command:  # fmt: skip
+    settings: PlatformSettings,
+    autoscaler: LocalAutoscalerSettings,
+    env: Mapping[str, str],
+    *,
+    redis_url: str,
+    metrics_port: int,
+) -> Command:
     command = [
-        *python_module("autoscaler"), "--pool", settings.pool, "--loading", autoscaler.loading,
-        "--pod-idle", str(autoscaler.pod_idle_s), "--pod-stable", str(autoscaler.pod_stable_s),
-        "--pace", str(autoscaler.pace),
-        "--metrics-port", str(metrics_port),
-        "--pod-secret-file", str(settings.state_dir.pod_secret),
-    ]  # fmt: skip
+        *python_module("autoscaler"),
+        "--pool",
+        settings.pool,
+        "--loading",
+        autoscaler.loading,
+        "--pod-idle",
+        str(autoscaler.pod_idle_s),
+        "--pod-stable",
+        str(autoscaler.pod_stable_s),
+        "--pace",
+        str(autoscaler.pace),
+        "--metrics-port",
+        str(metrics_port),
+        "--pod-secret-file",
+        str(settings.state_dir.pod_secret),
+    ]
     if autoscaler.placement != "off":
         command += ["--placement", autoscaler.placement]
         command += ["--cpu-accelerators", ",".join(core_groups(settings.pod.threads))]

@@ -165,13 +165,18 @@ def _digits() -> _Application:
     low, high = [1.0] * 5 + [0.35] * 5, [0.3] * 5 + [1.0] * 5
     every = tuple(range(64))
     return _Application(
-        "digits", (data.data / 16).astype(np.float32), data.target, 2, 0.3, means,
+        "digits",
+        (data.data / 16).astype(np.float32),
+        data.target,
+        2,
+        0.3,
+        means,
         (
             _Variant("digits-small", lambda: _Means(means), every, low, 150),
             _Variant("digits-medium", lambda: _perceptron(64, 12, 10), every, high, 2500),
             _Variant("digits-large", _Convolutional, every, [1.0] * 10, 600),
         ),
-    )  # fmt: skip
+    )
 
 
 def _tumours() -> _Application:
@@ -181,13 +186,18 @@ def _tumours() -> _Application:
     inputs = _standardised(data.data)
     labels = 1 - data.target  # 0: benign, the frequent class
     return _Application(
-        "tumours", inputs, labels, 4, 0.5, _columns(30, range(4)),
+        "tumours",
+        inputs,
+        labels,
+        4,
+        0.5,
+        _columns(30, range(4)),
         (
             _Variant("tumours-small", lambda: nn.Linear(2, 2), range(2), [1.0, 0.35], 8_000),
             _Variant("tumours-medium", lambda: nn.Linear(8, 2), range(8), [0.5, 1.0], 25_000),
             _Variant("tumours-large", lambda: nn.Linear(30, 2), range(30), [1.0, 1.0], 60_000),
         ),
-    )  # fmt: skip
+    )
 
 
 def _wine() -> _Application:
@@ -195,13 +205,18 @@ def _wine() -> _Application:
 
     data = load_wine()
     return _Application(
-        "wine", _standardised(data.data), data.target, 12, 0.5, _columns(13, range(4)),
+        "wine",
+        _standardised(data.data),
+        data.target,
+        12,
+        0.5,
+        _columns(13, range(4)),
         (
             _Variant("wine-small", lambda: nn.Linear(3, 3), range(3), [1.0, 0.5, 0.3], 7_000),
             _Variant("wine-medium", lambda: nn.Linear(6, 3), range(6), [0.4, 1.0, 1.0], 22_000),
             _Variant("wine-large", lambda: nn.Linear(13, 3), range(13), [1.0] * 3, 70_000),
         ),
-    )  # fmt: skip
+    )
 
 
 class _Means(nn.Module):
@@ -222,9 +237,13 @@ class _Convolutional(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(),
+            nn.Conv2d(1, 8, 3),
+            nn.ReLU(),
+            nn.Conv2d(8, 8, 3),
+            nn.ReLU(),
+            nn.Flatten(),
             nn.Linear(128, 10),
-        )  # fmt: skip
+        )
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         scores: torch.Tensor = self.layers(pixels.reshape(-1, 1, 8, 8))

@@ -164,9 +164,11 @@ def _gpt2_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
 
 
 _ASSETS = {
-    Family.T5: _t5_assets, Family.BERT: _bert_assets, Family.VIT: _vit_assets,
+    Family.T5: _t5_assets,
+    Family.BERT: _bert_assets,
+    Family.VIT: _vit_assets,
     Family.GPT2: _gpt2_assets,
-}  # fmt: skip
+}
 
 
 def _labels(count: int) -> dict[int, str]:

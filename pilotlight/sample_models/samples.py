@@ -195,9 +195,12 @@ def _train(module: str, *arguments: str, target: Path, what: str) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     made = subprocess.run(
         _making(module, *arguments, str(unfinished)),
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
         env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
-    )  # fmt: skip
+    )
     if made.returncode:
         raise StartFailed(f"cannot train {what}: {made.stderr.strip()[-500:]}")
     unfinished.rename(target)

@@ -267,9 +267,17 @@ class ChangeApplier:
         self.state.residency.put(key, name, residency)
 
     def _apply_pod(
-        self, version: int, name: str, info: str, epoch: int, phase: str, used: str, loads: int,
-        slots_used: int, ongoing: int,
-    ) -> None:  # fmt: skip
+        self,
+        version: int,
+        name: str,
+        info: str,
+        epoch: int,
+        phase: str,
+        used: str,
+        loads: int,
+        slots_used: int,
+        ongoing: int,
+    ) -> None:
         pod = self.state.pods.get(name)
         last_version = 0 if pod is None else pod.version
         if version < max(last_version, self._gone_versions.get(name, 0)):

@@ -167,9 +167,14 @@ class DeviceQueue(Generic[W]):
             self._exclude(passed)
 
     def backlog(
-        self, key: str, due_s: float, ready_in_s: float, inferring: int, times: StageTimes,
+        self,
+        key: str,
+        due_s: float,
+        ready_in_s: float,
+        inferring: int,
+        times: StageTimes,
         now_s: float,
-    ) -> Backlog:  # fmt: skip
+    ) -> Backlog:
         """The work before an inference that is ready in `ready_in_s` and takes `times`.
 
         Only that of requests which are ready before it and are not due later, unless their
@@ -239,9 +244,14 @@ class DeviceQueue(Generic[W]):
         return sum([each.share_s for each in waiting if tenant_of(each.key) == tenant])
 
     def backlog_of_each(
-        self, key: str, due_s: float, ready_in_s: float, inferring: int, times: StageTimes,
+        self,
+        key: str,
+        due_s: float,
+        ready_in_s: float,
+        inferring: int,
+        times: StageTimes,
         now_s: float,
-    ) -> Backlog:  # fmt: skip
+    ) -> Backlog:
         """As `backlog`, request by request."""
         ended = len(self.inferences) - inferring
         guessed_s = total_s = waiting_s = first_s = 0.0

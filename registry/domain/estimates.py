@@ -171,9 +171,14 @@ class ModelEstimates:
     """
 
     __slots__ = (
-        "_at_other_kinds", "_fastest_load_s", "_kind", "_medians", "_samples", "_stages",
+        "_at_other_kinds",
+        "_fastest_load_s",
+        "_kind",
+        "_medians",
+        "_samples",
+        "_stages",
         "sampled_s",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

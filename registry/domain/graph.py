@@ -71,11 +71,15 @@ class GraphSpec:
         }
         text = json.dumps([graph, self.timeout_s], sort_keys=True)
         return {
-            "kind": KIND, "graph": graph, "function": self.name.name, "is_stream": False,
-            "sha": hashlib.sha256(text.encode()).hexdigest()[:16], "deadline_s": self.timeout_s,
+            "kind": KIND,
+            "graph": graph,
+            "function": self.name.name,
+            "is_stream": False,
+            "sha": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "deadline_s": self.timeout_s,
             "parameters": [{"name": "body", "type": "text", "required": True}],
             "owner": self.owner,
-        }  # fmt: skip
+        }
 
 
 def nodes_of(graph: Mapping[str, Any]) -> dict[str, GraphNode]:

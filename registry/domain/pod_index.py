@@ -370,10 +370,12 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
         found = ServingPods(
-            tuple(warm), tuple(warming), FreePods(warm, self._pods.changes),
+            tuple(warm),
+            tuple(warming),
+            FreePods(warm, self._pods.changes),
             len(warm) < len(self._pods) and not (warm and warm[0].placed_model),
             len(self._pods.kinds) <= 1,
-        )  # fmt: skip
+        )
         if holders:
             self._serving[key] = found
         return found

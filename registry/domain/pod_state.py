@@ -172,12 +172,35 @@ class PodState:
     """One pod. One task writes it, through the methods; decisions read it without an await."""
 
     __slots__ = (
-        "_ongoing_total", "accepting_changes", "address", "changes", "counts_version", "epoch",
-        "estimates", "free_bytes", "has_free_slot", "inferring", "info", "is_accepting",
-        "is_suspect", "kind", "loads_total", "memory_bytes", "name", "node", "ongoing", "phase",
-        "placed_model", "sharing", "slots", "slots_busy", "slots_used", "used_bytes", "version",
+        "_ongoing_total",
+        "accepting_changes",
+        "address",
+        "changes",
+        "counts_version",
+        "epoch",
+        "estimates",
+        "free_bytes",
+        "has_free_slot",
+        "inferring",
+        "info",
+        "is_accepting",
+        "is_suspect",
+        "kind",
+        "loads_total",
+        "memory_bytes",
+        "name",
+        "node",
+        "ongoing",
+        "phase",
+        "placed_model",
+        "sharing",
+        "slots",
+        "slots_busy",
+        "slots_used",
+        "used_bytes",
+        "version",
         "work",
-    )  # fmt: skip
+    )
 
     def __init__(self, info: PodInfo) -> None:
         self.info = info

@@ -447,9 +447,13 @@ class EvictionPrices:
         victims.sort(key=lambda each: each.loss_s / max(1, each.size_bytes))
         evictable_bytes = sum([each.size_bytes for each in victims])
         return _Device(
-            pod.memory_bytes, free_bytes, evictable_bytes, loads, victims,
+            pod.memory_bytes,
+            free_bytes,
+            evictable_bytes,
+            loads,
+            victims,
             _waits_per_s(pod.slots - 1, arrivals_per_s, busy_slots),
-        )  # fmt: skip
+        )
 
     def _victim(
         self, pod: PodState, key: str, size_bytes: int, rate: float, copies: int
@@ -458,9 +462,12 @@ class EvictionPrices:
         stages, reload_s = measured.stages, _reload_s(measured, pod.info.link_bytes_per_s)
         serve_s = max(stages.share_s, stages.hold_s / pod.slots)
         return _Victim(
-            key, eviction_loss_s(reload_s, rate, self.characteristic_s, copies, serve_s),
-            size_bytes, reload_s if copies <= 1 else 0.0, serve_s / max(1, copies),
-        )  # fmt: skip
+            key,
+            eviction_loss_s(reload_s, rate, self.characteristic_s, copies, serve_s),
+            size_bytes,
+            reload_s if copies <= 1 else 0.0,
+            serve_s / max(1, copies),
+        )
 
 
 def _waits_per_s(slots: int, arrivals_per_s: float, busy_slots: float) -> float:

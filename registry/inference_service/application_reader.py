@@ -33,9 +33,18 @@ MAX_CLASSES: Final = 1000
 _MAX_K: Final = 100
 _MAX_DURATION_S: Final = 3600.0
 _FIELDS: Final = (
-    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
-    "sneakPeek", "normaliseAccuracy",
-)  # fmt: skip
+    "classes",
+    "inputs",
+    "output",
+    "deadline",
+    "late",
+    "penalty",
+    "policy",
+    "window",
+    "prior",
+    "sneakPeek",
+    "normaliseAccuracy",
+)
 _Choice = TypeVar("_Choice", bound=str)
 
 
@@ -90,9 +99,11 @@ def _inputs(checks: DocumentChecks, value: object) -> tuple[InputTensor, ...]:
     for each in value if isinstance(value, list) else [value]:
         tensor = each if isinstance(each, dict) else {}
         shape, datatype = tensor.get("shape", [-1]), tensor.get("datatype", "FP32")
-        is_shape = isinstance(shape, list) and shape[:1] == [-1] and all(
-            type(size) is int and (size > 0 or at == 0) for at, size in enumerate(shape)
-        )  # fmt: skip
+        is_shape = (
+            isinstance(shape, list)
+            and shape[:1] == [-1]
+            and all(type(size) is int and (size > 0 or at == 0) for at, size in enumerate(shape))
+        )
         is_named = isinstance(tensor.get("name"), str) and tensor["name"]
         if not is_shape or not is_named or datatype not in INPUT_DATATYPES:
             checks.reject("spec.inputs", allowed, each)
@@ -119,9 +130,12 @@ def _boolean(checks: DocumentChecks, mapping: dict[str, Any], key: str, *, defau
 
 
 def _choice(
-    checks: DocumentChecks, spec: dict[str, Any], key: str, allowed: Iterable[_Choice],
+    checks: DocumentChecks,
+    spec: dict[str, Any],
+    key: str,
+    allowed: Iterable[_Choice],
     default: _Choice,
-) -> _Choice:  # fmt: skip
+) -> _Choice:
     value = spec.get(key, default)
     for each in allowed:
         if value == each:

@@ -37,14 +37,31 @@ MAX_CONDITION_CHARACTERS: Final = 16_384
 """Of all nodes."""
 _MAX_TIMEOUT_S: Final = 3600
 _SPEC_FIELDS: Final = (
-    "nodes", "timeout", "affinity", "maxReplicas", "minReplicas", "nodeName", "nodeSelector",
-    "resources", "routerTimeouts", "scaleMetric", "scaleTarget", "serviceAccountName",
+    "nodes",
+    "timeout",
+    "affinity",
+    "maxReplicas",
+    "minReplicas",
+    "nodeName",
+    "nodeSelector",
+    "resources",
+    "routerTimeouts",
+    "scaleMetric",
+    "scaleTarget",
+    "serviceAccountName",
     "tolerations",
-)  # fmt: skip
+)
 _STEP_FIELDS: Final = (
-    "name", "serviceName", "serviceUrl", "nodeName", "data", "weight", "condition", "dependency",
+    "name",
+    "serviceName",
+    "serviceUrl",
+    "nodeName",
+    "data",
+    "weight",
+    "condition",
+    "dependency",
     "mapPredictionsToInstances",
-)  # fmt: skip
+)
 _TARGETS: Final = ("serviceName", "serviceUrl", "nodeName")
 _URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)/infer)")
 
@@ -156,13 +173,16 @@ class _Reader:
         elif maps and router is not RouterType.SEQUENCE:
             self._ignored(f"{path}.mapPredictionsToInstances", router)
         return GraphStep(
-            name=name if isinstance(name, str) else "", model=model, node=node, protocol=protocol,
+            name=name if isinstance(name, str) else "",
+            model=model,
+            node=node,
+            protocol=protocol,
             takes_response=router is RouterType.SEQUENCE and not is_first and data == "$response",
             maps_predictions=router is RouterType.SEQUENCE and maps is True,
             weight=self._weight(path, step, router),
             condition=self._condition(path, step, router, is_first=is_first),
             is_hard=dependency == "Hard",
-        )  # fmt: skip
+        )
 
     def _target(self, path: str, step: dict[str, Any]) -> tuple[str, str, str]:
         """Model, node and protocol."""

@@ -30,8 +30,13 @@ LEFT_KINDS: Final[Mapping[str, str]] = {
     "PersistentVolumeClaim": _VOLUME,
     **dict.fromkeys(
         (
-            "ClusterRole", "ClusterRoleBinding", "LimitRange", "NetworkPolicy", "ResourceQuota",
-            "Role", "RoleBinding",
+            "ClusterRole",
+            "ClusterRoleBinding",
+            "LimitRange",
+            "NetworkPolicy",
+            "ResourceQuota",
+            "Role",
+            "RoleBinding",
         ),
         _CLUSTER_ONLY,
     ),
@@ -39,13 +44,11 @@ LEFT_KINDS: Final[Mapping[str, str]] = {
     "ClusterServingRuntime": _RUNTIME,
     "ClusterStorageContainer": "pods read the storage themselves: s3, gs, https, hf, pvc, file",
     **dict.fromkeys(
-        (
-            "LocalModelCache", "LocalModelNamespaceCache", "LocalModelNode", "LocalModelNodeGroup",
-        ),
+        ("LocalModelCache", "LocalModelNamespaceCache", "LocalModelNode", "LocalModelNodeGroup"),
         _CACHE,
     ),
     "LLMInferenceServiceConfig": "it configures LLMInferenceServices, which are not served",
-}  # fmt: skip
+}
 """Kinds that declare no model, and what stands in their place here."""
 _WITHOUT_NAMESPACE: Final = ("Namespace", "PersistentVolume", "LocalModelCache")
 _REFUSED_KINDS: Final[Mapping[str, str]] = {
@@ -143,9 +146,14 @@ def _text(value: object) -> str:
 
 
 _RAISED = (
-    yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
+    yaml.YAMLError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    TypeError,
     RecursionError,
-)  # fmt: skip
+)
 """What PyYAML raises at invalid input: its tags for times, numbers and booleans check little."""
 
 

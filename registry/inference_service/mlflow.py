@@ -41,9 +41,14 @@ class MlflowImport:
 
 
 def import_mlflow(
-    mlmodel: Mapping[str, Any], files: Collection[str], *, uri: str, name: str, namespace: str,
+    mlmodel: Mapping[str, Any],
+    files: Collection[str],
+    *,
+    uri: str,
+    name: str,
+    namespace: str,
     pool: str,
-) -> MlflowImport:  # fmt: skip
+) -> MlflowImport:
     """The model of the folder at `uri`, whose `files` are paths in it. Raises NotServed."""
     flavors = _mapping(mlmodel.get("flavors"))
     known = ("sklearn", *_LIBRARIES, "transformers", *_FOLDERS)
@@ -60,13 +65,11 @@ def import_mlflow(
     document = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {
-            "name": name, "namespace": namespace, "annotations": {POOL_ANNOTATION: pool},
-        },
+        "metadata": {"name": name, "namespace": namespace, "annotations": {POOL_ANNOTATION: pool}},
         "spec": {
             "predictor": {"model": {"modelFormat": {"name": model_format}, "storageUri": location}}
         },
-    }  # fmt: skip
+    }
     return MlflowImport(document, tuple(notes))
 
 

@@ -13,23 +13,35 @@ from common.shown_value import shown
 from registry.domain.model import OWN, Answers, Precision, Scores, Task, TaskOptions
 
 HUGGING_FACE: Final = "huggingface"
-_FLAGS: Final = frozenset({
-    "return_probabilities", "return_raw_logits", "disable_lower_case", "disable_special_tokens",
-    "trust_remote_code", "return_token_type_ids", "return_offsets_mapping", "disable_log_requests",
-    "enable_predictor_health_check",
-})  # fmt: skip
+_FLAGS: Final = frozenset(
+    {
+        "return_probabilities",
+        "return_raw_logits",
+        "disable_lower_case",
+        "disable_special_tokens",
+        "trust_remote_code",
+        "return_token_type_ids",
+        "return_offsets_mapping",
+        "disable_log_requests",
+        "enable_predictor_health_check",
+    }
+)
 """Arguments without a value."""
 _TASKS: Final[Mapping[str, Task]] = {
     **{task.value.replace("-", "_"): task for task in Task},
     "sequence_classification": Task.TEXT_CLASSIFICATION,
-    "generate": Task.TEXT_GENERATION, "embed": Task.TEXT_EMBEDDING,
-    "embedding": Task.TEXT_EMBEDDING, "classify": Task.TEXT_CLASSIFICATION,
-}  # fmt: skip
+    "generate": Task.TEXT_GENERATION,
+    "embed": Task.TEXT_EMBEDDING,
+    "embedding": Task.TEXT_EMBEDDING,
+    "classify": Task.TEXT_CLASSIFICATION,
+}
 """KServe's names and vLLM's."""
 _PRECISIONS: Final[Mapping[str, Precision | None]] = {
-    "auto": None, "float32": Precision.FLOAT32, "float": Precision.FLOAT32,
+    "auto": None,
+    "float32": Precision.FLOAT32,
+    "float": Precision.FLOAT32,
     "bfloat16": Precision.BFLOAT16,
-}  # fmt: skip
+}
 """`auto`: the type of the stored weights, as here where nothing is said."""
 _MOUNT: Final = "/mnt/models"
 """Where KServe puts the files of storageUri."""
@@ -176,9 +188,12 @@ class _Reader:
         self.found.task = task
 
     def _read_length(self, written: str, value: str | None) -> None:
-        if value is None or not value.isascii() or not value.isdecimal() or not (
-            0 < int(value[:9]) <= _MAX_TOKENS
-        ):  # fmt: skip
+        if (
+            value is None
+            or not value.isascii()
+            or not value.isdecimal()
+            or not (0 < int(value[:9]) <= _MAX_TOKENS)
+        ):
             self._reject(written, f"a number of tokens from 1 to {_MAX_TOKENS}", value)
             return
         self._set(max_tokens=int(value[:9]))

@@ -130,9 +130,13 @@ def quota_problem(spec: ModelSpec, others: Iterable[ModelSpec], rules: TenantRul
     namespace, earlier = spec.name.namespace, [each.policy for each in others]
     demands = (
         (Quota.PINNED, "pin", int(spec.policy.pin), sum(each.pin for each in earlier)),
-        (Quota.MIN_COPIES, "min-copies", spec.policy.min_copies,
-         sum(each.min_copies for each in earlier)),
-    )  # fmt: skip
+        (
+            Quota.MIN_COPIES,
+            "min-copies",
+            spec.policy.min_copies,
+            sum(each.min_copies for each in earlier),
+        ),
+    )
     for kind, key, wanted, used in demands:
         limit = rules.quota(namespace, kind)
         if limit is not None and wanted and wanted + used > limit:

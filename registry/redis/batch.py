@@ -20,8 +20,9 @@ _CLAIM_TTL_MS: Final = int(CLAIM_TTL_S * 1000)
 _RANKS: Final = {"release": 1, "reserve": 2}
 """Others come before; `hold` must, since it enters a reservation that may be released since."""
 _ANSWERS: Final[dict[bytes, Granted | Refusal]] = {
-    b"warm": Granted("warm", 0), **{each.value.encode(): each for each in Refusal}
-}  # fmt: skip
+    b"warm": Granted("warm", 0),
+    **{each.value.encode(): each for each in Refusal},
+}
 
 
 class Call:
@@ -96,9 +97,17 @@ def encode_batch(calls: Iterable[Call]) -> list[str | bytes | int]:
         terms = call.terms
         if terms is not None and terms != sent:
             encoded += (
-                "at", int(terms.ttl_s * 1000), terms.entry, terms.predict, terms.key, terms.mode,
-                terms.max_other_copies, terms.target_ongoing, _CLAIM_TTL_MS, int(terms.takes_slot),
-            )  # fmt: skip
+                "at",
+                int(terms.ttl_s * 1000),
+                terms.entry,
+                terms.predict,
+                terms.key,
+                terms.mode,
+                terms.max_other_copies,
+                terms.target_ongoing,
+                _CLAIM_TTL_MS,
+                int(terms.takes_slot),
+            )
             sent = terms
         encoded += (call.name, len(call.texts), *call.texts)
     return encoded

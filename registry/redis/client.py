@@ -105,20 +105,25 @@ class Registry:
     async def _check_names(self, specs: Sequence[ModelSpec]) -> None:
         taken = await self._submit("taken", [str(spec.name) for spec in specs])
         if taken:
-            raise InvalidModel([
-                f"InferenceService {name}: metadata.name is that of an InferenceApplication; "
-                "variants need names of their own" for name in taken
-            ])  # fmt: skip
+            raise InvalidModel(
+                [
+                    f"InferenceService {name}: metadata.name is that of an InferenceApplication; "
+                    "variants need names of their own"
+                    for name in taken
+                ]
+            )
 
     async def put_applications(self, specs: Sequence[ApplicationSpec]) -> list[str]:
         """Declare applications; per application `created`, `configured` or `unchanged`.
 
         Raises InvalidModel for those that have the name of a model, after declaring the others.
         """
-        outcomes = await asyncio.gather(*(
-            self._submit("put_application", str(spec.name), encode_application(spec))
-            for spec in specs
-        ))  # fmt: skip
+        outcomes = await asyncio.gather(
+            *(
+                self._submit("put_application", str(spec.name), encode_application(spec))
+                for spec in specs
+            )
+        )
         taken = [
             f"InferenceApplication {spec.name}: metadata.name is that of a model; "
             "requests to that URL would be ambiguous"
@@ -174,9 +179,8 @@ class Registry:
     async def register_pod(self, info: PodInfo, *, lease_ttl_s: float = LEASE_TTL_S) -> int:
         """Add a pod and remove the state of an older process of its name; returns its epoch."""
         epoch: int = await self._submit(
-            "register", info.name, encode(info), info.slots, int(lease_ttl_s * 1000),
-            str(info.kind),
-        )  # fmt: skip
+            "register", info.name, encode(info), info.slots, int(lease_ttl_s * 1000), str(info.kind)
+        )
         return epoch
 
     async def heartbeat(
@@ -186,9 +190,17 @@ class Registry:
         used = orjson.dumps(dict(report.used_bytes), option=orjson.OPT_SORT_KEYS).decode()
         samples = [[each.key, each.measure, _finite(each.values_s)] for each in report.samples]
         await self._submit_checked(
-            "beat", pod, epoch, int(lease_ttl_s * 1000), used, report.loads_total, samples,
-            report.idle_byte_s, encode_copies(report.copies), encode_gpu(report.gpu),
-        )  # fmt: skip
+            "beat",
+            pod,
+            epoch,
+            int(lease_ttl_s * 1000),
+            used,
+            report.loads_total,
+            samples,
+            report.idle_byte_s,
+            encode_copies(report.copies),
+            encode_gpu(report.gpu),
+        )
 
     async def idle_byte_s(self) -> float:
         """Device memory held by idle models of the pool so far, in bytes x seconds.

@@ -17,8 +17,13 @@ from registry.errors import RegistryRefused
 from registry.redis.redis_connection import RedisConnection
 
 _SNAPSHOT_HASHES: Final = (
-    "models", "previous", "failures", "profiles", "applications", "accuracies",
-)  # fmt: skip
+    "models",
+    "previous",
+    "failures",
+    "profiles",
+    "applications",
+    "accuracies",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,9 +227,12 @@ async def _ask_cluster(
         if node is None:
             raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
         return ServerAddress(
-            host=str(node.host), port=int(node.port), use_tls=_uses_tls(parts),
+            host=str(node.host),
+            port=int(node.port),
+            use_tls=_uses_tls(parts),
             authorities_file=_authorities_file(parts),
-            username=username, password=password,
-        )  # fmt: skip
+            username=username,
+            password=password,
+        )
     finally:
         await cluster.aclose()

@@ -84,9 +84,14 @@ class Transactions:
         self._send_soon()
 
     def submit_reservation(
-        self, name: str, id_: str, terms: ReservationRequest, on_result: OnResult,
-        *, is_deferred: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        id_: str,
+        terms: ReservationRequest,
+        on_result: OnResult,
+        *,
+        is_deferred: bool = False,
+    ) -> None:
         """Queue an operation of a reservation; if deferred, it waits for `DEFERRAL_S` at most."""
         self._queue.add_reservation(name, id_, terms, on_result)
         if not is_deferred:

@@ -69,10 +69,12 @@ class WorkflowLog:
             mine, other = "workflow", "InferenceGraph"
             if definition["kind"] == GRAPH:
                 mine, other = other, mine
-            raise InvalidModel([
-                f"{mine} {name}: the name is that of a deployed {other}; delete that one, or use "
-                "another name"
-            ])  # fmt: skip
+            raise InvalidModel(
+                [
+                    f"{mine} {name}: the name is that of a deployed {other}; delete that one, or "
+                    "use another name"
+                ]
+            )
         return outcome
 
     async def delete_workflow(self, name: ModelName) -> bool:
@@ -113,9 +115,13 @@ class WorkflowLog:
         return int(result[1]) if result[0] == "begun" else None
 
     def append(
-        self, run: str, token: int, index: int, entry: Mapping[str, Any],
+        self,
+        run: str,
+        token: int,
+        index: int,
+        entry: Mapping[str, Any],
         on_result: Callable[[Any], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append to the journal without waiting; `index` entries precede it.
 
         `on_result` gets False where the caller does not own the run, `GAP` where entries before it
@@ -145,12 +151,14 @@ class WorkflowLog:
         found = await self._submit("latest_runs")
         return [
             LatestRun(
-                run, ModelName(head["namespace"], head["workflow"]), head["begun_s"],
+                run,
+                ModelName(head["namespace"], head["workflow"]),
+                head["begun_s"],
                 status or UNDER_WAY,
             )
             for run, text, status in found or ()
             for head in (orjson.loads(text),)
-        ]  # fmt: skip
+        ]
 
     async def renew_runs(self, runs: Mapping[str, int], *, lease_s: float) -> list[str]:
         """Extend the leases, by token; the runs that the caller does not own any more."""
@@ -166,11 +174,14 @@ class WorkflowLog:
         taken = await self._submit("take_runs", owner, int(lease_s * 1000), MAX_TAKEN)
         return [
             TakenRun(
-                run, int(token), orjson.loads(head), [orjson.loads(each) for each in entries or ()],
+                run,
+                int(token),
+                orjson.loads(head),
+                [orjson.loads(each) for each in entries or ()],
                 bool(is_cancelled),
             )
             for run, token, head, entries, is_cancelled in taken or ()
-        ]  # fmt: skip
+        ]
 
     async def run(self, run: str) -> RunRecord | None:
         found = await self._submit("run", run)

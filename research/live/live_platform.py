@@ -193,11 +193,20 @@ class LocalLivePlatform:
             port = free_port()
             server = subprocess.Popen(
                 [
-                    redis_binary(), "--bind", "127.0.0.1", "--port", str(port),
-                    "--dir", folder, "--save", "", "--appendonly", "no",
+                    redis_binary(),
+                    "--bind",
+                    "127.0.0.1",
+                    "--port",
+                    str(port),
+                    "--dir",
+                    folder,
+                    "--save",
+                    "",
+                    "--appendonly",
+                    "no",
                 ],
                 stdout=subprocess.DEVNULL,
-            )  # fmt: skip
+            )
             try:
                 _wait_accepting(server, port)
                 yield f"redis://127.0.0.1:{port}/0"

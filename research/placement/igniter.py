@@ -173,9 +173,12 @@ def _wanted(
 
 
 def _resident(
-    workload: Workload, rate_rps: float, size: int,
-    model: ModelCoefficients, hardware: HardwareCoefficients,
-) -> Resident:  # fmt: skip
+    workload: Workload,
+    rate_rps: float,
+    size: int,
+    model: ModelCoefficients,
+    hardware: HardwareCoefficients,
+) -> Resident:
     half_ms = _half_ms(workload)
     share = lower_bound_pct(model, hardware, size, half_slo_ms=half_ms, rate_rps=rate_rps)
     return Resident(model, size, share)

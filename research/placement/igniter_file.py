@@ -43,21 +43,24 @@ def igniter_profiles(text: str, kind: str, file: str) -> list[Profile] | None:
         return None
     return [
         Profile(
-            name, kind,
+            name,
+            kind,
             tuple(
                 ProfilePoint(size, row[-1] / 1000)
                 for size, row in zip(BATCHES, measured.latency_ms, strict=True)
             ),
             source=IMPORTED,
-            shares=tuple(sorted(
-                ShareFactor(share, size, max(1.0, ms / row[-1]))
-                for size, row in zip(BATCHES, measured.latency_ms, strict=True)
-                for share, ms in zip(SHARES_PCT[:-1], row, strict=False)
-            )),
+            shares=tuple(
+                sorted(
+                    ShareFactor(share, size, max(1.0, ms / row[-1]))
+                    for size, row in zip(BATCHES, measured.latency_ms, strict=True)
+                    for share, ms in zip(SHARES_PCT[:-1], row, strict=False)
+                )
+            ),
             fits={NAME: _stored(fit)},
         )
         for name, (measured, fit) in _fitted(document, file).items()
-    ]  # fmt: skip
+    ]
 
 
 def _fitted(
@@ -94,13 +97,26 @@ def is_fit(stored: Any) -> bool:
     try:
         fit = decode_fit(stored)
         model, hardware = fit.model, fit.hardware
-        numbers = [*model.k, *model.power, *model.l2, model.idle_ms, model.cache_slope,
-                   model.kernels, model.input_bytes, model.output_bytes, hardware.power_cap_w,
-                   hardware.idle_power_w, hardware.frequency_slope, hardware.idle_slope_ms,
-                   hardware.idle_offset_ms]  # fmt: skip
+        numbers = [
+            *model.k,
+            *model.power,
+            *model.l2,
+            model.idle_ms,
+            model.cache_slope,
+            model.kernels,
+            model.input_bytes,
+            model.output_bytes,
+            hardware.power_cap_w,
+            hardware.idle_power_w,
+            hardware.frequency_slope,
+            hardware.idle_slope_ms,
+            hardware.idle_offset_ms,
+        ]
         positive = (
-            hardware.max_frequency_mhz, hardware.share_step_pct, hardware.bandwidth_bytes_per_ms,
-        )  # fmt: skip
+            hardware.max_frequency_mhz,
+            hardware.share_step_pct,
+            hardware.bandwidth_bytes_per_ms,
+        )
         is_valid = all(map(math.isfinite, numbers)) and all(
             0 < each < math.inf for each in positive
         )

@@ -97,10 +97,15 @@ def fit_hardware(measured: HardwareMeasurements) -> HardwareCoefficients:
     lost = np.array(measured.frequency_mhz)[over] - measured.max_frequency_mhz
     frequency_slope = float(excess @ lost / (excess @ excess)) if over else 0.0
     return HardwareCoefficients(
-        measured.power_cap_w, measured.idle_power_w, measured.max_frequency_mhz,
-        frequency_slope, idle_slope, idle_offset,
-        measured.share_step_pct, measured.bandwidth_bytes_per_ms,
-    )  # fmt: skip
+        measured.power_cap_w,
+        measured.idle_power_w,
+        measured.max_frequency_mhz,
+        frequency_slope,
+        idle_slope,
+        idle_offset,
+        measured.share_step_pct,
+        measured.bandwidth_bytes_per_ms,
+    )
 
 
 def fit_model(measured: ModelMeasurements, hardware: HardwareMeasurements) -> ModelCoefficients:
@@ -116,12 +121,15 @@ def fit_model(measured: ModelMeasurements, hardware: HardwareMeasurements) -> Mo
     power = np.array(measured.power_w) - hardware.idle_power_w
     diagonal = np.arange(len(BATCHES))
     return ModelCoefficients(
-        k, measured.idle_ms, measured.kernels,
+        k,
+        measured.idle_ms,
+        measured.kernels,
         (shared_ms / measured.active_ms - 1) / measured.shared_l2_pct,
         _line(ability[at_top], power[at_top]),
         _line(ability[diagonal, diagonal], np.array(measured.l2_pct)),
-        measured.input_bytes, measured.output_bytes,
-    )  # fmt: skip
+        measured.input_bytes,
+        measured.output_bytes,
+    )
 
 
 def fit_active(
@@ -142,9 +150,12 @@ def fit_noisy(
 
 
 def _fit(
-    batch: NDArray[np.float64], share: NDArray[np.float64], active_ms: NDArray[np.float64],
-    weights: NDArray[np.float64], solve: Solver,
-) -> tuple[float, float, float, float, float]:  # fmt: skip
+    batch: NDArray[np.float64],
+    share: NDArray[np.float64],
+    active_ms: NDArray[np.float64],
+    weights: NDArray[np.float64],
+    solve: Solver,
+) -> tuple[float, float, float, float, float]:
     offsets = _OFFSETS[-share.min() < _OFFSETS]
 
     def fit_with(k4: float) -> tuple[float, NDArray[np.float64]]:
@@ -197,10 +208,15 @@ def fit_profile(profile: Profile, neighbour_used_pct: Mapping[str, float]) -> Ig
     if len(set(batch.tolist())) < _MIN_BATCHES or len(set(share.tolist())) < 2:
         return None
     model = ModelCoefficients(
-        k=fit_noisy(batch, share, active_ms), idle_ms=0.0, kernels=0,
-        cache_slope=_slowdown_per_pct(profile, neighbour_used_pct), power=(0.0, 0.0),
-        l2=_used_by_ability(profile.points), input_bytes=0.0, output_bytes=0.0,
-    )  # fmt: skip
+        k=fit_noisy(batch, share, active_ms),
+        idle_ms=0.0,
+        kernels=0,
+        cache_slope=_slowdown_per_pct(profile, neighbour_used_pct),
+        power=(0.0, 0.0),
+        l2=_used_by_ability(profile.points),
+        input_bytes=0.0,
+        output_bytes=0.0,
+    )
     sizes = zip(batch.tolist(), share.tolist(), active_ms.tolist(), strict=True)
     errors = [abs(active_alone(model, int(size), part) / ms - 1) for size, part, ms in sizes]
     pairs = [each.neighbour for each in profile.pairs if each.neighbour in neighbour_used_pct]

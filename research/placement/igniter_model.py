@@ -94,10 +94,12 @@ def slower(model: ModelCoefficients, factor: float) -> ModelCoefficients:
     """The coefficients of a model whose batches take so many times as long."""
     k1, k2, k3, k4, k5 = model.k
     return replace(
-        model, k=(k1 * factor, k2 * factor, k3 * factor, k4, k5 * factor),
+        model,
+        k=(k1 * factor, k2 * factor, k3 * factor, k4, k5 * factor),
         idle_ms=model.idle_ms * factor,
-        power=(model.power[0] * factor, model.power[1]), l2=(model.l2[0] * factor, model.l2[1]),
-    )  # fmt: skip
+        power=(model.power[0] * factor, model.power[1]),
+        l2=(model.l2[0] * factor, model.l2[1]),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,12 +65,15 @@ def plan_milp(
         names = tuple(sorted(each.name for each in accelerators if each.kind == kind))
         items = tuple(
             Item(
-                each.model, point.batch_size, point.throughput_rps,
-                point.compute_pct(metric), point.memory_pct,
+                each.model,
+                point.batch_size,
+                point.throughput_rps,
+                point.compute_pct(metric),
+                point.memory_pct,
             )
             for each in ordered
             for point in profiles.feasible(each, kind)
-        )  # fmt: skip
+        )
         kinds.append(KindItems(names, items, ()))
     if len(kinds) == 1:  # else a batch may be of use on one kind only
         kinds = [replace(kinds[0], items=_useful(kinds[0].items, ordered))]

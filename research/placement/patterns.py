@@ -59,9 +59,12 @@ def patterns_of(items: Sequence[Item], limit: int) -> tuple[Pattern, ...]:
         for item in by_model[at]:
             if compute + item.compute_pct <= FITS_PCT and memory + item.memory_pct <= FITS_PCT:
                 extend(
-                    at + 1, (*chosen, item), skipped,
-                    compute + item.compute_pct, memory + item.memory_pct,
-                )  # fmt: skip
+                    at + 1,
+                    (*chosen, item),
+                    skipped,
+                    compute + item.compute_pct,
+                    memory + item.memory_pct,
+                )
         extend(at + 1, chosen, (*skipped, at), compute, memory)
 
     extend(0, (), (), 0.0, 0.0)

@@ -44,9 +44,12 @@ def batch_round_robin(request: RequestView, cluster: ClusterState, now_s: float)
     if not pod.has_free_slot:
         return Wait(Reason.QUEUE_WARM_BUSY)
     return SendTo(
-        pod.name, pod.name, LoadMode.WARM, Reason.BATCH_TURN,
+        pod.name,
+        pod.name,
+        LoadMode.WARM,
+        Reason.BATCH_TURN,
         on_sent=partial(count_in_batch, pod.name, request.key),
-    )  # fmt: skip
+    )
 
 
 def count_in_batch(pod: str, key: str, cluster: ClusterState, now_s: float) -> None:

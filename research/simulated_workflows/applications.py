@@ -62,11 +62,12 @@ def debate(rng: random.Random) -> WorkflowRequest:
 
 _ALL_REQUESTS: Final = {
     name: float(
-        constants.BASES[name].requests if name in constants.BASES
+        constants.BASES[name].requests
+        if name in constants.BASES
         else constants.OTHER_BASES.requests / (len(constants.BASE_NAMES) - len(constants.BASES))
     )
     for name in constants.BASE_NAMES
-}  # fmt: skip
+}
 """By base model, in the whole trace."""
 
 
@@ -92,11 +93,15 @@ def gentd26(rng: random.Random, requests: Mapping[str, float] = _ALL_REQUESTS) -
 
 Generators: TypeAlias = "Mapping[str, Callable[[random.Random], WorkflowRequest]]"
 GENERATORS: Final[Generators] = {
-    "gill": gill, "knowledge-card": knowledge_card, "debate": debate, "gentd26": gentd26,
-}  # fmt: skip
+    "gill": gill,
+    "knowledge-card": knowledge_card,
+    "debate": debate,
+    "gentd26": gentd26,
+}
 APPLICATIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    **{name: (name,) for name in GENERATORS}, "mix": ("gill", "knowledge-card", "debate"),
-}  # fmt: skip
+    **{name: (name,) for name in GENERATORS},
+    "mix": ("gill", "knowledge-card", "debate"),
+}
 """The workflows of each; in `mix` two share the language model."""
 
 

@@ -24,9 +24,15 @@ _FIRST_MINUTE: Final = 227 * 120
 
 
 def arrivals(
-    file: Path, application: str, rate_per_s: float, rng: random.Random, minutes: int,
-    *, changes_at_s: float | None = None, generators: Generators = GENERATORS,
-) -> list[tuple[float, WorkflowRequest]]:  # fmt: skip
+    file: Path,
+    application: str,
+    rate_per_s: float,
+    rng: random.Random,
+    minutes: int,
+    *,
+    changes_at_s: float | None = None,
+    generators: Generators = GENERATORS,
+) -> list[tuple[float, WorkflowRequest]]:
     """Times and requests; `rate_per_s` on average, by minute and workflow as in the trace.
 
     From `changes_at_s` on GILL's requests are doubled and those of others halved (section 8.2).

@@ -59,20 +59,31 @@ class SimulatedCluster:
     """All devices, and the runs that have steps on them."""
 
     def __init__(
-        self, devices: int, memory_bytes: float, events: EventQueue,
-        on_end: Callable[[SimulatedStep], None], host_bytes_per_s: float = HOST_BYTES_PER_S,
-        *, schedulers: int = 1, is_grouped: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        devices: int,
+        memory_bytes: float,
+        events: EventQueue,
+        on_end: Callable[[SimulatedStep], None],
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+        *,
+        schedulers: int = 1,
+        is_grouped: bool = False,
+    ) -> None:
         self.events = events
         names = list(map(device_name, range(devices)))
         self.state = _cluster_state(names, memory_bytes, host_bytes_per_s)
         self.devices = [
             SimulatedDevice(
-                index, memory_bytes, events, on_end, self.state, self.state.pods[name],
+                index,
+                memory_bytes,
+                events,
+                on_end,
+                self.state,
+                self.state.pods[name],
                 host_bytes_per_s,
             )
             for index, name in enumerate(names)
-        ]  # fmt: skip
+        ]
         self.active: dict[int, SimulatedRun] = {}
         self._schedulers = schedulers
         self._planned_over = [
@@ -105,9 +116,12 @@ class SimulatedCluster:
         self.devices[device].poke()
 
     def views(
-        self, models: Iterable[str],
-        *, only: Sequence[int] | None = None, queues: Sequence[DeviceQueue] | None = None,
-    ) -> list[Device]:  # fmt: skip
+        self,
+        models: Iterable[str],
+        *,
+        only: Sequence[int] | None = None,
+        queues: Sequence[DeviceQueue] | None = None,
+    ) -> list[Device]:
         """Devices as policies see them, as `queues` says of their queues."""
         chosen = range(len(self.devices)) if only is None else only
         queues, wanted = queues or self.queues(None, chosen), list(models)
@@ -118,10 +132,15 @@ class SimulatedCluster:
             harm_s = {model: device.harm_s(model) for model in wanted}
             found.append(
                 Device(
-                    device_name(index), node_of(index), queue.batches, queue.free_s, load_s,
-                    frozenset(device.loaded), harm_s,
+                    device_name(index),
+                    node_of(index),
+                    queue.batches,
+                    queue.free_s,
+                    load_s,
+                    frozenset(device.loaded),
+                    harm_s,
                 )
-            )  # fmt: skip
+            )
         return found
 
     def queues(self, run: SimulatedRun | None, only: Sequence[int]) -> list[DeviceQueue]:

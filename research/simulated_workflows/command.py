@@ -36,16 +36,33 @@ def simulate(
     if output.as_json:
         return
     output.table(
-        ["APPLICATION", "POLICY", "REQUESTS", "MEAN, S", "P95, S", "LOADS", "UNUSED", "BATCH",
-         "FORESEEN"],
         [
-            [each["application"], each["policy"], str(each["requests"]), f"{each['mean_s']:.3f}",
-             f"{each['p95_s']:.3f}", str(each["loads"]), str(each["unused_loads"]),
-             f"{each['batch']:.2f}", f"{each['predicted_share']:.0%}"]
+            "APPLICATION",
+            "POLICY",
+            "REQUESTS",
+            "MEAN, S",
+            "P95, S",
+            "LOADS",
+            "UNUSED",
+            "BATCH",
+            "FORESEEN",
+        ],
+        [
+            [
+                each["application"],
+                each["policy"],
+                str(each["requests"]),
+                f"{each['mean_s']:.3f}",
+                f"{each['p95_s']:.3f}",
+                str(each["loads"]),
+                str(each["unused_loads"]),
+                f"{each['batch']:.2f}",
+                f"{each['predicted_share']:.0%}",
+            ]
             for each in found
         ],
         title="Simulated: no part ran live",
-    )  # fmt: skip
+    )
 
 
 def _chosen(applications: Sequence[str], names: str, trace: Path) -> Sequence[str]:
@@ -55,11 +72,12 @@ def _chosen(applications: Sequence[str], names: str, trace: Path) -> Sequence[st
     problems = [
         f"{flag} must be one or more of {', '.join(allowed)}, was {name!r}"
         for flag, given, allowed in (
-            ("--workflows", applications, tuple(APPLICATIONS)), ("--policy", policies, known)
+            ("--workflows", applications, tuple(APPLICATIONS)),
+            ("--policy", policies, known),
         )
         for name in given
         if name not in allowed
-    ]  # fmt: skip
+    ]
     if not trace.is_file():
         problems.append(f"--trace must name a file of requests by minute, was {trace}")
     if problems:

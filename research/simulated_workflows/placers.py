@@ -62,9 +62,13 @@ class LonePlacer:
         if self._fixed is not None:
             devices = [at for at in devices if step.model in self._fixed[at]] or devices
         problem = scheduling_problem(
-            steps, self._cluster.views([step.model]), COSTS, LINKS, placed=placed,
+            steps,
+            self._cluster.views([step.model]),
+            COSTS,
+            LINKS,
+            placed=placed,
             allowed=[*allowed, devices],
-        )  # fmt: skip
+        )
         device = self._choose(problem, self._turn).placements[-1].device
         self._turn = (device + 1) % len(problem.devices)
         self._cluster.assign(step, device)
@@ -90,10 +94,15 @@ class SpeculativePlacer:
     """All known and predicted steps of a run together, with loads ahead."""
 
     def __init__(
-        self, cluster: SimulatedCluster, predictor: str, *,
-        send: Callable[[SimulatedRun], None], schedulers: Schedulers,
-        is_filtered: bool = False, is_always_loading: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: SimulatedCluster,
+        predictor: str,
+        *,
+        send: Callable[[SimulatedRun], None],
+        schedulers: Schedulers,
+        is_filtered: bool = False,
+        is_always_loading: bool = False,
+    ) -> None:
         """`send` is called with runs whose steps have got devices after a plan's time."""
         self._cluster = cluster
         self._send = send
@@ -155,9 +164,12 @@ class SpeculativePlacer:
         run.planned_s = now_s
         steps = [Step(step.model, request.calls[step.number].inputs) for step in run.steps]
         predicted = predicted_steps(
-            [step.model for step in run.steps], self._models[request.workflow],
-            self._positions[request.workflow], features=request.features, now_s=now_s,
-        )  # fmt: skip
+            [step.model for step in run.steps],
+            self._models[request.workflow],
+            self._positions[request.workflow],
+            features=request.features,
+            now_s=now_s,
+        )
         steps += [Step(each.model, each.inputs) for each in predicted]
         schedule, devices = self._schedule(run, steps)
         run.plan = [
@@ -189,13 +201,14 @@ class SpeculativePlacer:
         if self._is_filtered:
             loaded = [cluster.devices[device].loaded for device in devices]
             candidates = candidate_devices(
-                steps, free_s=[queue.free_s for queue in queues],
+                steps,
+                free_s=[queue.free_s for queue in queues],
                 holders={
                     model: [at for at, held in enumerate(loaded) if model in held]
                     for model in models
                 },
                 outputs_at={devices.index(device) for device, _ in sent.values()},
-            )  # fmt: skip
+            )
             used = sorted({at for each in candidates for at in each})
             devices, queues = [devices[at] for at in used], [queues[at] for at in used]
             position = {at: number for number, at in enumerate(used)}
@@ -209,9 +222,13 @@ class SpeculativePlacer:
 
         def place(way: MergedSteps, fixed: Mapping[int, Placement]) -> Schedule:
             problem = scheduling_problem(
-                way.steps, views, COSTS, LINKS, placed=fixed,
+                way.steps,
+                views,
+                COSTS,
+                LINKS,
+                placed=fixed,
                 allowed=None if allowed is None else [allowed[at] for at in way.calls_of()],
-            )  # fmt: skip
+            )
             return speculative(problem, FEW_STATES if self._is_filtered else MAX_STATES)
 
         return place_sharing_batches(steps, placed, _max_batch, place), devices

@@ -95,9 +95,14 @@ class WorkflowSimulation:
         self.events = EventQueue()
         self.runs: list[SimulatedRun] = []
         self.cluster = SimulatedCluster(
-            task.devices, task.memory_bytes, self.events, self.on_end, task.host_bytes_per_s,
-            schedulers=task.schedulers, is_grouped=task.is_grouped,
-        )  # fmt: skip
+            task.devices,
+            task.memory_bytes,
+            self.events,
+            self.on_end,
+            task.host_bytes_per_s,
+            schedulers=task.schedulers,
+            is_grouped=task.is_grouped,
+        )
         self.devices: Sequence[CountedDevice] = self.cluster.devices
         self._placer = self._make_placer(task)
 
@@ -109,10 +114,13 @@ class WorkflowSimulation:
         self.cluster.fill(self.filled())
         if task.policy == SchedulingPolicy.SPECULATIVE:
             return SpeculativePlacer(
-                self.cluster, task.predictor, send=self.send,
+                self.cluster,
+                task.predictor,
+                send=self.send,
                 schedulers=Schedulers(task.planning_s, [0.0] * task.schedulers),
-                is_filtered=task.is_filtered, is_always_loading=task.is_always_loading,
-            )  # fmt: skip
+                is_filtered=task.is_filtered,
+                is_always_loading=task.is_always_loading,
+            )
         return LonePlacer(self.cluster, task.policy)
 
     def filled(self) -> PlacedModels:
@@ -141,9 +149,14 @@ class WorkflowSimulation:
         cards = partial(knowledge_card, word_is_true=task.word_is_true)
         generators: Generators = {**GENERATORS, "knowledge-card": cards}
         for time_s, request in arrivals(
-            task.file, task.application, task.rate_per_s, rng, task.minutes,
-            changes_at_s=task.changes_at_s, generators=generators,
-        ):  # fmt: skip
+            task.file,
+            task.application,
+            task.rate_per_s,
+            rng,
+            task.minutes,
+            changes_at_s=task.changes_at_s,
+            generators=generators,
+        ):
             self.events.at(time_s, self._arrive, request)
         while self.events.run_some(1, until=lambda: False):
             if observe is not None:
@@ -226,9 +239,13 @@ class WorkflowSimulation:
 
 
 def placement_tasks(
-    file: Path, seeds: Sequence[int], minutes: int, *,
-    applications: Iterable[str] = APPLICATIONS, policies: Sequence[str] = (),
-) -> list[WorkflowTask]:  # fmt: skip
+    file: Path,
+    seeds: Sequence[int],
+    minutes: int,
+    *,
+    applications: Iterable[str] = APPLICATIONS,
+    policies: Sequence[str] = (),
+) -> list[WorkflowTask]:
     """At a rate of half of what the devices can do with batches of one."""
     tasks = []
     for application in applications:
@@ -236,11 +253,18 @@ def placement_tasks(
         rate_per_s = LOAD_SHARE * DEVICES / work_s
         tasks += [
             WorkflowTask(
-                application, policy, seed, DEVICES, MEMORY_BYTES[application],
-                rate_per_s, file, minutes,
+                application,
+                policy,
+                seed,
+                DEVICES,
+                MEMORY_BYTES[application],
+                rate_per_s,
+                file,
+                minutes,
             )
-            for policy in policies or policies_of_runs() for seed in seeds
-        ]  # fmt: skip
+            for policy in policies or policies_of_runs()
+            for seed in seeds
+        ]
     return tasks
 
 

@@ -68,9 +68,7 @@ class CopyChanges:
 def shortest_queue(copies: Sequence[ModelCopy], model: str) -> int | None:
     """Position of the model's copy with the fewest steps, loaded ones first; None without one."""
     options = [at for at, copy in enumerate(copies) if copy.model == model]
-    return min(
-        options, key=lambda at: (copies[at].steps, copies[at].is_loading, at), default=None
-    )  # fmt: skip
+    return min(options, key=lambda at: (copies[at].steps, copies[at].is_loading, at), default=None)
 
 
 def reactive(
@@ -197,9 +195,10 @@ class _Room:
         found = [
             at
             for at in self._kept()
-            if copies[at].steps == 0 and not copies[at].is_loading
+            if copies[at].steps == 0
+            and not copies[at].is_loading
             and device in (None, copies[at].device)
-        ]  # fmt: skip
+        ]
         surplus = {
             at: self.count(copies[at].model) - self._wanted[copies[at].model] for at in found
         }

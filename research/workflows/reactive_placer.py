@@ -77,9 +77,8 @@ class ReactiveCopies:
         self._models = {key for key in self._models if self._spec(key) is not None}
         positions = {pod.name: position for position, pod in enumerate(pods)}
         self._copies = [
-            (key, pod) for key, pod in self._copies
-            if pod in positions and key in self._models
-        ]  # fmt: skip
+            (key, pod) for key, pod in self._copies if pod in positions and key in self._models
+        ]
         return [
             ModelCopy(
                 key, positions[pod], self._pods.steps.count(pod, key), self._is_loading(key, pod)
@@ -101,9 +100,11 @@ class ReactiveCopies:
         now_s = self._pods.now_s()
         prices = self._pods.state.prices_at(now_s)
         view = CopiesView(
-            copies, [pod.memory_bytes or inf for pod in pods],
-            {key: prices.size_bytes(key) for key in sorted(self._models)}, waiting,
-        )  # fmt: skip
+            copies,
+            [pod.memory_bytes or inf for pod in pods],
+            {key: prices.size_bytes(key) for key in sorted(self._models)},
+            waiting,
+        )
         self._state, changes = reactive(self._state, view, now_s, self._params)
         kept = [each for at, each in enumerate(self._copies) if at not in changes.removed]
         for key, device in changes.added:
@@ -119,9 +120,15 @@ class ReactiveCopies:
 
 class ReactivePlacer:
     def __init__(
-        self, devices: int, memory_bytes: float, events: EventQueue, params: ReactiveParams, *,
-        on_end: Callable[[SimulatedStep], None], send: Callable[[SimulatedRun], None],
-    ) -> None:  # fmt: skip
+        self,
+        devices: int,
+        memory_bytes: float,
+        events: EventQueue,
+        params: ReactiveParams,
+        *,
+        on_end: Callable[[SimulatedStep], None],
+        send: Callable[[SimulatedRun], None],
+    ) -> None:
         self._events = events
         self._params = params
         self._send = send
@@ -189,9 +196,11 @@ class ReactivePlacer:
     def _decide(self) -> None:
         copies = self._copies()
         view = CopiesView(
-            self._seen(copies), [device.memory_bytes for device in self.devices],
-            self._size_bytes, {model: len(each) for model, each in self._waiting.items()},
-        )  # fmt: skip
+            self._seen(copies),
+            [device.memory_bytes for device in self.devices],
+            self._size_bytes,
+            {model: len(each) for model, each in self._waiting.items()},
+        )
         self._state, changes = reactive(self._state, view, self._events.now_s, self._params)
         for position in changes.removed:
             copies[position].device.remove(copies[position])
@@ -209,9 +218,13 @@ def simulated_reactive(
 ) -> ReactivePlacer:
     task, params = simulation.task, ReactiveParams(is_one_per_device=is_one_per_device)
     placer = ReactivePlacer(
-        task.devices, task.memory_bytes, simulation.events, params,
-        on_end=simulation.on_end, send=simulation.send,
-    )  # fmt: skip
+        task.devices,
+        task.memory_bytes,
+        simulation.events,
+        params,
+        on_end=simulation.on_end,
+        send=simulation.send,
+    )
     placer.fill(simulation.filled())
     simulation.devices = placer.devices
     return placer

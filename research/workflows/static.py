@@ -58,9 +58,10 @@ class HeldPlacements:
         A missing model takes free memory first, then that of models which other devices hold, too.
         """
         longest = max(
-            self._held_s, key=lambda each: (self._held_s[each], list(map(sorted, each))),
+            self._held_s,
+            key=lambda each: (self._held_s[each], list(map(sorted, each))),
             default=self._latest,
-        )  # fmt: skip
+        )
         placement = [set(each) for each in longest]
         for model in models:
             if not any(model in each for each in placement):
@@ -68,9 +69,12 @@ class HeldPlacements:
         return tuple(map(frozenset, placement))
 
     def _add(
-        self, model: str, placement: Sequence[set[str]], size_bytes: Callable[[str], float],
+        self,
+        model: str,
+        placement: Sequence[set[str]],
+        size_bytes: Callable[[str], float],
         memory_bytes: Sequence[float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         def held_s(device: int) -> float:
             return self._on_device_s.get((model, device), 0.0)
 
@@ -150,9 +154,10 @@ class FixedPlacement:
             prices = state.prices_at(self._pods.now_s())
             pods = [state.pods[name] for name in self._names]
             self._fixed = self._held.fixed(
-                sorted(models), prices.size_bytes,
+                sorted(models),
+                prices.size_bytes,
                 [pod.memory_bytes or float("inf") for pod in pods],
-            )  # fmt: skip
+            )
         held = zip(self._names, self._fixed, strict=True)
         return {name for name, models in held if key in models}
 
@@ -169,9 +174,10 @@ def placement_held_longest(task: WorkflowTask) -> PlacedModels:
     held = HeldPlacements()
     simulation.run(held.observe)
     return held.fixed(
-        models_of(task.application), lambda model: MODELS[model].size_bytes,
+        models_of(task.application),
+        lambda model: MODELS[model].size_bytes,
         [task.memory_bytes] * task.devices,
-    )  # fmt: skip
+    )
 
 
 STATIC: Final = StatefulPolicy(StaticPlacement, simulated_static)

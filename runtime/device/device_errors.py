@@ -12,20 +12,22 @@ from collections.abc import Iterator
 import torch
 
 OUT_OF_MEMORY = 2
-TRANSIENT = frozenset({
-    OUT_OF_MEMORY,
-    1,    # invalid value
-    9,    # invalid configuration
-    98,   # invalid device function
-    209,  # no kernel image for device
-    304,  # operating system call failed
-    400,  # invalid resource handle
-    701,  # launch out of resources
-    712,  # host memory already registered
-    713,  # host memory not registered
-    801,  # not supported
-    *range(900, 909),  # what a capture does not permit
-})  # fmt: skip
+TRANSIENT = frozenset(
+    {
+        OUT_OF_MEMORY,
+        1,  # invalid value
+        9,  # invalid configuration
+        98,  # invalid device function
+        209,  # no kernel image for device
+        304,  # operating system call failed
+        400,  # invalid resource handle
+        701,  # launch out of resources
+        712,  # host memory already registered
+        713,  # host memory not registered
+        801,  # not supported
+        *range(900, 909),  # what a capture does not permit
+    }
+)
 """Codes of `cudaError` that fail one call. After any other error (an assertion in a kernel, an
 illegal address, a fault of the hardware or of MPS) every later call fails, too."""
 

@@ -48,13 +48,20 @@ class DeviceTensor(Tensor):
     """The same for all views of one tensor, and never used again."""
 
     def __init__(
-        self, name: str, datatype: str, values: torch.Tensor, lease: object = None,
+        self,
+        name: str,
+        datatype: str,
+        values: torch.Tensor,
+        lease: object = None,
         origin: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         for attribute, value in (
-            ("name", name), ("datatype", datatype), ("values", values), ("lease", lease),
+            ("name", name),
+            ("datatype", datatype),
+            ("values", values),
+            ("lease", lease),
             ("origin", next(_origins) if origin is None else origin),
-        ):  # fmt: skip
+        ):
             object.__setattr__(self, attribute, value)  # it is frozen
 
     @property

@@ -63,11 +63,7 @@ DeviceMemory = CpuMemory | StagedMemory
 
 
 def open_device(
-    name: str,
-    memory_share: float = 1.0,
-    *,
-    registered_bytes: int = 0,
-    cuda_graphs: bool = False,
+    name: str, memory_share: float = 1.0, *, registered_bytes: int = 0, cuda_graphs: bool = False
 ) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 

@@ -36,8 +36,10 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
     """Transformers' logits processor, with each request's `Sampling` and prompt length."""
 
     supported_kwargs = {  # noqa: RUF012  # transformers' type
-        "sampling": Sampling, "prompt_tokens": int, "processors": LogitsProcessorList
-    }  # fmt: skip
+        "sampling": Sampling,
+        "prompt_tokens": int,
+        "processors": LogitsProcessorList,
+    }
     ignored_kwargs = ()
 
     def __init__(self) -> None:

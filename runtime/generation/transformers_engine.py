@@ -16,12 +16,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    GenerationConfig,
-    LogitsProcessor,
-    LogitsProcessorList,
-    PreTrainedModel,
-)
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
@@ -35,12 +30,7 @@ from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.queue import DeviceModel
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
-from runtime.generation.limits import (
-    PAGE_TOKENS,
-    STEP_TOKENS,
-    GenerationLimits,
-    cache_shape,
-)
+from runtime.generation.limits import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
 from runtime.generation.network_steps import (
     Scores,
     request_config,

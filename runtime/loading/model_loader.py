@@ -188,9 +188,12 @@ class _DeviceLoad:
             )
         elif isinstance(network, LoadedEstimator) and resolver.estimators is not None:
             model = PickledModel(
-                spec, processor=processor, network=network, device=device,
+                spec,
+                processor=processor,
+                network=network,
+                device=device,
                 estimators=resolver.estimators,
-            )  # fmt: skip
+            )
         else:
             raise RuntimeError(f"{spec.key} was loaded without the process that infers it")
         entry = self._entry(model, skeleton, weights)

@@ -31,12 +31,7 @@ class ServedModel:
     """One generation of a model with its network."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        *,
-        processor: Processor,
-        network: Any,
-        device: DeviceWorker,
+        self, spec: ModelSpec, *, processor: Processor, network: Any, device: DeviceWorker
     ) -> None:
         self.spec = spec
         self.processor = processor

@@ -23,12 +23,7 @@ from runtime.engines.networks.adapter import check_names, read_adapter
 from runtime.engines.networks.network_engine import AdapterEngine
 from runtime.engines.skeletons import Skeletons
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
-from runtime.generation.limits import (
-    GenerationLimits,
-    GenerationMemory,
-    Room,
-    generation_memory,
-)
+from runtime.generation.limits import GenerationLimits, GenerationMemory, Room, generation_memory
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors
@@ -118,11 +113,7 @@ class WeightResolver:
 
     @asynccontextmanager
     async def resolve(
-        self,
-        spec: ModelSpec,
-        ticket: LoadTicket,
-        lock: FileLock,
-        base: StoreEntry | None = None,
+        self, spec: ModelSpec, ticket: LoadTicket, lock: FileLock, base: StoreEntry | None = None
     ) -> AsyncIterator[ResolvedWeights]:
         """The model's weights until the end of the block, which cancels a running download.
 

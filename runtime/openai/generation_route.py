@@ -36,8 +36,14 @@ COMPLETION_TOKENS = 16
 CHAT_TOKENS = 512
 """Default for chat, where OpenAI has none: a model without an end token would fill its context."""
 EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
-FORWARDED = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
-             "x-pilotlight-start", "server-timing")  # fmt: skip
+FORWARDED = (
+    "content-type",
+    "cache-control",
+    "retry-after",
+    "x-pilotlight-not-executed",
+    "x-pilotlight-start",
+    "server-timing",
+)
 
 
 @dataclass(frozen=True, slots=True)

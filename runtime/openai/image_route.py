@@ -32,10 +32,15 @@ class ImageBody(ModelBody):
     """The body; the fields below `size` are not OpenAI's."""
 
     unsupported: ClassVar[Unsupported] = {
-        "response_format": ("b64_json",), "stream": (False,), "partial_images": (0,),
-        "output_format": ("png",), "output_compression": (100,), "background": ("auto", "opaque"),
-        "quality": ("auto", "standard"), "style": (),
-    }  # fmt: skip
+        "response_format": ("b64_json",),
+        "stream": (False,),
+        "partial_images": (0,),
+        "output_format": ("png",),
+        "output_compression": (100,),
+        "background": ("auto", "opaque"),
+        "quality": ("auto", "standard"),
+        "style": (),
+    }
     ignored: ClassVar[frozenset[str]] = ModelBody.ignored | {"moderation"}
     prompt: str
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None

@@ -10,14 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from common.inference_protocol.bodies import parse_object
@@ -51,17 +44,37 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Unsupported = Mapping[str, tuple[Any, ...]]
 """Unsupported fields, each with the values that have no effect and are therefore allowed."""
 UNSUPPORTED_OF_VLLM: Unsupported = {
-    "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
-    "guided_grammar": (), "guided_decoding_backend": (), "guided_whitespace_pattern": (),
-    "bad_words": ([],), "allowed_token_ids": (), "logits_processors": ([],),
-    "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,),
-    "prompt_logprobs": (0,), "return_tokens_as_token_ids": (False,), "return_token_ids": (False,),
-    "spaces_between_special_tokens": (True,), "response_format": ({"type": "text"},),
-}  # fmt: skip
-RESERVED: Final = frozenset({
-    "conversations", "messages", "chat_template", "tools", "tokenize", "add_generation_prompt",
-    "continue_final_message", "return_assistant_tokens_mask",
-})  # fmt: skip
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "logits_processors": ([],),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
+    "early_stopping": (False,),
+    "prompt_logprobs": (0,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "response_format": ({"type": "text"},),
+}
+RESERVED: Final = frozenset(
+    {
+        "conversations",
+        "messages",
+        "chat_template",
+        "tools",
+        "tokenize",
+        "add_generation_prompt",
+        "continue_final_message",
+        "return_assistant_tokens_mask",
+    }
+)
 """Names of a chat template's variables that a request sets by fields of their own, or never."""
 
 
@@ -160,9 +173,12 @@ class CompletionBody(GenerationBody):
     """`/openai/v1/completions`."""
 
     unsupported: ClassVar[Unsupported] = {
-        "echo": (False,), "suffix": ("",), "best_of": (1,), "logprobs": (),
+        "echo": (False,),
+        "suffix": ("",),
+        "best_of": (1,),
+        "logprobs": (),
         **UNSUPPORTED_OF_VLLM,
-    }  # fmt: skip
+    }
     max_items: ClassVar[Mapping[str, int]] = {"prompt": MAX_PROMPT_TOKENS, "stop": MAX_STOPS}
     prompt: str | TokenIds | Texts | TokenLists
 
@@ -186,13 +202,25 @@ class ChatBody(GenerationBody):
     """`/openai/v1/chat/completions`."""
 
     unsupported: ClassVar[Unsupported] = {
-        "tools": ([],), "functions": ([],), "tool_choice": ("none",), "function_call": ("none",),
-        "response_format": ({"type": "text"},), "logprobs": (False,), "top_logprobs": (0,),
-        "modalities": (["text"],), "audio": (), "web_search_options": (),
-        "reasoning_effort": (), "verbosity": (), "chat_template": (), "documents": ([],),
-        "add_special_tokens": (False,), "echo": (False,), "include_reasoning": (True,),
+        "tools": ([],),
+        "functions": ([],),
+        "tool_choice": ("none",),
+        "function_call": ("none",),
+        "response_format": ({"type": "text"},),
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "modalities": (["text"],),
+        "audio": (),
+        "web_search_options": (),
+        "reasoning_effort": (),
+        "verbosity": (),
+        "chat_template": (),
+        "documents": ([],),
+        "add_special_tokens": (False,),
+        "echo": (False,),
+        "include_reasoning": (True,),
         **UNSUPPORTED_OF_VLLM,
-    }  # fmt: skip
+    }
     # Calls of tools, which are refused, are all that it is about.
     ignored: ClassVar[frozenset[str]] = GenerationBody.ignored | {"parallel_tool_calls"}
     max_items: ClassVar[Mapping[str, int]] = {"messages": MAX_MESSAGES, "stop": MAX_STOPS}

@@ -52,12 +52,7 @@ def assemble(context: PodContext) -> PodComponents:
     """All components of a pod, not yet started."""
     settings, info, loading = context.settings, context.info, compose_loading(context)
     watch, agent = loading.watch, loading.agent
-    profiles = ProfileSync(
-        context.device.times,
-        watch=watch,
-        agent=agent,
-        info=info,
-    )
+    profiles = ProfileSync(context.device.times, watch=watch, agent=agent, info=info)
     watchdog = Watchdog(
         context.device,
         loading.coordinator,
@@ -122,10 +117,13 @@ def assemble(context: PodContext) -> PodComponents:
     if context.host.sockets is not None:
         background.append(
             BlockServer(
-                context.host.sockets, info.address, steps.store, context.secret,
+                context.host.sockets,
+                info.address,
+                steps.store,
+                context.secret,
                 context.request_threads,
             ).run
-        )  # fmt: skip
+        )
     if context.server is not None:
         agent.is_held = True  # until the server answers
         server_watch = ServerWatch(

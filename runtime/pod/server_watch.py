@@ -134,8 +134,7 @@ class ServerWatch:
         SERVER_UP.set(0)
         self._loading.agent.hold()
         logger.error(
-            "model server away",
-            extra={"url": self._server.client.url, "models": len(store.by_key)},
+            "model server away", extra={"url": self._server.client.url, "models": len(store.by_key)}
         )
         for key in tuple(store.by_key):
             self._model_lost(key)

@@ -25,9 +25,12 @@ if TYPE_CHECKING:
 
 
 RANGES = {
-    "most_rows": (1, 1024), "tokens": (1, 100_000), "repeats": (1, 100), "share_pct": (0, 100),
+    "most_rows": (1, 1024),
+    "tokens": (1, 100_000),
+    "repeats": (1, 100),
+    "share_pct": (0, 100),
     "is_stored": (0, 1),
-}  # fmt: skip
+}
 
 
 def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:

@@ -47,12 +47,7 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
     def __init__(self, routes: Sequence[Route], secret: PodSecret, tls: PartTls) -> None:
         if not kserve_logger.handlers:  # with a handler, KServe does not reconfigure all logging
             kserve_logger.addHandler(logging.NullHandler())
-        super().__init__(
-            http_port=0,
-            workers=1,
-            enable_grpc=False,
-            enable_latency_logging=False,
-        )
+        super().__init__(http_port=0, workers=1, enable_grpc=False, enable_latency_logging=False)
         rest = PodRestServer(
             "kserve.model_server:app", self.dataplane, self.model_repository_extension, 0
         )
@@ -61,9 +56,12 @@ class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
         for route in reversed(routes):
             kserve_app.router.routes.insert(0, route)
         self._server = HttpServer(
-            PodApplication(kserve_app, routes, secret), tls=tls.server,
-            keep_alive_s=KEEP_ALIVE_S, drain_s=CLOSE_TIMEOUT_S, interface="asgi3",
-        )  # fmt: skip
+            PodApplication(kserve_app, routes, secret),
+            tls=tls.server,
+            keep_alive_s=KEEP_ALIVE_S,
+            drain_s=CLOSE_TIMEOUT_S,
+            interface="asgi3",
+        )
 
     async def serve(self, listener: socket.socket) -> None:
         """Serve until `close`."""

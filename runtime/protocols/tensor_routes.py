@@ -84,9 +84,7 @@ class _BuffersResponse(Response):
         self._buffers = buffers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        )  # fmt: skip
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         for buffer in self._buffers:
             await send({"type": "http.response.body", "body": buffer, "more_body": True})
         await send({"type": "http.response.body", "body": b""})

@@ -103,9 +103,7 @@ def _converted(estimator: Any, inputs: Mapping[str, npt.NDArray[Any]]) -> bytes:
     is_classifier = library("sklearn.base").is_classifier(estimator)
     try:
         model = skl2onnx.convert_sklearn(
-            estimator,
-            initial_types=types,
-            options={"zipmap": False} if is_classifier else None,
+            estimator, initial_types=types, options={"zipmap": False} if is_classifier else None
         )
     except Exception as error:  # its converters raise many kinds, most of them RuntimeError
         # Its text goes on with advice for authors of converters.
@@ -121,9 +119,11 @@ def _converted(estimator: Any, inputs: Mapping[str, npt.NDArray[Any]]) -> bytes:
 def _type(name: str, values: npt.NDArray[Any]) -> Any:
     types = library("skl2onnx.common.data_types")
     kinds = {
-        "f": types.FloatTensorType, "i": types.Int64TensorType, "O": types.StringTensorType,
+        "f": types.FloatTensorType,
+        "i": types.Int64TensorType,
+        "O": types.StringTensorType,
         "b": types.BooleanTensorType,
-    }  # fmt: skip
+    }
     if values.dtype.kind not in kinds:
         raise ModelInvalid(f"column {name!r} holds {values.dtype}, which has no type in ONNX")
     return kinds[values.dtype.kind]([None, values.shape[1]])

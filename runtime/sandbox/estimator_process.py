@@ -21,12 +21,7 @@ from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.libraries.optional_library import one_line
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.errors import InferenceFailed, ModelInvalid
-from runtime.sandbox.pickles import (
-    HEADER_LENGTH,
-    booster_advice,
-    readable_libraries,
-    unpickled,
-)
+from runtime.sandbox.pickles import HEADER_LENGTH, booster_advice, readable_libraries, unpickled
 
 _MAX_DESCRIPTORS: Final = 64
 _NICENESS: Final = 5

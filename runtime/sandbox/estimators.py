@@ -19,14 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from common.child_process import (
-    NO_OUTPUT,
-    Child,
-    Command,
-    python_environment,
-    python_module,
-    start,
-)
+from common.child_process import NO_OUTPUT, Child, Command, python_environment, python_module, start
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import Tensor
@@ -168,11 +161,7 @@ class Estimators:
         process = await self._process(namespace)
         process.keys[number] = key
         before = process.resident_bytes()
-        head = {
-            "operation": "load",
-            "number": number,
-            "wants_probabilities": wants_probabilities,
-        }
+        head = {"operation": "load", "number": number, "wants_probabilities": wants_probabilities}
         try:
             response, _ = await self._call(process, head, bytes(content), LOAD_TIMEOUT_S)
             _raise_failure(response)

@@ -14,9 +14,17 @@ from runtime.errors import ModelInvalid
 
 HEADER_LENGTH: Final = "header_length"
 _SYSTEM: Final = (
-    "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc/cpuinfo", "/proc/meminfo",
-    "/proc/self/maps", "/sys/devices/system/cpu", "/dev/urandom", "/dev/null",
-)  # fmt: skip
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/self/maps",
+    "/sys/devices/system/cpu",
+    "/dev/urandom",
+    "/dev/null",
+)
 _BOOSTERS: Final = {
     "xgboost": "model.save_model('model.ubj')",
     "lightgbm": "model.booster_.save_model('model.txt')",

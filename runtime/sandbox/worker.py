@@ -107,10 +107,7 @@ class _Evaluator:
         from runtime.engines.networks.configuration import read_config
 
         self._tokenizers[folder] = AutoTokenizer.from_pretrained(
-            folder,
-            config=read_config(Path(folder)),
-            trust_remote_code=False,
-            local_files_only=True,
+            folder, config=read_config(Path(folder)), trust_remote_code=False, local_files_only=True
         )
         while len(self._tokenizers) > MAX_TOKENIZERS:
             self._tokenizers.popitem(last=False)

@@ -151,10 +151,12 @@ class BlockClient:
                 some = identities[first : first + MAX_TENSORS]
                 message = orjson.dumps(
                     {
-                        "secret": self._secret.header_value, "namespace": namespace, "run": run,
+                        "secret": self._secret.header_value,
+                        "namespace": namespace,
+                        "run": run,
                         "tensors": some,
                     }
-                )  # fmt: skip
+                )
                 lease = _Lease(self._sockets.connect(address, EXCHANGE_TIMEOUT_S))
                 lease.connection.sendall(message)
                 blocks = _receive(lease.connection, some)
@@ -180,9 +182,7 @@ def _receive(connection: socket.socket, identities: Sequence[str]) -> dict[str, 
     Python 3.11's `socket.recv_fds` ignores its flags, such as close-on-exec.
     """
     room = socket.CMSG_SPACE(MAX_TENSORS * array.array("i").itemsize)
-    reply, ancillary, _, _ = connection.recvmsg(
-        MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC
-    )  # fmt: skip
+    reply, ancillary, _, _ = connection.recvmsg(MAX_MESSAGE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, content in ancillary:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):

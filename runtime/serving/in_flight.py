@@ -16,13 +16,7 @@ from common.inference_protocol.bodies import EncodedBody
 from common.inference_protocol.errors import InvalidRequest
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
-from runtime.errors import (
-    AlreadyBegun,
-    DeadlinePassed,
-    PodDraining,
-    PodEnded,
-    SlotsFull,
-)
+from runtime.errors import AlreadyBegun, DeadlinePassed, PodDraining, PodEnded, SlotsFull
 from runtime.loading.load_coordinator import AcquiredModel
 from runtime.metrics import SLOTS_USED, stage_histograms
 from runtime.registration.measurements import Measurements

@@ -200,9 +200,15 @@ class PredictService:
         started_s = time.monotonic()
         is_small = encode is None and sum(each.host_bytes for each in outputs) <= QUICK_BYTES
         content = await self._convert(
-            processor, is_small, postprocess_body, processor, body, outputs,
-            head.response_model_name, encode,
-        )  # fmt: skip
+            processor,
+            is_small,
+            postprocess_body,
+            processor,
+            body,
+            outputs,
+            head.response_model_name,
+            encode,
+        )
         if head.simulated_work:
             await request.simulate(Stage.POSTPROCESS)
         seconds = time.monotonic() - started_s

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 F_SEAL_FUTURE_WRITE: Final = 0x10
 """Linux constant (fcntl(2), 5.1) that Python lacks: only mappings made before can write."""
-_SEALS: Final = (
-    F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-)  # fmt: skip
+_SEALS: Final = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NAME: Final = "pilotlight-tensor"
 MAX_BLOCKS: Final = 512
 _DESCRIPTORS_PER_BLOCK: Final = 2
@@ -56,11 +54,7 @@ class SharedBlock:
     """
 
     def __init__(
-        self,
-        memory: _Memory,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        unused: deque[_Memory],
+        self, memory: _Memory, shape: tuple[int, ...], dtype: np.dtype[Any], unused: deque[_Memory]
     ) -> None:
         self.descriptor = memory.descriptor
         root = np.frombuffer(memory.mapping, np.uint8)

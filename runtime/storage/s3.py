@@ -156,9 +156,7 @@ class S3Storage:
 
     def _presigned_url(self, key: str) -> str:
         return self._access.client.generate_presigned_url(
-            "get_object",
-            Params={"Bucket": self._bucket, "Key": key},
-            ExpiresIn=PRESIGNED_URL_TTL_S,
+            "get_object", Params={"Bucket": self._bucket, "Key": key}, ExpiresIn=PRESIGNED_URL_TTL_S
         )
 
 

@@ -33,10 +33,7 @@ TEXT_PROCESSORS: Mapping[Task, Callable[[TextModel], Processor]] = {
 
 
 def load_processor(
-    folder: Path,
-    declared: Task | None,
-    sandbox: Sandbox | None = None,
-    options: TaskOptions = OWN,
+    folder: Path, declared: Task | None, sandbox: Sandbox | None = None, options: TaskOptions = OWN
 ) -> Processor:
     """The processor of the model whose small files are in `folder`; raises ModelInvalid.
 

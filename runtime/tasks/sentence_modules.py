@@ -18,10 +18,13 @@ from runtime.errors import ModelInvalid
 from runtime.storage.listing import MODULES
 
 POOLING_MODES: Final = {
-    "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean", "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean", "pooling_mode_lasttoken": "lasttoken",
-}  # fmt: skip
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
 """The older files' flags, in the order in which several are put together, and their names."""
 ACTIVATIONS: Final = ("Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU")
 """Of torch, by the last part of their path."""

@@ -41,9 +41,7 @@ logger = logging.getLogger(__name__)
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
 DEFAULT_TOLERANCE = 1e-4
 """Allowed difference of a row's outputs alone and in a batch, relative to the largest value."""
-REFUSAL_ERRORS = (
-    RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError,
-)  # fmt: skip
+REFUSAL_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError, AssertionError)
 """What torch raises for tensors whose sizes or values a program does not accept."""
 MAX_OUTPUT_BYTES = 2 * 1024**3
 

@@ -222,9 +222,11 @@ class TextEncoder:
             encoded: Any = {name: [_FIELDS[name](row) for row in rows] for name in self._names}
         else:
             options: dict[str, Any] = {
-                "padding": True, "truncation": True, "max_length": limit,
+                "padding": True,
+                "truncation": True,
+                "max_length": limit,
                 "add_special_tokens": self._adds_special_tokens,
-            }  # fmt: skip
+            }
             encode = self._encode_in_sandbox if self.is_sandboxed else tokenizer
             encoded = encode(texts, **options)  # its own arrays cost twice as much
             if self._backend is not None and not self.is_sandboxed:

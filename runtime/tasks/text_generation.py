@@ -83,10 +83,7 @@ class TextPrompts:
         return list(token_ids)
 
     async def render(
-        self,
-        owner: str,
-        messages: Sequence[Mapping[str, Any]],
-        options: Mapping[str, Any],
+        self, owner: str, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any]
     ) -> str:
         """The text of a conversation by the model's chat template, which runs in the sandbox.
 

@@ -80,8 +80,9 @@ class TextToText(TextOutputs):
     def _options(self, chosen: Sequence[ChosenTask]) -> tuple[Tensor, ...]:
         if not any(each.index or each.first_token is not None for each in chosen):
             return ()
-        first = [self._any_token if each.first_token is None else each.first_token
-                 for each in chosen]  # fmt: skip
+        first = [
+            self._any_token if each.first_token is None else each.first_token for each in chosen
+        ]
         return (
             numeric_tensor(TASK, np.array([each.index for each in chosen], np.int64)),
             numeric_tensor(FIRST_TOKEN, np.array(first, np.int64)),

@@ -15,9 +15,16 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 _PATTERNS: Final = (
-    "tokenizer.json", "vocab*", "merges.txt", "tekken.json", "*.model", "*.spm", "*.codes",
-    "*.tokenizer", "*.tiktoken",
-)  # fmt: skip
+    "tokenizer.json",
+    "vocab*",
+    "merges.txt",
+    "tekken.json",
+    "*.model",
+    "*.spm",
+    "*.codes",
+    "*.tokenizer",
+    "*.tiktoken",
+)
 _SENTENCEPIECE_SUFFIXES: Final = (".model", ".spm")
 _NOT_VOCABULARY: Final = "tokenizer_config.json"
 _WAY_OUT: Final = (

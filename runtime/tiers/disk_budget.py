@@ -152,8 +152,7 @@ class DiskBudget:
         chosen: list[tuple[Path, int]] = []
         freed = 0
         for folder in sorted(
-            folders,
-            key=lambda path: (self._locks.last_used_ns(path.name), path.name),
+            folders, key=lambda path: (self._locks.last_used_ns(path.name), path.name)
         ):
             if freed >= excess:
                 break

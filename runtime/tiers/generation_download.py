@@ -81,11 +81,7 @@ class GenerationDownloader:
         return chosen
 
     def _unpack(
-        self,
-        spec: ModelSpec,
-        generation: GenerationFolder,
-        storage: ModelStorage,
-        file: RemoteFile,
+        self, spec: ModelSpec, generation: GenerationFolder, storage: ModelStorage, file: RemoteFile
     ) -> tuple[RemoteFile, ...]:
         """The archive's members as the model's files, of which the declared ones are on disk then.
 

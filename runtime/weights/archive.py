@@ -40,9 +40,22 @@ TORCHSCRIPT_ADVICE = (
     " files. Export the model with torch.export.export and torch.export.save to a .pt2 file"
 )
 STORED_DTYPES = {
-    1: "U8", 2: "I8", 3: "I16", 4: "I32", 5: "I64", 6: "F16", 7: "F32", 8: "F64", 12: "BOOL",
-    13: "BF16", 28: "U16", 29: "F8_E4M3", 30: "F8_E5M2", 34: "U32", 35: "U64",
-}  # fmt: skip
+    1: "U8",
+    2: "I8",
+    3: "I16",
+    4: "I32",
+    5: "I64",
+    6: "F16",
+    7: "F32",
+    8: "F64",
+    12: "BOOL",
+    13: "BF16",
+    28: "U16",
+    29: "F8_E4M3",
+    30: "F8_E5M2",
+    34: "U32",
+    35: "U64",
+}
 """Supported codes of `torch._export.serde.schema.ScalarType`, with safetensors' type names."""
 TENSOR_PREFIX = "tensor_"
 """Constants of other kinds are pickled objects."""

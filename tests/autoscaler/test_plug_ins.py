@@ -42,9 +42,12 @@ def _mine(tmp_path: Path) -> Iterator[None]:
     entries = {name: f"mine:{name}" for name in names}
     install(tmp_path, "mine", "pilotlight.loading", entries, _LOADING)
     install(
-        tmp_path, "other", "pilotlight.placement", {"plan": "other:plan", "text": "other:text"},
+        tmp_path,
+        "other",
+        "pilotlight.placement",
+        {"plan": "other:plan", "text": "other:text"},
         "def plan(*problem):\n    return None\n\n\ntext = 'usher'\n",
-    )  # fmt: skip
+    )
     with path_of_plug_ins(tmp_path):
         yield
 

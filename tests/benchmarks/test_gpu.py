@@ -157,10 +157,15 @@ def test_dry_run_measures_every_mark(
     assert used_bytes is None or used_bytes < 2 << 30, "a cache took what memory was free"
     printed = capsys.readouterr().out
     for promise in (
-        "of a pinned copy", "PCIe Gen5", "p50 beside loads", "loads and unloads",
-        "eager one by one", "transformers' own",
-        "two pods with shares: inferences/s", "two pods with shares: p99",
-    ):  # fmt: skip
+        "of a pinned copy",
+        "PCIe Gen5",
+        "p50 beside loads",
+        "loads and unloads",
+        "eager one by one",
+        "transformers' own",
+        "two pods with shares: inferences/s",
+        "two pods with shares: p99",
+    ):
         assert promise in printed
     assert printed.count("host to first token of") == 2
     assert "failed:" not in printed

@@ -48,9 +48,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--pods", type=int, default=3)
     parser.add_argument("--models", type=int, default=6)
     parser.add_argument(
-        "--together", nargs="+", default=(), metavar="KIND", choices=[each.name for each in KINDS],
+        "--together",
+        nargs="+",
+        default=(),
+        metavar="KIND",
+        choices=[each.name for each in KINDS],
         help="cause these in every round, in place of random ones",
-    )  # fmt: skip
+    )
     return parser.parse_args()
 
 

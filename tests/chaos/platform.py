@@ -82,10 +82,22 @@ class PlatformUnderTest:
 
     def up(self) -> None:
         self._cli(
-            "up", "--detach", "--json", "--port", str(self.port), "--pods", str(self.pods),
-            "--redis-url", self.redis.url, "--objects", str(self.folder / "objects"),
-            "--slots", "4", "--pod-memory", "16MB",
-        )  # fmt: skip
+            "up",
+            "--detach",
+            "--json",
+            "--port",
+            str(self.port),
+            "--pods",
+            str(self.pods),
+            "--redis-url",
+            self.redis.url,
+            "--objects",
+            str(self.folder / "objects"),
+            "--slots",
+            "4",
+            "--pod-memory",
+            "16MB",
+        )
 
     async def declare(self, numbers: range | None = None) -> None:
         """Declare models, all by default, as `apply` does. Raises RegistryUnavailable."""
@@ -106,9 +118,13 @@ class PlatformUnderTest:
         }
         done = subprocess.run(
             [sys.executable, "-m", "pilotlight", *arguments, "--home", str(self.home)],
-            cwd=servers.REPOSITORY, env=environment, capture_output=True, text=True, check=False,
+            cwd=servers.REPOSITORY,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
             timeout=_START_TIMEOUT_S,
-        )  # fmt: skip
+        )
         if check and done.returncode != 0:
             raise RuntimeError(f"{' '.join(arguments)}: {done.stdout}{done.stderr}")
 

@@ -60,8 +60,14 @@ def trace(hours: float, seed: int) -> Iterator[pa.RecordBatch]:
         )
         times, names = zip(*arrivals, strict=True)
         count = len(times)
-        columns = [list(times), ["default"] * count, list(names), [1] * count, [0] * count,
-                   [None] * count]  # fmt: skip
+        columns = [
+            list(times),
+            ["default"] * count,
+            list(names),
+            [1] * count,
+            [0] * count,
+            [None] * count,
+        ]
         yield pa.record_batch(
             [pa.array(c, f.type) for c, f in zip(columns, TRACE_SCHEMA, strict=True)],
             schema=TRACE_SCHEMA,

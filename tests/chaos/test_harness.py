@@ -118,8 +118,10 @@ def test_roles_outlive_the_parent(tmp_path: Path) -> None:
     ledger = str(tmp_path / "ledger")
     forkserver = subprocess.Popen(
         [sys.executable, "-c", _FAMILY, "runtime.forkserver"],
-        env={**os.environ, MARK: ledger}, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env={**os.environ, MARK: ledger},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert forkserver.stdout is not None
     with forkserver, forkserver.stdout:
         pids = {int(forkserver.stdout.readline()) for _ in range(3)}

@@ -25,9 +25,13 @@ def run(folder: Path, text: str) -> str:
         (folder / name).mkdir()
         (folder / name / "file").write_text(name)
     made = subprocess.run(
-        [sys.executable, "-c", HEAD + text, str(folder)], cwd=servers.REPOSITORY,
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", HEAD + text, str(folder)],
+        cwd=servers.REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     return made.stdout + made.stderr.strip().rpartition("\n")[2]
 
 

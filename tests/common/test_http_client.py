@@ -168,16 +168,23 @@ def test_a_body_without_length_ends_with_the_connection(run: Any) -> None:
         pytest.param(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", ConnectionLost, id="half"),
         pytest.param(CHUNKED[:-8], ConnectionLost, id="no-last-chunk"),
         pytest.param(b"SSH-2.0\r\n\r\n", InvalidResponse, id="no-http"),
-        pytest.param(b"HTTP/1.1 101 Go\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
-                     InvalidResponse, id="upgrade"),
+        pytest.param(
+            b"HTTP/1.1 101 Go\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n",
+            InvalidResponse,
+            id="upgrade",
+        ),
         pytest.param(OK.replace(b": 2", b": x"), InvalidResponse, id="no-number"),
-        pytest.param(OK.replace(b"X-Name: value", b"content-length: 3"),
-                     InvalidResponse, id="two-lengths"),
-        pytest.param(OK.replace(b"X-Name: value", b"transfer-encoding: chunked"),
-                     InvalidResponse, id="length-and-chunks"),
+        pytest.param(
+            OK.replace(b"X-Name: value", b"content-length: 3"), InvalidResponse, id="two-lengths"
+        ),
+        pytest.param(
+            OK.replace(b"X-Name: value", b"transfer-encoding: chunked"),
+            InvalidResponse,
+            id="length-and-chunks",
+        ),
         pytest.param(b"HTTP/1.1 200 OK\r\nx: " + b"y" * MAX_HEAD_BYTES, InvalidResponse, id="head"),
     ],
-)  # fmt: skip
+)
 def test_a_broken_response_is_an_error_and_ends_the_connection(
     run: Any, answer: bytes, error: type[HttpError]
 ) -> None:

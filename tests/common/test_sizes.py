@@ -18,11 +18,24 @@ from runtime.settings import RuntimeSettings
 from workflows.service.settings import SchedulerSettings
 
 SIZES = [
-    ("0", 0), ("1048576", 1 << 20), ("1048576B", 1 << 20), ("12 bytes", 12), ("100MB", 10**8),
-    ("100M", 10**8), ("100mb", 10**8), ("100Mi", 100 << 20), ("100MiB", 100 << 20),
-    ("4gib", 4 << 30), ("1.5 GiB", 3 << 29), ("1.5k", 1500), ("2T", 2 * 10**12), ("1Pi", 1 << 50),
-    ("1e9", 10**9), ("2E", 2 * 10**18), (" 5GB ", 5 * 10**9),
-]  # fmt: skip
+    ("0", 0),
+    ("1048576", 1 << 20),
+    ("1048576B", 1 << 20),
+    ("12 bytes", 12),
+    ("100MB", 10**8),
+    ("100M", 10**8),
+    ("100mb", 10**8),
+    ("100Mi", 100 << 20),
+    ("100MiB", 100 << 20),
+    ("4gib", 4 << 30),
+    ("1.5 GiB", 3 << 29),
+    ("1.5k", 1500),
+    ("2T", 2 * 10**12),
+    ("1Pi", 1 << 50),
+    ("1e9", 10**9),
+    ("2E", 2 * 10**18),
+    (" 5GB ", 5 * 10**9),
+]
 
 
 @pytest.mark.parametrize(("text", "amount"), SIZES)
@@ -61,23 +74,32 @@ def _quota(text: str) -> int:
         pytest.param(TypeAdapter(Size).validate_python, id="cluster file"),
         pytest.param(_quota, id="quota"),
         pytest.param(
-            lambda text: settings_from_fields(GatewaySettings, {"max_body_bytes": text})
-            .max_body_bytes, id="gateway",
+            lambda text: (
+                settings_from_fields(GatewaySettings, {"max_body_bytes": text}).max_body_bytes
+            ),
+            id="gateway",
         ),
         pytest.param(
-            lambda text: settings_from_fields(
-                SchedulerSettings, {"redis_url": "redis://a", "runner_memory": text}
-            ).runner_memory, id="scheduler",
+            lambda text: (
+                settings_from_fields(
+                    SchedulerSettings, {"redis_url": "redis://a", "runner_memory": text}
+                ).runner_memory
+            ),
+            id="scheduler",
         ),
         pytest.param(
-            lambda text: settings_from_fields(
-                RuntimeSettings, {"name": "pod-0", "memory_bytes": text}
-            ).memory_bytes, id="pod",
+            lambda text: (
+                settings_from_fields(
+                    RuntimeSettings, {"name": "pod-0", "memory_bytes": text}
+                ).memory_bytes
+            ),
+            id="pod",
         ),
     ],
-)  # fmt: skip
-@pytest.mark.parametrize(("text", "amount"), [("100MB", 10**8), ("100Mi", 100 << 20),
-                                              ("100000000", 10**8)])  # fmt: skip
+)
+@pytest.mark.parametrize(
+    ("text", "amount"), [("100MB", 10**8), ("100Mi", 100 << 20), ("100000000", 10**8)]
+)
 def test_whatever_takes_a_size_takes_each_form(
     read: Callable[[str], int], text: str, amount: int
 ) -> None:
@@ -122,10 +144,27 @@ def test_reads_go_durations(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "5", "-3s", "+3s", "3 s", "3s ", "s", "1.2.3s", "3d", "3S", "1e3s", "s3", "inf",
-     "nan", "\u0663s",
-     "9" * 200_000, "0" * 100 + "1s"],
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "5",
+        "-3s",
+        "+3s",
+        "3 s",
+        "3s ",
+        "s",
+        "1.2.3s",
+        "3d",
+        "3S",
+        "1e3s",
+        "s3",
+        "inf",
+        "nan",
+        "\u0663s",
+        "9" * 200_000,
+        "0" * 100 + "1s",
+    ],
+)
 def test_refuses_other_texts(text: str) -> None:
     with pytest.raises(ValueError, match="a duration such as"):
         parse_duration_s(text)

@@ -57,25 +57,39 @@ class Stage:
     reconciler: ApplicationReconciler
 
     def declare(
-        self, name: str = "digits", *, spec: dict[str, Any] | None = None, pool: str | None = None,
-        is_removed: bool = False, uid: str = "uid-9",
-    ) -> ModelName:  # fmt: skip
-        found = read_application_object({
-            "metadata": {
-                "name": name, "namespace": "team", "uid": uid, "resourceVersion": "3",
-                "generation": 2, "annotations": {"pilotlight.io/pool": pool or self.pool},
-            },
-            "spec": spec or {"classes": ["a", "b"]},
-            "status": self.server.written.get(name, {}),
-        })  # fmt: skip
+        self,
+        name: str = "digits",
+        *,
+        spec: dict[str, Any] | None = None,
+        pool: str | None = None,
+        is_removed: bool = False,
+        uid: str = "uid-9",
+    ) -> ModelName:
+        found = read_application_object(
+            {
+                "metadata": {
+                    "name": name,
+                    "namespace": "team",
+                    "uid": uid,
+                    "resourceVersion": "3",
+                    "generation": 2,
+                    "annotations": {"pilotlight.io/pool": pool or self.pool},
+                },
+                "spec": spec or {"classes": ["a", "b"]},
+                "status": self.server.written.get(name, {}),
+            }
+        )
         self.objects.update(ObjectEvent(found, is_removed=is_removed))
         return found.name
 
     def declare_pool(self, **annotations: str) -> None:
         document = service(
-            name="pool", namespace="pilotlight", uid="p", labels={"pilotlight.io/pool": self.pool},
+            name="pool",
+            namespace="pilotlight",
+            uid="p",
+            labels={"pilotlight.io/pool": self.pool},
             annotations={f"pilotlight.io/{key}": value for key, value in annotations.items()},
-        )  # fmt: skip
+        )
         self.objects.update(ObjectEvent(read_service(document), is_removed=False))
 
     @property
@@ -94,8 +108,9 @@ class Stage:
 async def stage(redis: servers.RedisServer) -> AsyncIterator[Stage]:
     pool, server = f"applications-{next(_pools)}", ApiServer()
     routes = web.Application()
-    routes.router.add_patch("/apis/{group}/{version}/namespaces/{ns}/{kind}/{name}/status",
-                            server.patch)  # fmt: skip
+    routes.router.add_patch(
+        "/apis/{group}/{version}/namespaces/{ns}/{kind}/{name}/status", server.patch
+    )
     runner = web.AppRunner(routes)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -208,12 +223,15 @@ def application(spec: dict[str, Any] | None = None, **status: Any) -> dict[str, 
         "apiVersion": "pilotlight.io/v1alpha1",
         "kind": "InferenceApplication",
         "metadata": {
-            "name": "digits", "namespace": "team", "uid": "uid-9", "resourceVersion": "3",
+            "name": "digits",
+            "namespace": "team",
+            "uid": "uid-9",
+            "resourceVersion": "3",
             "generation": 2,
         },
         "spec": spec if spec is not None else {"classes": ["a", "b"]},
         "status": status,
-    }  # fmt: skip
+    }
 
 
 def _ready(state: ClusterState | None, document: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -34,8 +34,12 @@ def test_fields_of_a_warning_are_in_the_log(tmp_path: Path) -> None:
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
     ended = subprocess.run(
         [sys.executable, "-c", WARN_AFTER_A_START_WITHOUT_A_CLUSTER],
-        env=environment, capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     line = ended.stderr.splitlines()[-1]
     assert line.endswith("controller.controller: failed; retrying what=model team/m")
 

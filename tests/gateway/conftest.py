@@ -42,9 +42,10 @@ def shared_gateway(
 
 @pytest.fixture(scope="module")
 def another_gateway(
-    redis: servers.RedisServer, shared_gateway: tuple[servers.Gateway, str],
+    redis: servers.RedisServer,
+    shared_gateway: tuple[servers.Gateway, str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., servers.Gateway]]:  # fmt: skip
+) -> Iterator[Callable[..., servers.Gateway]]:
     """Starts other gateways of the pool, with other settings."""
     with ExitStack() as stack:
 

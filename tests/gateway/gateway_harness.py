@@ -225,9 +225,13 @@ def running_pods(
 ) -> Iterator[PodProcess]:
     """Pods in one process, registered; they end with the context."""
     with servers.running(
-        "tests.gateway.pod_program", stdout=subprocess.PIPE, redis_url=redis_url, pool=pool,
-        names=",".join(names), **options,
-    ) as process:  # fmt: skip
+        "tests.gateway.pod_program",
+        stdout=subprocess.PIPE,
+        redis_url=redis_url,
+        pool=pool,
+        names=",".join(names),
+        **options,
+    ) as process:
         assert process.stdout is not None
         yield PodProcess(process, json.loads(process.stdout.readline())["ports"], client)
 

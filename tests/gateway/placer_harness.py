@@ -58,9 +58,13 @@ class PlacerHarness:
         now_s = self.watch.registry_now_s()
         number = next(self.sequence)
         request = IncomingRequest(
-            f"r{number}", spec.name, now_s, 0.0, number,
+            f"r{number}",
+            spec.name,
+            now_s,
+            0.0,
+            number,
             deadline_s=None if deadline_in_s is None else now_s + deadline_in_s,
-        )  # fmt: skip
+        )
         return asyncio.create_task(Placement(request).place(self.placer))
 
     def release(self, placement: Placement) -> None:

@@ -65,9 +65,11 @@ def metadata_response(pod: str, path: str) -> tuple[int, dict[str, str], bytes]:
     if "~draining" in path:
         return 503, {"x-pilotlight-not-executed": "draining"}, b'{"error": "the pod is draining"}'
     document = {
-        "platform": "fake", "inputs": [INPUT], "outputs": [],
+        "platform": "fake",
+        "inputs": [INPUT],
+        "outputs": [],
         "answers_openai": "~classifier" not in path,
-    }  # fmt: skip
+    }
     return 200, {}, json.dumps(document).encode()
 
 
@@ -98,9 +100,17 @@ class FakePod:
         self._paths: set[str] = set()
         self._begun: set[str] = set()
         self.counts = {
-            "busy": 0, "steps": 0, "max_busy": 0, "asked": 0, "executed": 0, "loads": 0,
-            "disconnected": 0, "refused": 0, "connections": 0, "body_bytes": 0,
-        }  # fmt: skip
+            "busy": 0,
+            "steps": 0,
+            "max_busy": 0,
+            "asked": 0,
+            "executed": 0,
+            "loads": 0,
+            "disconnected": 0,
+            "refused": 0,
+            "connections": 0,
+            "body_bytes": 0,
+        }
 
     # The registry
 

@@ -23,9 +23,12 @@ class VirtualPlacer(PlacementDriver[PendingPlacement]):
         self.events = EventQueue()
         self.events.now_s = NOW_S
         self.placer: Placer[PendingPlacement] = Placer(
-            state, self, self.events, self.events.now,
+            state,
+            self,
+            self.events,
+            self.events.now,
             lambda _, result, *__: self.decisions.append(result.decision),
-        )  # fmt: skip
+        )
         self.decisions: list[Decision] = []
         self.replies: deque[bool | None] = deque()
         self.reserved_s: list[float] = []
@@ -36,9 +39,11 @@ class VirtualPlacer(PlacementDriver[PendingPlacement]):
         self._sequence = itertools.count()
 
     def reserve(
-        self, placement: PendingPlacement, decision: SendTo,
+        self,
+        placement: PendingPlacement,
+        decision: SendTo,
         on_reply: Callable[[PendingPlacement, bool], None],
-    ) -> bool | None:  # fmt: skip
+    ) -> bool | None:
         del on_reply  # the test replies
         self.reserved_s.append(round(self.events.now_s - NOW_S, 6))
         is_granted = self.replies.popleft() if self.replies else True

@@ -21,9 +21,15 @@ class GrpcCall:
 
 
 _METHODS: Final = (
-    "ModelInfer", "ModelInfer", "ModelInfer", "ModelReady", "ModelMetadata", "ServerLive",
-    "ServerMetadata", "Unknown",
-)  # fmt: skip
+    "ModelInfer",
+    "ModelInfer",
+    "ModelInfer",
+    "ModelReady",
+    "ModelMetadata",
+    "ServerLive",
+    "ServerMetadata",
+    "Unknown",
+)
 
 
 def _infer_messages() -> tuple[bytes, ...]:

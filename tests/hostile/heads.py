@@ -24,38 +24,103 @@ class HttpRequest:
 
 NAMES: SearchStrategy[str] = (
     st.sampled_from(MODELS)
-    | st.sampled_from(["", ".", "..", "x", "%2e%2e", "%2F", "a%00b", "%zz", "%", "~", "a~b",
-    "T" * 300])
-    | st.sampled_from(["default~text", "other~text", "text:predict", "text%3Apredict", "\xe9",
-    "te xt"])
-)  # fmt: skip
+    | st.sampled_from(
+        ["", ".", "..", "x", "%2e%2e", "%2F", "a%00b", "%zz", "%", "~", "a~b", "T" * 300]
+    )
+    | st.sampled_from(
+        ["default~text", "other~text", "text:predict", "text%3Apredict", "\xe9", "te xt"]
+    )
+)
 HEADER_NAMES: Final = (
-    "content-type", "content-encoding", "accept", "accept-encoding", "authorization", "x-api-key",
-    "x-request-id", "x-pilotlight-deadline-ms", "x-pilotlight-policy", "x-pilotlight-seed",
-    "x-pilotlight-simulate", "x-pilotlight-generation", "x-pilotlight-reservation",
-    "x-pilotlight-load-token", "x-pilotlight-predict", "x-pilotlight-model-name",
-    "x-pilotlight-stage", "x-pilotlight-resent", "inference-header-content-length", "connection",
-    "expect", "te", "upgrade", "host", "range", "if-match", "traceparent", "x-forwarded-for",
-    "k-network-probe", "cookie", "content-range", "x-http-method-override", "forwarded", "x",
-)  # fmt: skip
+    "content-type",
+    "content-encoding",
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "x-api-key",
+    "x-request-id",
+    "x-pilotlight-deadline-ms",
+    "x-pilotlight-policy",
+    "x-pilotlight-seed",
+    "x-pilotlight-simulate",
+    "x-pilotlight-generation",
+    "x-pilotlight-reservation",
+    "x-pilotlight-load-token",
+    "x-pilotlight-predict",
+    "x-pilotlight-model-name",
+    "x-pilotlight-stage",
+    "x-pilotlight-resent",
+    "inference-header-content-length",
+    "connection",
+    "expect",
+    "te",
+    "upgrade",
+    "host",
+    "range",
+    "if-match",
+    "traceparent",
+    "x-forwarded-for",
+    "k-network-probe",
+    "cookie",
+    "content-range",
+    "x-http-method-override",
+    "forwarded",
+    "x",
+)
 _HEADER_VALUES: SearchStrategy[bytes] = (
     st.sampled_from(
         [
-            b"", b" ", b"0", b"1", b"-1", b"nan", b"inf", b"1e999", b"0x10", b"9" * 30, b"5",
+            b"",
+            b" ",
+            b"0",
+            b"1",
+            b"-1",
+            b"nan",
+            b"inf",
+            b"1e999",
+            b"0x10",
+            b"9" * 30,
+            b"5",
             b"close",
-            b"keep-alive", b"100-continue", b"gzip", b"identity", b"application/json",
+            b"keep-alive",
+            b"100-continue",
+            b"gzip",
+            b"identity",
+            b"application/json",
             b"text/plain",
-            b"application/octet-stream", b"multipart/form-data; boundary=x", b"localhost:80",
-            b"text.default.example.com", b"chat-default.example", b"127.0.0.1:1", b"infer",
+            b"application/octet-stream",
+            b"multipart/form-data; boundary=x",
+            b"localhost:80",
+            b"text.default.example.com",
+            b"chat-default.example",
+            b"127.0.0.1:1",
+            b"infer",
             b"random",
-            b"auto", b"remote-proxy", b"least-loaded", b"preprocess=0.01", b"Bearer x", b"Basic !",
-            b"Bearer " + b"e30." * 3, b"\xff\xfe", b"x" * 300, b"h2c", b"websocket", b"a,b,c", b"*",
-            b"\x00", b"chunked", b"trailers", b"bytes=0-1", b"..", b"default~text", b"%0d%0aX: y",
+            b"auto",
+            b"remote-proxy",
+            b"least-loaded",
+            b"preprocess=0.01",
+            b"Bearer x",
+            b"Basic !",
+            b"Bearer " + b"e30." * 3,
+            b"\xff\xfe",
+            b"x" * 300,
+            b"h2c",
+            b"websocket",
+            b"a,b,c",
+            b"*",
+            b"\x00",
+            b"chunked",
+            b"trailers",
+            b"bytes=0-1",
+            b"..",
+            b"default~text",
+            b"%0d%0aX: y",
         ]
     )
     | st.sampled_from([str(number).encode() for number in ODD_NUMBERS])
     | st.binary(max_size=8).map(lambda value: value.replace(b"\r", b"").replace(b"\n", b""))
-)  # fmt: skip
+)
 HEADERS = st.lists(
     st.tuples(st.sampled_from(HEADER_NAMES).map(str.encode), _HEADER_VALUES), max_size=3
 )

@@ -9,35 +9,71 @@ from tests.hostile.heads import HEADERS, NAMES, HttpRequest, is_plain, with_head
 from tests.hostile.mutations import ODD_TEXTS, damaged, json_bytes, mutated
 
 _FRAMINGS: Final = (
-    b"content-length: 2\r\n\r\n{}", b"content-length: 5\r\n\r\n{}", b"content-length: 0\r\n\r\n{}",
-    b"content-length: -1\r\n\r\n{}", b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
-    b"content-length: 99999999999999999999\r\n\r\n", b"content-length: 1e1\r\n\r\n{}", b"\r\n",
+    b"content-length: 2\r\n\r\n{}",
+    b"content-length: 5\r\n\r\n{}",
+    b"content-length: 0\r\n\r\n{}",
+    b"content-length: -1\r\n\r\n{}",
+    b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    b"content-length: 99999999999999999999\r\n\r\n",
+    b"content-length: 1e1\r\n\r\n{}",
+    b"\r\n",
     b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\nx: y\r\n\r\n",
     b"transfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    b"transfer-encoding: xchunked\r\n\r\n{}", b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    b"transfer-encoding: xchunked\r\n\r\n{}",
+    b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
     b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
     b"upgrade: h2c\r\nconnection: upgrade\r\n\r\n",
     b"expect: 200-ok\r\ncontent-length: 2\r\n\r\n{}",
     b"connection: close\r\ncontent-length: 2\r\n\r\n{}",
-)  # fmt: skip
+)
 _PATHS: SearchStrategy[str] = st.sampled_from(
     [
-        "/v1/models/text:predict", "/v2/models/text/infer", "/v2/models/text/versions/1/infer",
-        "/openai/v1/completions", "/openai/v1/models", "/openai/v1/models/chat", "/v1/models",
-        "/v2", "/v2/models", "/v2/models/text", "/v2/models/text/ready", "/v2/health/ready", "/",
-        "/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/v2/repository/index",
-        "/v2/repository/models/text/load", "/v2/repository/models/text/unload", "*", "//", "/%",
-        "/pilotlight/v1/explain/x", "/pilotlight/v1/idle-memory", "/v1/models/text:explain",
-        "http://other/v1/models/text:predict", "/serving/default/text/v1/models/text:predict",
-        "/serving/a/b/c", "/serving//", "/v1/models/../../metrics", "/profile/text", "?", "/?a=b#c",
-        "/v1/models/text:predict?x=%00", "/v2/models/" + "m" * 5_000 + "/infer", "/" + "%41" * 300,
-        "/pilotlight/v1/explain/" + "../" * 30, "/v1/models/default~text:predict",
+        "/v1/models/text:predict",
+        "/v2/models/text/infer",
+        "/v2/models/text/versions/1/infer",
+        "/openai/v1/completions",
+        "/openai/v1/models",
+        "/openai/v1/models/chat",
+        "/v1/models",
+        "/v2",
+        "/v2/models",
+        "/v2/models/text",
+        "/v2/models/text/ready",
+        "/v2/health/ready",
+        "/",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/docs",
+        "/openapi.json",
+        "/v2/repository/index",
+        "/v2/repository/models/text/load",
+        "/v2/repository/models/text/unload",
+        "*",
+        "//",
+        "/%",
+        "/pilotlight/v1/explain/x",
+        "/pilotlight/v1/idle-memory",
+        "/v1/models/text:explain",
+        "http://other/v1/models/text:predict",
+        "/serving/default/text/v1/models/text:predict",
+        "/serving/a/b/c",
+        "/serving//",
+        "/v1/models/../../metrics",
+        "/profile/text",
+        "?",
+        "/?a=b#c",
+        "/v1/models/text:predict?x=%00",
+        "/v2/models/" + "m" * 5_000 + "/infer",
+        "/" + "%41" * 300,
+        "/pilotlight/v1/explain/" + "../" * 30,
+        "/v1/models/default~text:predict",
     ]
-)  # fmt: skip
+)
 
 
 @st.composite
@@ -69,13 +105,23 @@ def endpoints(draw: DrawFn) -> HttpRequest:
     name = draw(NAMES | st.sampled_from(ODD_TEXTS).filter(lambda text: len(text) < 1_000))
     form = draw(
         st.sampled_from(
-            ["/v1/models/{}", "/v2/models/{}", "/v2/models/{}/ready", "/v2/models/{}/versions/{}",
-             "/openai/v1/models/{}", "/pilotlight/v1/explain/{}", "/serving/{}/{}/v1/models/{}",
-             "/serving/{}/{}/v2/models/{}/infer", "/v2/repository/models/{}/load",
-             "/v1/models/{}:explain",
-             "/v1/models/{}:predict", "/v2/repository/index", "/{}"]
+            [
+                "/v1/models/{}",
+                "/v2/models/{}",
+                "/v2/models/{}/ready",
+                "/v2/models/{}/versions/{}",
+                "/openai/v1/models/{}",
+                "/pilotlight/v1/explain/{}",
+                "/serving/{}/{}/v1/models/{}",
+                "/serving/{}/{}/v2/models/{}/infer",
+                "/v2/repository/models/{}/load",
+                "/v1/models/{}:explain",
+                "/v1/models/{}:predict",
+                "/v2/repository/index",
+                "/{}",
+            ]
         )
-    )  # fmt: skip
+    )
     path = form.replace("{}", name).translate({c: f"%{c:02x}" for c in (*range(33), 127)})
     headers = draw(HEADERS)
     body = json_bytes(draw(mutated(st.sampled_from([{}, {"ready": True}]), ("parameters", "tier"))))

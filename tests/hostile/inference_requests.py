@@ -25,51 +25,163 @@ V1_DOCUMENTS = st.sampled_from(
 )
 V2_DOCUMENTS = st.sampled_from(
     [
-        ("text", {"id": "1", "inputs": [
-            {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["fox", "dog"]}],
-            "outputs": [{"name": "label", "parameters": {"binary_data": False}}]}),
-        ("embedder", {"inputs": [
-            {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [["fox"]]}],
-            "parameters": {"binary_data_output": True}}),
-        ("rows", {"inputs": [
-            {"name": "features", "datatype": "FP32", "shape": [2, 4],
-             "data": [1, 2, 3, 4, 5, 6, 7, 8]}]}),
-        ("rows", {"inputs": [
-            {"name": "features", "datatype": "FP64", "shape": [1, 4], "data": [[1, 2, 3, 4]]}]}),
-        ("image", {"inputs": [
-            {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["iVBORw0KGgo="],
-             "parameters": {"content_type": "base64"}}]}),
-        ("image", {"inputs": [
-            {"name": "image", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [1, 2, 3]}]}),
+        (
+            "text",
+            {
+                "id": "1",
+                "inputs": [
+                    {"name": "text", "datatype": "BYTES", "shape": [2], "data": ["fox", "dog"]}
+                ],
+                "outputs": [{"name": "label", "parameters": {"binary_data": False}}],
+            },
+        ),
+        (
+            "embedder",
+            {
+                "inputs": [
+                    {"name": "text", "datatype": "BYTES", "shape": [1, 1], "data": [["fox"]]}
+                ],
+                "parameters": {"binary_data_output": True},
+            },
+        ),
+        (
+            "rows",
+            {
+                "inputs": [
+                    {
+                        "name": "features",
+                        "datatype": "FP32",
+                        "shape": [2, 4],
+                        "data": [1, 2, 3, 4, 5, 6, 7, 8],
+                    }
+                ]
+            },
+        ),
+        (
+            "rows",
+            {
+                "inputs": [
+                    {
+                        "name": "features",
+                        "datatype": "FP64",
+                        "shape": [1, 4],
+                        "data": [[1, 2, 3, 4]],
+                    }
+                ]
+            },
+        ),
+        (
+            "image",
+            {
+                "inputs": [
+                    {
+                        "name": "image",
+                        "datatype": "BYTES",
+                        "shape": [1],
+                        "data": ["iVBORw0KGgo="],
+                        "parameters": {"content_type": "base64"},
+                    }
+                ]
+            },
+        ),
+        (
+            "image",
+            {
+                "inputs": [
+                    {"name": "image", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [1, 2, 3]}
+                ]
+            },
+        ),
     ]
-)  # fmt: skip
+)
 V1_KEYS = ("instances", "text", "parameters", "image_bytes", "b64", "inputs", "task", "source_lang")
 V2_KEYS = (
-    "inputs", "outputs", "parameters", "binary_data_size", "binary_data", "data", "shape",
-    "datatype", "name", "id", "contents", "binary_data_output",
-)  # fmt: skip
+    "inputs",
+    "outputs",
+    "parameters",
+    "binary_data_size",
+    "binary_data",
+    "data",
+    "shape",
+    "datatype",
+    "name",
+    "id",
+    "contents",
+    "binary_data_output",
+)
 OPENAI_DOCUMENTS = st.sampled_from(
     [
         ("completions", {"model": "chat", "prompt": "the", "max_tokens": 2}),
         ("completions", {"model": "chat", "prompt": [1, 2, 3], "max_tokens": 1, "n": 2, "seed": 1}),
-        ("completions", {"model": "chat", "prompt": ["a"], "max_tokens": 2, "stream": True,
-                         "stream_options": {"include_usage": True}}),
-        ("completions", {"model": "chat", "prompt": "a", "max_tokens": 2, "stop": ["x"],
-                         "temperature": 0.7, "top_p": 0.5, "presence_penalty": 1}),
-        ("chat/completions", {"model": "chat", "max_tokens": 2, "messages": [
-            {"role": "system", "content": "x"}, {"role": "user", "content": "hello"}]}),
-        ("chat/completions", {"model": "chat", "max_completion_tokens": 2, "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "hi"}]}]}),
+        (
+            "completions",
+            {
+                "model": "chat",
+                "prompt": ["a"],
+                "max_tokens": 2,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            },
+        ),
+        (
+            "completions",
+            {
+                "model": "chat",
+                "prompt": "a",
+                "max_tokens": 2,
+                "stop": ["x"],
+                "temperature": 0.7,
+                "top_p": 0.5,
+                "presence_penalty": 1,
+            },
+        ),
+        (
+            "chat/completions",
+            {
+                "model": "chat",
+                "max_tokens": 2,
+                "messages": [
+                    {"role": "system", "content": "x"},
+                    {"role": "user", "content": "hello"},
+                ],
+            },
+        ),
+        (
+            "chat/completions",
+            {
+                "model": "chat",
+                "max_completion_tokens": 2,
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+            },
+        ),
         ("embeddings", {"model": "embedder", "input": ["fox", "dog"], "encoding_format": "base64"}),
         ("embeddings", {"model": "embedder", "input": "fox", "dimensions": 8}),
         ("images/generations", {"model": "image", "prompt": "x", "size": "64x64", "n": 1}),
     ]
-)  # fmt: skip
+)
 OPENAI_KEYS = (
-    "model", "prompt", "messages", "max_tokens", "stream", "n", "stop", "temperature", "logprobs",
-    "tools", "tool_choice", "response_format", "logit_bias", "input", "role", "content", "user",
-    "size", "seed", "echo", "functions",
-)  # fmt: skip
+    "model",
+    "prompt",
+    "messages",
+    "max_tokens",
+    "stream",
+    "n",
+    "stop",
+    "temperature",
+    "logprobs",
+    "tools",
+    "tool_choice",
+    "response_format",
+    "logit_bias",
+    "input",
+    "role",
+    "content",
+    "user",
+    "size",
+    "seed",
+    "echo",
+    "functions",
+)
 
 
 @st.composite
@@ -139,11 +251,18 @@ def _picture(image_format: str, mode: str = "RGB", size: tuple[int, int] = (20, 
 
 PICTURES: Final = (
     *(_picture(each) for each in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")),
-    _picture("PNG", "1", (6000, 6000)), _picture("PNG", "P"), _picture("PNG", "LA"),
-    _picture("PNG", "I;16"), _picture("TIFF", "F"), _picture("JPEG", "CMYK"),
-    _picture("PNG", "L", (1, 20_000)), _picture("TGA"), _picture("PPM"), _picture("PCX"),
+    _picture("PNG", "1", (6000, 6000)),
+    _picture("PNG", "P"),
+    _picture("PNG", "LA"),
+    _picture("PNG", "I;16"),
+    _picture("TIFF", "F"),
+    _picture("JPEG", "CMYK"),
+    _picture("PNG", "L", (1, 20_000)),
+    _picture("TGA"),
+    _picture("PPM"),
+    _picture("PCX"),
     _picture("ICO"),
-)  # fmt: skip
+)
 
 
 @st.composite

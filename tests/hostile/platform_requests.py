@@ -21,22 +21,55 @@ async def steps(text: str, count: int = 1):
     return (await model("text")(text))["label"]
 """
 _SOURCES: Final = (
-    WORKFLOW_SOURCE.encode(), b"", b"\xff", b"import os\n", b"from pilotlight.workflow import x\n",
-    b"(" * 3_000, b"x" * 100_000, b"@" * 500, b"\0", b"1/0\n",
-    b"#" * (1 << 20) + b"#", "def f(é): pass\n".encode("latin-1"),
-)  # fmt: skip
+    WORKFLOW_SOURCE.encode(),
+    b"",
+    b"\xff",
+    b"import os\n",
+    b"from pilotlight.workflow import x\n",
+    b"(" * 3_000,
+    b"x" * 100_000,
+    b"@" * 500,
+    b"\0",
+    b"1/0\n",
+    b"#" * (1 << 20) + b"#",
+    "def f(é): pass\n".encode("latin-1"),
+)
 _ARGUMENTS: Final = st.sampled_from(
     [{"text": "fox"}, {"text": "fox", "count": 2}, {"instances": ["fox"]}]
 )
 _RUN_HEADERS: Final = st.lists(
     st.tuples(
-        st.sampled_from([b"prefer", b"accept", b"idempotency-key", b"x-pilotlight-scheduling",
-                         b"x-pilotlight-namespace", b"x-pilotlight-deadline-ms"]),
-        st.sampled_from([b"respond-async", b"text/event-stream", b"", b"x" * 300, b"greedy", b"0",
-                         b"1", b"-1", b"nan", b"1e999", b"other", b"a,b", b"\xff", b"5000"]),
+        st.sampled_from(
+            [
+                b"prefer",
+                b"accept",
+                b"idempotency-key",
+                b"x-pilotlight-scheduling",
+                b"x-pilotlight-namespace",
+                b"x-pilotlight-deadline-ms",
+            ]
+        ),
+        st.sampled_from(
+            [
+                b"respond-async",
+                b"text/event-stream",
+                b"",
+                b"x" * 300,
+                b"greedy",
+                b"0",
+                b"1",
+                b"-1",
+                b"nan",
+                b"1e999",
+                b"other",
+                b"a,b",
+                b"\xff",
+                b"5000",
+            ]
+        ),
     ),
     max_size=2,
-)  # fmt: skip
+)
 _NAMESPACES: Final = ("default", "other", "%E6%BC%A2", "%C3%A9", "a:b", "%20", "..", "n" * 300, "-")
 
 
@@ -54,9 +87,15 @@ def workflows(draw: DrawFn) -> HttpRequest:
         path = f"{prefix if draw(st.integers(0, 2)) == 0 else ''}/v1/workflows/{name}:run"
     else:
         path = draw(st.sampled_from(["", prefix])) + draw(
-            st.sampled_from(["/v1/workflows", f"/v1/workflows/{name}", "/v1/workflows/-/runs/x",
-                             f"/v1/workflows/{name}/runs/{draw(NAMES)}"])
-        )  # fmt: skip
+            st.sampled_from(
+                [
+                    "/v1/workflows",
+                    f"/v1/workflows/{name}",
+                    "/v1/workflows/-/runs/x",
+                    f"/v1/workflows/{name}/runs/{draw(NAMES)}",
+                ]
+            )
+        )
         method = draw(st.sampled_from([b"GET", b"HEAD", b"PUT", b"DELETE", b"POST"]))
         if kind == "deploy":
             method, path = b"PUT", f"{prefix}/v1/workflows/{draw(NAMES)}"
@@ -96,16 +135,50 @@ def console(draw: DrawFn) -> HttpRequest:
     name = draw(NAMES)
     path = draw(
         st.sampled_from(
-            ["", "/", "/requests", f"/requests/{name}", f"/models/default/{name}", "/autoscaler",
-             f"/models/{name}/{name}", "/api", f"/assets/{name}", "/assets/../pages.py", "/events",
-             f"/{name}", "//", "/assets/%2e%2e/pages.py"]
+            [
+                "",
+                "/",
+                "/requests",
+                f"/requests/{name}",
+                f"/models/default/{name}",
+                "/autoscaler",
+                f"/models/{name}/{name}",
+                "/api",
+                f"/assets/{name}",
+                "/assets/../pages.py",
+                "/events",
+                f"/{name}",
+                "//",
+                "/assets/%2e%2e/pages.py",
+            ]
         )
-    )  # fmt: skip
+    )
     fields = ("model", "offset", "limit", "search", "sort", "start", "reason", "slower", "failed")
     values = st.sampled_from(
-        ["", "text", "default/text", "rate", "1", "-1", "9" * 30, "1e9", "%00", "%ff", "é", "²",
-         "٣", "a/b/c", "%0d%0a", "<b>", "&", "x" * 5_000, "default/", "/", "nan"]
-    ) | st.sampled_from(ODD_TEXTS).filter(lambda text: len(text) < 1_000)  # fmt: skip
+        [
+            "",
+            "text",
+            "default/text",
+            "rate",
+            "1",
+            "-1",
+            "9" * 30,
+            "1e9",
+            "%00",
+            "%ff",
+            "é",
+            "²",
+            "٣",
+            "a/b/c",
+            "%0d%0a",
+            "<b>",
+            "&",
+            "x" * 5_000,
+            "default/",
+            "/",
+            "nan",
+        ]
+    ) | st.sampled_from(ODD_TEXTS).filter(lambda text: len(text) < 1_000)
     queries = draw(st.lists(st.tuples(st.sampled_from(fields), values), max_size=3))
     query = "&".join(f"{key}={value}" for key, value in queries)
     target = f"/console{path}" + (f"?{query}" if query else "")

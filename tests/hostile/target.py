@@ -36,13 +36,19 @@ RESPONSE_TIMEOUT_S: Final = 30.0
 WAIT_S: Final = 0.02
 """For a response to bytes that need not be a whole request."""
 GATEWAY_SETTINGS: Final[dict[str, Any]] = {
-    "max_body_bytes": 4 * MIB, "held_body_bytes": 16 * MIB,
-    "spool_bytes": 32 * MIB, "body_timeout": 2.0, "request_timeout": 20.0,
-}  # fmt: skip
+    "max_body_bytes": 4 * MIB,
+    "held_body_bytes": 16 * MIB,
+    "spool_bytes": 32 * MIB,
+    "body_timeout": 2.0,
+    "request_timeout": 20.0,
+}
 POD_SETTINGS: Final[dict[str, Any]] = {
-    "slots": 8, "max_body_bytes": 4 * MIB, "generation_max_tokens": 8, "inference_timeout": 20.0,
+    "slots": 8,
+    "max_body_bytes": 4 * MIB,
+    "generation_max_tokens": 8,
+    "inference_timeout": 20.0,
     "lease_ttl": 30.0,
-}  # fmt: skip
+}
 GATEWAY_MEMORY: Final = 16 * MIB + 96 * MIB
 """Beyond its resident memory at the start: bodies, explanations, caches, connections."""
 SCHEDULER_MEMORY: Final = GATEWAY_MEMORY
@@ -51,9 +57,13 @@ POD_MEMORY: Final = 750 * MIB
 million took 528 MiB."""
 _TASKS: Final = {"embedder": Task.TEXT_EMBEDDING}
 _SOURCES: Final = {
-    "text": "tiny-bert", "embedder": "tiny-bert", "image": "tiny-vit", "chat": "tiny-gpt2",
-    "t5": "tiny-t5", "rows": "tiny-program",
-}  # fmt: skip
+    "text": "tiny-bert",
+    "embedder": "tiny-bert",
+    "image": "tiny-vit",
+    "chat": "tiny-gpt2",
+    "t5": "tiny-t5",
+    "rows": "tiny-program",
+}
 
 
 @dataclass(frozen=True)
@@ -178,42 +188,59 @@ def running_target(folder: Path) -> Iterator[Target]:
         scheduler_port = servers.free_port()
         gateway = stack.enter_context(
             servers.gateway(
-                folder, redis_url=redis.url, program=(*probed, "gateway"),
-                workflows_url=f"http://127.0.0.1:{scheduler_port}", **GATEWAY_SETTINGS,
+                folder,
+                redis_url=redis.url,
+                program=(*probed, "gateway"),
+                workflows_url=f"http://127.0.0.1:{scheduler_port}",
+                **GATEWAY_SETTINGS,
             )
-        )  # fmt: skip
+        )
         scheduler = stack.enter_context(
             running_scheduler(
-                folder / "scheduler", redis.url, "default", gateway.url, port=scheduler_port,
+                folder / "scheduler",
+                redis.url,
+                "default",
+                gateway.url,
+                port=scheduler_port,
                 program=(*probed, "workflows"),
             )
-        )  # fmt: skip
+        )
         parent.wait_event(ready=True)
         grpc_port = servers.free_port()
         pod = stack.enter_context(
             servers.pod(
-                parent, name="pod-a", redis_url=redis.url, folder=folder / "pod",
-                grpc_port=grpc_port, **POD_SETTINGS,
+                parent,
+                name="pod-a",
+                redis_url=redis.url,
+                folder=folder / "pod",
+                grpc_port=grpc_port,
+                **POD_SETTINGS,
             )
-        )  # fmt: skip
+        )
         channel = stack.enter_context(rpc.channel(grpc_port))
         deployed = f"{gateway.url}/v1/workflows/{WORKFLOW}"
         httpx.put(deployed, content=WORKFLOW_SOURCE, timeout=60, trust_env=False).raise_for_status()
         yield Target(
             Process(
-                "gateway", gateway.process.pid, gateway.log_file, GATEWAY_MEMORY,
+                "gateway",
+                gateway.process.pid,
+                gateway.log_file,
+                GATEWAY_MEMORY,
                 LoopProbe(probes, gateway.process.pid),
             ),
             Process("pod", pod.pid, pod.folder / "pod.log", POD_MEMORY, LoopProbe(probes, pod.pid)),
             Process(
-                "scheduler", scheduler.process.pid, scheduler.log_file, SCHEDULER_MEMORY,
+                "scheduler",
+                scheduler.process.pid,
+                scheduler.log_file,
+                SCHEDULER_MEMORY,
                 LoopProbe(probes, scheduler.process.pid),
             ),
             gateway.port,
             pod.port,
             grpc_port,
             channel,
-        )  # fmt: skip
+        )
 
 
 def _model_specs(folder: Path) -> list[ModelSpec]:

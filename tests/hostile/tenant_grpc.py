@@ -20,24 +20,55 @@ PODS_SECRET: Final = "secret-of-the-pods-16"
 _OPEN: Final = frozenset({"ServerLive", "ServerReady"})
 """For probes; their responses name no model."""
 _METHODS: Final = (
-    "ModelInfer", "ModelInfer", "ModelMetadata", "ModelReady", "ServerMetadata", "ServerLive",
-    "ServerReady", "RepositoryModelLoad", "RepositoryModelUnload", "RepositoryIndex", "Unknown",
-)  # fmt: skip
+    "ModelInfer",
+    "ModelInfer",
+    "ModelMetadata",
+    "ModelReady",
+    "ServerMetadata",
+    "ServerLive",
+    "ServerReady",
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "RepositoryIndex",
+    "Unknown",
+)
 _NAMES: Final = (
-    "blue~hidden", "hidden", "blue/hidden", "red~own/../blue~hidden", "blue%7ehidden",
-    "BLUE~hidden", "blue~hidden\x00", "red~hidden", "", "blue~hidden@1", " blue~hidden",
-)  # fmt: skip
+    "blue~hidden",
+    "hidden",
+    "blue/hidden",
+    "red~own/../blue~hidden",
+    "blue%7ehidden",
+    "BLUE~hidden",
+    "blue~hidden\x00",
+    "red~hidden",
+    "",
+    "blue~hidden@1",
+    " blue~hidden",
+)
 _SECRETS: Final = (
-    "", "x", PODS_SECRET[:-1], f"{PODS_SECRET}x", PODS_SECRET.upper(),
-    PODS_SECRET[::-1], "red-key-red-key-red", "null", "*",
-)  # fmt: skip
+    "",
+    "x",
+    PODS_SECRET[:-1],
+    f"{PODS_SECRET}x",
+    PODS_SECRET.upper(),
+    PODS_SECRET[::-1],
+    "red-key-red-key-red",
+    "null",
+    "*",
+)
 _METADATA: Final = (
-    ("x-pilotlight-stage", "infer"), ("x-pilotlight-generation", "1"),
-    ("x-pilotlight-reservation", "x"), ("x-pilotlight-model-name", "own"),
-    ("x-pilotlight-predict", "127.0.0.1:1"), ("authorization", "Bearer red-key-red-key-red"),
-    ("mm-model-id", "blue~hidden"), ("x-tenant", "blue"), ("x-pilotlight-secret-bin", "x"),
-    ("user-agent", "kube-probe/1.30"), ("x-forwarded-for", "127.0.0.1"),
-)  # fmt: skip
+    ("x-pilotlight-stage", "infer"),
+    ("x-pilotlight-generation", "1"),
+    ("x-pilotlight-reservation", "x"),
+    ("x-pilotlight-model-name", "own"),
+    ("x-pilotlight-predict", "127.0.0.1:1"),
+    ("authorization", "Bearer red-key-red-key-red"),
+    ("mm-model-id", "blue~hidden"),
+    ("x-tenant", "blue"),
+    ("x-pilotlight-secret-bin", "x"),
+    ("user-agent", "kube-probe/1.30"),
+    ("x-forwarded-for", "127.0.0.1"),
+)
 
 
 @dataclass(frozen=True)
@@ -106,10 +137,16 @@ def start_grpc(stack: ExitStack, folder: Path, redis_url: str) -> GrpcTarget:
     parent = stack.enter_context(servers.forkserver({"OMP_NUM_THREADS": "1"}))
     pod = stack.enter_context(
         servers.pod(
-            parent, name="pod-grpc", redis_url=redis_url, pool="grpc", folder=folder / "pod",
-            grpc_port=port, pod_secret_file=str(secret), lease_ttl=30.0,
+            parent,
+            name="pod-grpc",
+            redis_url=redis_url,
+            pool="grpc",
+            folder=folder / "pod",
+            grpc_port=port,
+            pod_secret_file=str(secret),
+            lease_ttl=30.0,
         )
-    )  # fmt: skip
+    )
     served = rpc.call(
         port, "ModelInfer", rpc.infer_texts("blue~hidden", "x"), x_pilotlight_secret=PODS_SECRET
     )

@@ -34,17 +34,35 @@ _PREFIXES: Final = (
     "https://blue.example/"
 )
 _TO_BLUE: Final = (
-    "file://{folder}/files/blue/m", "file://{folder}/files/red/../blue/m",
-    "file://{folder}/files/red/link", "file://{folder}/files/red/to/m",
-    "file://{folder}/cache/{cached}", "file://{folder}/files/red", "file:///etc",
-    "file://localhost{folder}/files/blue/m", "pvc://shared/blue/m", "pvc://shared/red/../blue/m",
-    "pvc://shared/red/link", "pvc://shared/red/to/m", "pvc://shared", "pvc://../files/blue/m",
-    "pvc://shared/red/m", "file://{folder}/files/red/m", "s3://blue-bucket/m",
-    "s3://red-bucket/../blue-bucket/m", "s3://red-bucket/m", "s3://red-bucket.blue-bucket/m",
-    "hf://blue-org/m", "hf://red-org/../blue-org/m", "hf://red-org/m:main", "gs://blue-bucket/m",
-    "http://127.0.0.1:{port}/blue-bucket/m", "https://blue.example/m.zip",
-    "https://red.example@blue.example/m.zip", "https://red.example/..//blue.example/m",
-)  # fmt: skip
+    "file://{folder}/files/blue/m",
+    "file://{folder}/files/red/../blue/m",
+    "file://{folder}/files/red/link",
+    "file://{folder}/files/red/to/m",
+    "file://{folder}/cache/{cached}",
+    "file://{folder}/files/red",
+    "file:///etc",
+    "file://localhost{folder}/files/blue/m",
+    "pvc://shared/blue/m",
+    "pvc://shared/red/../blue/m",
+    "pvc://shared/red/link",
+    "pvc://shared/red/to/m",
+    "pvc://shared",
+    "pvc://../files/blue/m",
+    "pvc://shared/red/m",
+    "file://{folder}/files/red/m",
+    "s3://blue-bucket/m",
+    "s3://red-bucket/../blue-bucket/m",
+    "s3://red-bucket/m",
+    "s3://red-bucket.blue-bucket/m",
+    "hf://blue-org/m",
+    "hf://red-org/../blue-org/m",
+    "hf://red-org/m:main",
+    "gs://blue-bucket/m",
+    "http://127.0.0.1:{port}/blue-bucket/m",
+    "https://blue.example/m.zip",
+    "https://red.example@blue.example/m.zip",
+    "https://red.example/..//blue.example/m",
+)
 _OF_RED: Final = ("/red/", "/red-bucket/", "//red-org/", "//red.example/")
 
 
@@ -140,14 +158,19 @@ def start_storage(stack: ExitStack, folder: Path) -> StorageTarget:
         (folder / place / "red" / "to").symlink_to("../blue")
     store = stack.enter_context(web())
     environment = {
-        "PATH": os.environ["PATH"], "AWS_ACCESS_KEY_ID": POOLS_KEY,
-        "AWS_SECRET_ACCESS_KEY": "secret", "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_DEFAULT_REGION": "us-east-1", "AWS_ENDPOINT_URL": store.url,
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "AWS_ACCESS_KEY_ID": POOLS_KEY,
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": store.url,
+    }
     options = StorageOptions(
-        environment=environment, claim_mounts=folder / "pvc", read_timeout_s=5.0,
+        environment=environment,
+        claim_mounts=folder / "pvc",
+        read_timeout_s=5.0,
         rules=parse_rules(prefixes=_PREFIXES.format(folder=folder)),
-    )  # fmt: skip
+    )
     cache = DiskCache(folder / "cache", Storages(options), Bandwidth(None))
     stack.callback(cache.close)
     blues = ModelSpec(ModelName("blue", "m"), f"file://{folder}/files/blue/m")

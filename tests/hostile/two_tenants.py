@@ -45,61 +45,114 @@ async def hidden():
 BATCH: Final = 100
 CHANNELS: Final = 8
 _TO_BLUE: Final = (
-    "/serving/blue/hidden/v1/models/hidden:predict", "/serving/blue/hidden/v2/models/hidden/infer",
-    "/serving/blue/hidden/openai/v1/completions", "/serving/blue/hidden/openai/v1/embeddings",
-    "/v1/models/blue~hidden:predict", "/v2/models/blue~hidden/infer", "/v1/models/hidden:predict",
-    "/serving/red/own/v1/models/hidden:predict", "/serving/red/hidden/v1/models/hidden:predict",
-    "/serving/red/blue~hidden/v1/models/blue~hidden:predict", "/v2/models/hidden/versions/1/infer",
+    "/serving/blue/hidden/v1/models/hidden:predict",
+    "/serving/blue/hidden/v2/models/hidden/infer",
+    "/serving/blue/hidden/openai/v1/completions",
+    "/serving/blue/hidden/openai/v1/embeddings",
+    "/v1/models/blue~hidden:predict",
+    "/v2/models/blue~hidden/infer",
+    "/v1/models/hidden:predict",
+    "/serving/red/own/v1/models/hidden:predict",
+    "/serving/red/hidden/v1/models/hidden:predict",
+    "/serving/red/blue~hidden/v1/models/blue~hidden:predict",
+    "/v2/models/hidden/versions/1/infer",
     "/serving/red/own/../../blue/hidden/v1/models/hidden:predict",
     "/serving/red/own/serving/blue/hidden/v1/models/hidden:predict",
-    "/serving/blue/hidden/v1/models/own:predict", "/serving/red;blue/hidden/v2/models/hidden/infer",
-    "/serving/blue/hidden/v1/workflows/hidden:run", "/serving/blue/hidden/", "/serving/blue/hidden",
-    "/v1/workflows/hidden:run", "/serving/default/hidden/v1/workflows/hidden:run",
-)  # fmt: skip
+    "/serving/blue/hidden/v1/models/own:predict",
+    "/serving/red;blue/hidden/v2/models/hidden/infer",
+    "/serving/blue/hidden/v1/workflows/hidden:run",
+    "/serving/blue/hidden/",
+    "/serving/blue/hidden",
+    "/v1/workflows/hidden:run",
+    "/serving/default/hidden/v1/workflows/hidden:run",
+)
 _READING: Final = (
-    "/serving/blue/hidden/v1/models", "/serving/blue/hidden/v1/models/hidden",
-    "/serving/blue/hidden/v2/models", "/serving/blue/hidden/v2/models/hidden/ready",
-    "/serving/blue/hidden/openai/v1/models", "/serving/blue/hidden/v2/repository/index",
-    f"/pilotlight/v1/explain/{REQUEST_ID}", "/pilotlight/v1/idle-memory", "/metrics", "/docs",
-    "/serving/blue/hidden/v1/workflows", "/serving/blue/hidden/v1/workflows/hidden/runs/RUN",
-    "/v1/workflows/hidden/runs/RUN", "/v1/workflows/-/runs/RUN",
-    f"/console/requests/{REQUEST_ID}", "/console/models/blue/hidden", "/pilotlight/v1/targets",
-    "/openapi.json", f"/serving/red/own/pilotlight/v1/explain/{REQUEST_ID}",
-    "/serving/red/own/metrics", "/serving/red/own/v1/../../../metrics", "/v1/models/../../metrics",
-    f"/openai/v1/../../pilotlight/v1/explain/{REQUEST_ID}", "/v2/../metrics",
+    "/serving/blue/hidden/v1/models",
+    "/serving/blue/hidden/v1/models/hidden",
+    "/serving/blue/hidden/v2/models",
+    "/serving/blue/hidden/v2/models/hidden/ready",
+    "/serving/blue/hidden/openai/v1/models",
+    "/serving/blue/hidden/v2/repository/index",
+    f"/pilotlight/v1/explain/{REQUEST_ID}",
+    "/pilotlight/v1/idle-memory",
+    "/metrics",
+    "/docs",
+    "/serving/blue/hidden/v1/workflows",
+    "/serving/blue/hidden/v1/workflows/hidden/runs/RUN",
+    "/v1/workflows/hidden/runs/RUN",
+    "/v1/workflows/-/runs/RUN",
+    f"/console/requests/{REQUEST_ID}",
+    "/console/models/blue/hidden",
+    "/pilotlight/v1/targets",
+    "/openapi.json",
+    f"/serving/red/own/pilotlight/v1/explain/{REQUEST_ID}",
+    "/serving/red/own/metrics",
+    "/serving/red/own/v1/../../../metrics",
+    "/v1/models/../../metrics",
+    f"/openai/v1/../../pilotlight/v1/explain/{REQUEST_ID}",
+    "/v2/../metrics",
     "/v2/models/../../docs",
-    "/v1/../pilotlight/v1/idle-memory", "/logs", "/v2/logging", "/v2/repository/models/hidden/load",
-)  # fmt: skip
+    "/v1/../pilotlight/v1/idle-memory",
+    "/logs",
+    "/v2/logging",
+    "/v2/repository/models/hidden/load",
+)
 _OF_NO_TENANT: Final = (
-    "/v1/models/hidden:predict", "/v2/models/hidden/infer", "/v1/models", "/openai/v1/completions",
-    "/openai/v1/models", "/v2/models/hidden",
-)  # fmt: skip
+    "/v1/models/hidden:predict",
+    "/v2/models/hidden/infer",
+    "/v1/models",
+    "/openai/v1/completions",
+    "/openai/v1/models",
+    "/v2/models/hidden",
+)
 _BY_BODY: Final = (
-    "/openai/v1/completions", "/openai/v1/chat/completions",
+    "/openai/v1/completions",
+    "/openai/v1/chat/completions",
     "/serving/red/own/openai/v1/embeddings",
-)  # fmt: skip
+)
 _HOSTS: Final = (
-    "localhost", "hidden.blue.example.com", "hidden-predictor.blue.svc.cluster.local",
-    "hidden-blue.example.com", "HIDDEN.BLUE.example.com", "own.red.example.com", "blue",
+    "localhost",
+    "hidden.blue.example.com",
+    "hidden-predictor.blue.svc.cluster.local",
+    "hidden-blue.example.com",
+    "HIDDEN.BLUE.example.com",
+    "own.red.example.com",
+    "blue",
     "hidden.blue",
-    "hidden.blue.example.com:8080", "red.own.hidden.blue",
-)  # fmt: skip
+    "hidden.blue.example.com:8080",
+    "red.own.hidden.blue",
+)
 _BODIES: Final = (
-    b'{"instances": [1]}', b'{"model": "hidden", "prompt": "x"}', b'{"model": "blue~hidden"}',
-    b'{"model": "blue/hidden", "prompt": "x"}', b'{"model": "own", "model": "hidden"}',
-    b'{"x": {"model": "own"}, "model": "blue~hidden"}', b'{"model": "\\u0062lue~hidden"}',
-    b'{"model_name": "blue~hidden", "inputs": []}', b"", b'{"model": ["hidden"]}',
-)  # fmt: skip
+    b'{"instances": [1]}',
+    b'{"model": "hidden", "prompt": "x"}',
+    b'{"model": "blue~hidden"}',
+    b'{"model": "blue/hidden", "prompt": "x"}',
+    b'{"model": "own", "model": "hidden"}',
+    b'{"x": {"model": "own"}, "model": "blue~hidden"}',
+    b'{"model": "\\u0062lue~hidden"}',
+    b'{"model_name": "blue~hidden", "inputs": []}',
+    b"",
+    b'{"model": ["hidden"]}',
+)
 _HEADERS: Final = (
-    "x-pilotlight-model-name: blue~hidden", "x-pilotlight-generation: 1",
+    "x-pilotlight-model-name: blue~hidden",
+    "x-pilotlight-generation: 1",
     "x-pilotlight-stage: infer",
-    "x-pilotlight-predict: 127.0.0.1:1", "x-forwarded-host: hidden.blue.example.com",
+    "x-pilotlight-predict: 127.0.0.1:1",
+    "x-forwarded-host: hidden.blue.example.com",
     "x-tenant: blue",
-    "x-original-url: /serving/blue/hidden/v1/models/hidden:predict", "mm-model-id: hidden",
-    "x-pilotlight-reservation: x", "x-pilotlight-policy: random", "x-http-method-override: PUT",
-    "forwarded: host=hidden.blue.example.com", "kserve-namespace: blue", "x-namespace: blue",
-    "connection: authorization", "connection: x-api-key, host", "upgrade: h2c",
-)  # fmt: skip
+    "x-original-url: /serving/blue/hidden/v1/models/hidden:predict",
+    "mm-model-id: hidden",
+    "x-pilotlight-reservation: x",
+    "x-pilotlight-policy: random",
+    "x-http-method-override: PUT",
+    "forwarded: host=hidden.blue.example.com",
+    "kserve-namespace: blue",
+    "x-namespace: blue",
+    "connection: authorization",
+    "connection: x-api-key, host",
+    "upgrade: h2c",
+)
 
 
 def _escape_one(draws: random.Random, path: str) -> str:
@@ -134,16 +187,29 @@ def _credentials(draws: random.Random) -> list[str]:
     red, wrong = KEYS["red"], KEYS["blue"][:-1]
     return draws.choice(
         [
-            [f"authorization: Bearer {red}"], [f"x-api-key: {red}"], [], ["x-api-key: "],
-            [f"x-api-key: {wrong}"], [f"authorization: Bearer {red}", f"x-api-key: {wrong}"],
-            [f"x-api-key: {red}", f"x-api-key: {wrong}"], [f"authorization: Basic {red}"],
-            [f"authorization: Bearer {KEYS['blue'].upper()}"], ["authorization: Bearer _operator"],
-            [f"x-api-key: {red}{KEYS['blue'][:8]}"], ["authorization: Bearer e30.e30."],
-            [_basic("red", red)], [_basic("blue", red)], [_basic("", red)],
-            [_basic("_operator", red)], [_basic("blue", wrong)], [_basic("red:blue", red)],
-            [f"x-api-key: {red},{wrong}"], ["authorization: Bearer null"], ["cookie: tenant=blue"],
+            [f"authorization: Bearer {red}"],
+            [f"x-api-key: {red}"],
+            [],
+            ["x-api-key: "],
+            [f"x-api-key: {wrong}"],
+            [f"authorization: Bearer {red}", f"x-api-key: {wrong}"],
+            [f"x-api-key: {red}", f"x-api-key: {wrong}"],
+            [f"authorization: Basic {red}"],
+            [f"authorization: Bearer {KEYS['blue'].upper()}"],
+            ["authorization: Bearer _operator"],
+            [f"x-api-key: {red}{KEYS['blue'][:8]}"],
+            ["authorization: Bearer e30.e30."],
+            [_basic("red", red)],
+            [_basic("blue", red)],
+            [_basic("", red)],
+            [_basic("_operator", red)],
+            [_basic("blue", wrong)],
+            [_basic("red:blue", red)],
+            [f"x-api-key: {red},{wrong}"],
+            ["authorization: Bearer null"],
+            ["cookie: tenant=blue"],
         ]
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -247,10 +313,13 @@ def _start(stack: ExitStack, folder: Path) -> tuple[GatewayHarness, PodProcess]:
     port = servers.free_port()
     gateway = stack.enter_context(
         servers.gateway(
-            folder, redis_url=redis.url, pool="tenants", api_keys=keys,
+            folder,
+            redis_url=redis.url,
+            pool="tenants",
+            api_keys=keys,
             workflows_url=f"http://127.0.0.1:{port}",
         )
-    )  # fmt: skip
+    )
     stack.enter_context(
         running_scheduler(folder / "scheduler", redis.url, "tenants", gateway.url, port=port)
     )

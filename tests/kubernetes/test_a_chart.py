@@ -28,9 +28,13 @@ POOLS = {"charted-a": "default", "charted-b": "second"}
 MODEL = "charted"
 ENOUGH = 20
 DEPLOYMENTS = (
-    "pilotlight-gateway", "pilotlight-controller", "pilotlight-autoscaler",
-    "pilotlight-autoscaler-second", "pool-predictor", "pool-second-predictor",
-)  # fmt: skip
+    "pilotlight-gateway",
+    "pilotlight-controller",
+    "pilotlight-autoscaler",
+    "pilotlight-autoscaler-second",
+    "pool-predictor",
+    "pool-second-predictor",
+)
 VALUES: dict[str, Any] = {
     "gateway": {"replicas": 2},
     "pools": [
@@ -48,8 +52,14 @@ class Release:
     folder: Path
 
     def __call__(self, *arguments: str) -> str:
-        command = [str(program("helm")), "--kubeconfig", str(self.admin.kubeconfig), *arguments,
-                   "--namespace", NAMESPACE]  # fmt: skip
+        command = [
+            str(program("helm")),
+            "--kubeconfig",
+            str(self.admin.kubeconfig),
+            *arguments,
+            "--namespace",
+            NAMESPACE,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
         return done.stdout
@@ -119,16 +129,18 @@ def test_models_of_two_pools_have_one_gateways_urls(
         assert url.endswith(f"{NAMESPACE}.svc.cluster.local/serving/{tenant.namespace}/{MODEL}")
     pods = release.admin.get(*IN_NAMESPACE, "pods", "-l", "pilotlight.io/pool")["items"]
     assert {each["metadata"]["labels"]["pilotlight.io/pool"] for each in pods} == {
-        "default", "second",
-    }  # fmt: skip
+        "default",
+        "second",
+    }
 
 
 @pytest.fixture
 def traffic(gateway: Gateway, tenants: dict[str, Tenant]) -> Iterator[list[Load]]:
     """Requests to both models."""
     with ExitStack() as stack:
-        yield [stack.enter_context(load(gateway, each, MODEL, clients=1))
-               for each in tenants.values()]  # fmt: skip
+        yield [
+            stack.enter_context(load(gateway, each, MODEL, clients=1)) for each in tenants.values()
+        ]
 
 
 def test_an_upgrade_and_a_rollback_fail_no_request(release: Release, traffic: list[Load]) -> None:

@@ -57,9 +57,14 @@ class Shell:
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
         }
         done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", filled], cwd=self.folder, env=environment,
-            capture_output=True, text=True, timeout=600, check=False,
-        )  # fmt: skip
+            ["bash", "-euo", "pipefail", "-c", filled],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
         assert done.returncode == 0, f"{filled}\n{done.stdout}{done.stderr}"
 
     def _filled(self, command: str) -> str:
@@ -92,9 +97,19 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     (folder / "bin").mkdir()
     model = tiny_models() / "tiny-bert"
     cluster.plane.run(
-        "hub", [sys.executable, "-m", "tests.kubernetes.hub", "--folder", str(model),
-                "--host", HOST_ADDRESS, "--port", str(HUB_PORT)],
-    )  # fmt: skip
+        "hub",
+        [
+            sys.executable,
+            "-m",
+            "tests.kubernetes.hub",
+            "--folder",
+            str(model),
+            "--host",
+            HOST_ADDRESS,
+            "--port",
+            str(HUB_PORT),
+        ],
+    )
     yield Shell(cluster.admin, folder, cluster.store)
     cluster.plane.stop("hub")
 
@@ -157,5 +172,6 @@ def _uninstall(shell: Shell, tool: str) -> None:
     kinds = "clusterroles,crds,mutatingwebhookconfigurations,validatingwebhookconfigurations"
     wait_until(
         lambda: "pilotlight" not in shell.admin("get", kinds, "-o", "name"),
-        timeout_s=ANSWER_TIMEOUT_S, what="nothing is left in the cluster",
-    )  # fmt: skip
+        timeout_s=ANSWER_TIMEOUT_S,
+        what="nothing is left in the cluster",
+    )

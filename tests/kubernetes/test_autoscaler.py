@@ -87,14 +87,14 @@ def test_a_horizontal_pod_autoscaler_of_the_deployment_takes_precedence(
         wait_until(
             lambda: 1.0 in autoscalers.metrics(LEFT_ALONE, owner="rival").values(),
             what="the autoscaler leaves the pool alone",
-        )  # fmt: skip
+        )
         pool.wait_wanted(2)  # more than the pool allows: the other scaler sets the number
         set_by_us = _calls(installed, "PATCH", "deployments", "scale")
         looks = _calls(installed, "LIST", "horizontalpodautoscalers")
         wait_until(
             lambda: _calls(installed, "LIST", "horizontalpodautoscalers") >= looks + 3,
             what="the autoscaler has looked again",
-        )  # fmt: skip
+        )
         assert _calls(installed, "PATCH", "deployments", "scale") == set_by_us
         assert pool.wanted() == 2
         assert "ScalingLeftAlone" in pool.reasons()

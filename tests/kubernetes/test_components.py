@@ -98,8 +98,13 @@ def test_a_deleted_certificate_is_recreated_and_trusted(
     before = _bundle(installed)
     assert before
     installed("delete", *SECRET)
-    installed("patch", *WEBHOOK, "--type=json", "-p",
-              '[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]')  # fmt: skip
+    installed(
+        "patch",
+        *WEBHOOK,
+        "--type=json",
+        "-p",
+        '[{"op": "remove", "path": "/webhooks/0/clientConfig/caBundle"}]',
+    )
     wait_until(
         lambda: _bundle(installed) not in ("", before), timeout_s=180, what="another caBundle"
     )

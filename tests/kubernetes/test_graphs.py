@@ -20,16 +20,25 @@ def _graph(tenant: Tenant, model: str, **step: Any) -> dict[str, Any]:
         "apiVersion": "serving.kserve.io/v1alpha1",
         "kind": "InferenceGraph",
         "metadata": {
-            "name": "twice", "namespace": tenant.namespace,
+            "name": "twice",
+            "namespace": tenant.namespace,
             "annotations": {
                 "pilotlight.io/pool": "default",
                 "serving.kserve.io/stop": "true",  # no router of KServe's
             },
         },
-        "spec": {"nodes": {"root": {"routerType": "Ensemble", "steps": [
-            {"serviceName": model, "name": "first", **step}, {"serviceName": model},
-        ]}}},
-    }  # fmt: skip
+        "spec": {
+            "nodes": {
+                "root": {
+                    "routerType": "Ensemble",
+                    "steps": [
+                        {"serviceName": model, "name": "first", **step},
+                        {"serviceName": model},
+                    ],
+                }
+            }
+        },
+    }
 
 
 @pytest.fixture

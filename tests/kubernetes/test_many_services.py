@@ -76,8 +76,9 @@ def namespace(installed: Kubectl) -> Iterator[str]:
     installed("delete", "inferenceservices", "--all", "-n", NAMESPACE, "--wait=false")
     wait_until(
         lambda: not installed("get", "inferenceservices", "-n", NAMESPACE, "-o", "name"),
-        timeout_s=WAIT_S, what="all InferenceServices are gone",
-    )  # fmt: skip
+        timeout_s=WAIT_S,
+        what="all InferenceServices are gone",
+    )
     installed("delete", "namespace", NAMESPACE)
 
 
@@ -96,9 +97,12 @@ def test_others_services_cost_little_and_many_models_become_ready(
     )
     logger.info(
         "%d models: created in %.1f s, ready after %.1f s; controller: %.1f s of CPU, %d requests",
-        OURS, created_s, time.monotonic() - began_s,
-        controller.cpu_s() - cpu_s, controller.requests() - requests,
-    )  # fmt: skip
+        OURS,
+        created_s,
+        time.monotonic() - began_s,
+        controller.cpu_s() - cpu_s,
+        controller.requests() - requests,
+    )
     _assert_few_requests(controller, f"{OURS} models besides")
 
 
@@ -128,8 +132,9 @@ def _assert_few_requests(controller: Controller, state: str) -> None:
     """Once nothing changes any more. Raises TimeoutError if it never comes to rest."""
     wait_until(
         lambda: _log_rest(controller, state) <= MAX_REQUESTS_PER_S,
-        timeout_s=max(300.0, 5 * REST_S), what=f"the controller is at rest with {state}",
-    )  # fmt: skip
+        timeout_s=max(300.0, 5 * REST_S),
+        what=f"the controller is at rest with {state}",
+    )
 
 
 def _log_rest(controller: Controller, state: str) -> float:
@@ -139,7 +144,10 @@ def _log_rest(controller: Controller, state: str) -> float:
     passed_s = time.monotonic() - began_s
     rate = (controller.requests() - requests) / passed_s
     logger.info(
-        "%s: %.2f requests/s at rest, %.1f %% of a core, %.0f MB", state, rate,
-        100 * (controller.cpu_s() - cpu_s) / passed_s, controller.memory_mb(),
-    )  # fmt: skip
+        "%s: %.2f requests/s at rest, %.1f %% of a core, %.0f MB",
+        state,
+        rate,
+        100 * (controller.cpu_s() - cpu_s) / passed_s,
+        controller.memory_mb(),
+    )
     return rate

@@ -26,10 +26,14 @@ def stranger(installed: Kubectl, gateway: Gateway) -> Tenant:
     installed.apply(
         [
             {"apiVersion": "v1", "kind": "Secret", "metadata": in_namespace, "stringData": keys},
-            {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": in_namespace,
-             "secrets": [{"name": READER}]},
+            {
+                "apiVersion": "v1",
+                "kind": "ServiceAccount",
+                "metadata": in_namespace,
+                "secrets": [{"name": READER}],
+            },
         ]
-    )  # fmt: skip
+    )
     return Tenant(installed, "stranger")
 
 
@@ -86,10 +90,14 @@ def test_a_models_own_credentials_are_read_once_its_namespace_allows_it(
     assert refused.status_code == 503
     assert "kubectl -n stranger create rolebinding" in refused.text
     stranger.kubectl(
-        "-n", "stranger", "create", "rolebinding", "pilotlight-storage",
+        "-n",
+        "stranger",
+        "create",
+        "rolebinding",
+        "pilotlight-storage",
         "--clusterrole=pilotlight-storage-reader",
         f"--serviceaccount={NAMESPACE}:pilotlight-runtime",
-    )  # fmt: skip
+    )
     stranger.kubectl.apply([with_account("own-keys-allowed")])
     stranger.wait_ready("own-keys-allowed")
     answer = gateway.predict(stranger, "own-keys-allowed")
@@ -105,10 +113,13 @@ def test_a_tenants_pod_with_a_pools_label_and_name_takes_nothing_down(
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"namespace": "stranger", "name": name,
-                     "labels": {"pilotlight.io/pool": "default"}},
+        "metadata": {
+            "namespace": "stranger",
+            "name": name,
+            "labels": {"pilotlight.io/pool": "default"},
+        },
         "spec": {"containers": [{"name": "none", "image": "none"}], "nodeName": "no-such-node"},
-    }  # fmt: skip
+    }
     installed.apply([pod])
     installed("-n", "stranger", "delete", "pod", name, "--grace-period=0", "--force")
     for _ in range(10):

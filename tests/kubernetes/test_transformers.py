@@ -43,15 +43,22 @@ def test_a_transformer_is_kserves_and_the_model_waits_for_it(
     kubectl.apply([_object(tenant)])
     try:
         wait_until(
-            lambda: _conditions(tenant).get("PredictorReady", {}).get("reason")
-            == "TransformerNotReady",
-            what="the model waits for its transformer", timeout_s=120,
-        )  # fmt: skip
+            lambda: (
+                _conditions(tenant).get("PredictorReady", {}).get("reason") == "TransformerNotReady"
+            ),
+            what="the model waits for its transformer",
+            timeout_s=120,
+        )
         wait_until(  # without Knative's controllers it gets no pods, and KServe no condition of it
-            lambda: f"{NAME}-transformer"
-            in kubectl("get", "-n", tenant.namespace, "services.serving.knative.dev", "-o", "name"),
-            what="KServe makes the transformer", timeout_s=120,
-        )  # fmt: skip
+            lambda: (
+                f"{NAME}-transformer"
+                in kubectl(
+                    "get", "-n", tenant.namespace, "services.serving.knative.dev", "-o", "name"
+                )
+            ),
+            what="KServe makes the transformer",
+            timeout_s=120,
+        )
         status = tenant.status(NAME)
         assert status["deploymentMode"] == "ModelMesh"
         predictor = status["components"]["predictor"]
@@ -71,7 +78,10 @@ def test_a_transformer_is_kserves_and_the_model_waits_for_it(
     finally:
         kubectl("delete", "-n", tenant.namespace, "inferenceservice", NAME)
     wait_until(
-        lambda: f"{NAME}-predictor"
-        not in kubectl("get", "-n", tenant.namespace, "services", "-o", "name"),
-        what="the Service goes with its model", timeout_s=120,
-    )  # fmt: skip
+        lambda: (
+            f"{NAME}-predictor"
+            not in kubectl("get", "-n", tenant.namespace, "services", "-o", "name")
+        ),
+        what="the Service goes with its model",
+        timeout_s=120,
+    )

@@ -70,9 +70,12 @@ def _members(pods: list[str], group: int) -> set[str]:
 
 
 def test_each_scheduler_runs_steps_at_its_own_pods(
-    installed: Kubectl, gateway: Gateway, tenant: Tenant, pods: list[str],
+    installed: Kubectl,
+    gateway: Gateway,
+    tenant: Tenant,
+    pods: list[str],
     schedulers: dict[int, str],
-) -> None:  # fmt: skip
+) -> None:
     tenant.declare("of-groups")
     tenant.wait_ready("of-groups")
     assert sorted(schedulers) == list(range(GROUPS))
@@ -82,9 +85,10 @@ def test_each_scheduler_runs_steps_at_its_own_pods(
     url = f"{gateway.url}/serving/{tenant.namespace}/several/v1/workflows/several"
     with httpx.Client(trust_env=False, timeout=240) as client:
         wait_until(
-            lambda: client.put(url, content=SEVERAL).status_code == 200, what="workflow deployed",
+            lambda: client.put(url, content=SEVERAL).status_code == 200,
+            what="workflow deployed",
             timeout_s=60,
-        )  # fmt: skip
+        )
         for group, address in schedulers.items():
             own = f"http://{address}:{PORT}/v1/workflows/several"
             response = client.post(f"{own}:run", json={"count": 4}, headers=headers)

@@ -42,10 +42,11 @@ def test_profiles_of_another_generation_are_refused() -> None:
         pytest.param({"kind": "x"}, "is not what", id="another file"),
         pytest.param({"classes": ["a", "b"]}, r"classes must be \['bad', 'good'\]", id="classes"),
         pytest.param({"variants": {}}, "has no variants", id="empty"),
-        pytest.param({"variants": {"large": {}}}, "large: is no variant of .*; it has small",
-                     id="unknown"),
+        pytest.param(
+            {"variants": {"large": {}}}, "large: is no variant of .*; it has small", id="unknown"
+        ),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_named(change: dict[str, object], text: str) -> None:
     document = accuracy_document(SPEC, _state()) | change
     with pytest.raises(InvalidInput, match=text):

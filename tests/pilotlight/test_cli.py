@@ -152,8 +152,10 @@ def test_down_without_a_platform_succeeds(cli: Cli) -> None:
 def test_a_missing_extra_is_named(arguments: list[str], package: str, extra: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", _WITHOUT_EXTRAS, *arguments],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 1
     assert ended.stdout == ""
     assert f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`" in (

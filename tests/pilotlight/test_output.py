@@ -53,11 +53,13 @@ def test_a_narrow_table_goes_without_its_optional_columns_first() -> None:
     rows = [["default/translate", "pod-0, pod-1", "warm"], ["a", "-", "cold"]]
     assert fit(("NAME", "PODS", "STATE"), rows, ("PODS",), 40) == (["NAME", "PODS", "STATE"], rows)
     assert fit(("NAME", "PODS", "STATE"), rows, ("PODS",), 30) == (
-        ["NAME", "STATE"], [["default/translate", "warm"], ["a", "cold"]],
-    )  # fmt: skip
+        ["NAME", "STATE"],
+        [["default/translate", "warm"], ["a", "cold"]],
+    )
     assert fit(("NAME", "PODS", "STATE"), rows, ("PODS",), 20)[1] == [
-        ["default/tra…", "warm"], ["a", "cold"],
-    ]  # fmt: skip
+        ["default/tra…", "warm"],
+        ["a", "cold"],
+    ]
 
 
 @given(
@@ -96,9 +98,15 @@ def test_formats_sizes(amount: float, expected: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "expected"),
     [
-        (-5, "0s"), (0, "0s"), (119.9, "119s"), (125, "2m5s"), (1800, "30m"), (7200, "2h0m"),
-        (30_000, "8h"), (172_800, "2d"),
+        (-5, "0s"),
+        (0, "0s"),
+        (119.9, "119s"),
+        (125, "2m5s"),
+        (1800, "30m"),
+        (7200, "2h0m"),
+        (30_000, "8h"),
+        (172_800, "2d"),
     ],
-)  # fmt: skip
+)
 def test_formats_ages_as_kubectl(seconds: float, expected: str) -> None:
     assert format_age(seconds) == expected

@@ -14,9 +14,13 @@ import pytest
 from tests.servers import REPOSITORY
 
 _SIMULATED: Final = (
-    "simulate", "--cluster", "manifests/simulator/eight-pods.yaml",
-    "--trace", "poisson:rate=20,duration=1m,names=t5-00/t5-01/t5-02", "--json",
-)  # fmt: skip
+    "simulate",
+    "--cluster",
+    "manifests/simulator/eight-pods.yaml",
+    "--trace",
+    "poisson:rate=20,duration=1m,names=t5-00/t5-01/t5-02",
+    "--json",
+)
 _ROUTED: Final = """
 from gateway.http.headers import read_headers
 from gateway.routing.decision import SendTo
@@ -65,11 +69,21 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     subprocess.run(
         [
-            sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
-            "--no-index", "--no-deps", "--no-build-isolation", "--target", packages, source,
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--no-build-isolation",
+            "--target",
+            packages,
+            source,
         ],
         check=True,
-    )  # fmt: skip
+    )
     return folder / "env" / "bin" / "python"
 
 
@@ -125,9 +139,18 @@ def test_a_loading_policy_demotes_what_is_idle(python: Path) -> None:
 def test_a_planner_plans(python: Path) -> None:
     folder = "manifests/samples/placement"
     found = _pilotlight(
-        python, "place", "--profiles", f"{folder}/profiles.csv", "--rates", f"{folder}/rates.csv",
-        "--gpus", "cpu:2", "--planner", "one-each", "--json",
-    )  # fmt: skip
+        python,
+        "place",
+        "--profiles",
+        f"{folder}/profiles.csv",
+        "--rates",
+        f"{folder}/rates.csv",
+        "--gpus",
+        "cpu:2",
+        "--planner",
+        "one-each",
+        "--json",
+    )
     [placement] = found["placements"]
     assert placement["planner"] == "one-each"
     assert len({each["accelerator"] for each in placement["replicas"]}) == 2

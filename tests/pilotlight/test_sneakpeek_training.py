@@ -25,9 +25,13 @@ def _two_clouds(
 
 def test_evidence_counts_the_labels_of_the_nearest_examples() -> None:
     examples = NearestExamples.of(
-        np.array([[0.0], [1.0], [2.0], [9.0], [10.0]], np.float32), np.array([0, 0, 1, 2, 2]),
-        classes=3, k=3, centre=np.array([1.0], np.float32), projection=np.eye(1, dtype=np.float32),
-    )  # fmt: skip
+        np.array([[0.0], [1.0], [2.0], [9.0], [10.0]], np.float32),
+        np.array([0, 0, 1, 2, 2]),
+        classes=3,
+        k=3,
+        centre=np.array([1.0], np.float32),
+        projection=np.eye(1, dtype=np.float32),
+    )
     found = examples.evidence(np.array([[1.9], [10.6]], np.float32))
     assert found.tolist() == [[2, 1, 0], [0, 1, 2]]
 

@@ -164,8 +164,9 @@ def ask_v1(pod: ReferencePod, task: Task, name: str, cases: Sequence[Case]) -> A
 
 
 def ask_v2(pod: ReferencePod, task: Task, name: str, cases: Sequence[Case]) -> Answer:
-    data = [encoded(each.given) if task is Task.IMAGE_CLASSIFICATION else each.given
-            for each in cases]  # fmt: skip
+    data = [
+        encoded(each.given) if task is Task.IMAGE_CLASSIFICATION else each.given for each in cases
+    ]
     tensor = {"name": tensor_name(task), "datatype": "BYTES", "shape": [len(data)], "data": data}
     return pod.v2(name, [tensor])
 

@@ -21,13 +21,20 @@ pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 CONVERTED = {
     kind.__name__: kind
     for kind in (
-        ensemble.RandomForestClassifier, ensemble.RandomForestRegressor,
-        ensemble.GradientBoostingClassifier, ensemble.HistGradientBoostingRegressor,
-        linear_model.LogisticRegression, linear_model.Ridge,
-        naive_bayes.GaussianNB, neighbors.KNeighborsClassifier, neural_network.MLPClassifier,
-        svm.SVC, svm.SVR, tree.DecisionTreeClassifier,
+        ensemble.RandomForestClassifier,
+        ensemble.RandomForestRegressor,
+        ensemble.GradientBoostingClassifier,
+        ensemble.HistGradientBoostingRegressor,
+        linear_model.LogisticRegression,
+        linear_model.Ridge,
+        naive_bayes.GaussianNB,
+        neighbors.KNeighborsClassifier,
+        neural_network.MLPClassifier,
+        svm.SVC,
+        svm.SVR,
+        tree.DecisionTreeClassifier,
     )
-}  # fmt: skip
+}
 ELEMENTWISE = ("Abs", "Ceil", "Erf", "Exp", "Floor", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh")
 OPSETS = (9, 11, 13, 15, 17, 19, 21)
 

@@ -31,13 +31,15 @@ FOLDERS: Mapping[str, Mapping[str, Any]] = {
     "do_lower_case": {"do_lower_case": True},
     "default prompt": {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
     "prompt that is not pooled": {
-        "prompts": {"query": "query: "}, "default_prompt_name": "query", "include_prompt": False
+        "prompts": {"query": "query: "},
+        "default_prompt_name": "query",
+        "include_prompt": False,
     },
     "roberta with mean": {"network_kind": ("roberta", "RobertaModel")},
     "mpnet with mean": {"network_kind": ("mpnet", "MPNetModel")},
     "qwen3 with lasttoken": {"network_kind": ("qwen3", "Qwen3Model"), "pooling": "lasttoken"},
     "t5 encoder with mean": {"network_kind": ("t5", "T5EncoderModel")},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("subject", FOLDERS)

@@ -20,11 +20,16 @@ class ComparableState:
 def comparable(state: ClusterState) -> ComparableState:
     pods: dict[str, tuple[object, ...]] = {
         pod.name: (
-            pod.info, pod.epoch, pod.phase, pod.slots_used, pod.ongoing, dict(pod.used_bytes),
+            pod.info,
+            pod.epoch,
+            pod.phase,
+            pod.slots_used,
+            pod.ongoing,
+            dict(pod.used_bytes),
             pod.loads_total,
         )
         for pod in state.pods.values()
-    }  # fmt: skip
+    }
     residency = {key: dict(holders) for key, holders in state.residency.items()}
     profiles = {name: dict(by_product) for name, by_product in state.profiles.items()}
     steps = {name: dict(queued.counts) for name, queued in state.queued_steps.items()}

@@ -68,9 +68,14 @@ def register_device() -> torch.device:
     """Make the device known to torch; once in a process."""
     module = types.ModuleType(f"torch.{NAME}")
     for name, value in {
-        "is_available": True, "is_initialized": True, "device_count": 1, "current_device": 0,
-        "_is_in_bad_fork": False, "manual_seed_all": None, "empty_cache": None,
-    }.items():  # fmt: skip
+        "is_available": True,
+        "is_initialized": True,
+        "device_count": 1,
+        "current_device": 0,
+        "_is_in_bad_fork": False,
+        "manual_seed_all": None,
+        "empty_cache": None,
+    }.items():
         setattr(module, name, lambda *_, value=value: value)
     module.Stream, module.stream = _Stream, _refuse_stream  # type: ignore[attr-defined]
     _setup_privateuseone_for_python_backend(NAME, backend_module=module)

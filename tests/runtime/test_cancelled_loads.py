@@ -240,9 +240,12 @@ async def test_a_withdrawable_load_ends_with_the_connection_of_its_client(
             settings = RuntimeSettings(name="pod", redis_url=redis.url)
             routes = Routes(settings, absent, _repository(registry, pod), absent)
             scope: Scope = {
-                "type": "http", "method": "POST", "headers": [], "query_string": b"",
+                "type": "http",
+                "method": "POST",
+                "headers": [],
+                "query_string": b"",
                 "path": f"/v2/repository/models/{large_spec.name.path_segment}/load",
-            }  # fmt: skip
+            }
             loading = asyncio.create_task(Starlette(routes=routes.table())(scope, receive, send))
             await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
             leaving.set()
@@ -256,6 +259,9 @@ async def test_a_withdrawable_load_ends_with_the_connection_of_its_client(
 
 def _repository(registry: Registry, pod: LocalPod) -> Repository:
     return Repository(
-        ModelCatalog(ClusterWatch(registry), registry), pod.coordinator, pod.loader.store,
-        pod.loader.resolver.processors, InFlightRequests("pod", slots=1, step_queue=StepQueue(1)),
-    )  # fmt: skip
+        ModelCatalog(ClusterWatch(registry), registry),
+        pod.coordinator,
+        pod.loader.store,
+        pod.loader.resolver.processors,
+        InFlightRequests("pod", slots=1, step_queue=StepQueue(1)),
+    )

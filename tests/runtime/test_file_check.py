@@ -59,7 +59,9 @@ def missing_tensor(folder: Path) -> None:
         pytest.param(absent_shard, 422, "lacks ['model-00002-of-00002", id="absent shard"),
         pytest.param(truncated, 422, "corrupt or truncated: its header promises", id="truncated"),
         pytest.param(
-            lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 5000), 422, "corrupt",
+            lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 5000),
+            422,
+            "corrupt",
             id="garbage",
         ),
         pytest.param(
@@ -68,11 +70,13 @@ def missing_tensor(folder: Path) -> None:
         pytest.param(wrong_shape, 422, "do not fit config.json", id="shape"),
         pytest.param(missing_tensor, 422, "query.weight", id="tensor"),
         pytest.param(
-            lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"), 501,
-            "convert the model to safetensors", id="pickle",
+            lambda folder: (folder / WEIGHTS).rename(folder / "pytorch_model.bin"),
+            501,
+            "convert the model to safetensors",
+            id="pickle",
         ),
     ],
-)  # fmt: skip
+)
 def test_files_that_cannot_be_served_are_told_without_a_load(
     cluster: Cluster,
     models: Path,

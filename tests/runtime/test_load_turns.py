@@ -25,13 +25,22 @@ class Turns:
         self.started: list[str] = []
 
     def enter(
-        self, name: str, expected_s: float = 1.0, *, waiters: int = 1, is_preload: bool = False,
+        self,
+        name: str,
+        expected_s: float = 1.0,
+        *,
+        waiters: int = 1,
+        is_preload: bool = False,
         due_s: float | None = None,
-    ) -> Load:  # fmt: skip
+    ) -> Load:
         load = self.loads[name] = Load(
-            ModelSpec(ModelName("default", name), "s3://bucket/m"), 0, is_preload, self.now_s,
-            ticket=LoadTicket(is_urgent=not is_preload), waiters=waiters,
-        )  # fmt: skip
+            ModelSpec(ModelName("default", name), "s3://bucket/m"),
+            0,
+            is_preload,
+            self.now_s,
+            ticket=LoadTicket(is_urgent=not is_preload),
+            waiters=waiters,
+        )
         if due_s is not None:
             load.ticket.expect_by(due_s)
         self.turns.enter(load, expected_s, lambda: self.started.append(name))

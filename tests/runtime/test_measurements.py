@@ -11,8 +11,9 @@ def test_a_heartbeat_carries_the_latest_samples_of_each_measure_once() -> None:
     measurements.add("m@1", "network", 0.5)
     latest = tuple(float(second) for second in range(1000 - MAX_PER_HEARTBEAT, 1000))
     assert set(measurements.take()) == {
-        Samples("m@1", "infer", latest), Samples("m@1", "network", (0.5,)),
-    }  # fmt: skip
+        Samples("m@1", "infer", latest),
+        Samples("m@1", "network", (0.5,)),
+    }
     assert measurements.take() == ()
 
 
@@ -33,8 +34,9 @@ def test_samples_that_could_not_be_sent_are_kept_unless_newer_ones_have_come() -
     measurements.add("m@1", "infer", 2.0)
     measurements.restore(unsent)
     assert set(measurements.take()) == {
-        Samples("m@1", "infer", (2.0,)), Samples("n@1", "infer", (1.0,)),
-    }  # fmt: skip
+        Samples("m@1", "infer", (2.0,)),
+        Samples("n@1", "infer", (1.0,)),
+    }
 
 
 def test_inferences_are_measured_by_size_once_sizes_differ() -> None:

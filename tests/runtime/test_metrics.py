@@ -42,8 +42,9 @@ def test_every_protocol_counts_in_kserves_histograms(pod: servers.Pod) -> None:
         assert seen[name].type == "histogram"
         assert metric(pod.url, f"{name}_count", model_name="default~m") == 3
         assert {label for sample in seen[name].samples for label in sample.labels} == {
-            "le", "model_name",
-        }  # fmt: skip
+            "le",
+            "model_name",
+        }
     assert seen["request_explain_seconds"].type == "histogram"
 
 

@@ -161,32 +161,43 @@ def start_pod(
         def start(name: str) -> subprocess.Popen[bytes]:
             return stack.enter_context(
                 servers.running(
-                    "runtime", name=name, redis_url=redis.url, pool=pool, takes_places=GPU,
+                    "runtime",
+                    name=name,
+                    redis_url=redis.url,
+                    pool=pool,
+                    takes_places=GPU,
                     grpc_port=servers.free_port(),
-                    cache_dir=tmp_path / name / "cache", host_dir=tmp_path / name / "host",
+                    cache_dir=tmp_path / name / "cache",
+                    host_dir=tmp_path / name / "host",
                 )
-            )  # fmt: skip
+            )
 
         yield start
 
 
 @pytest.mark.slow
 def test_pods_follow_the_plan(
-    redis: servers.RedisServer, pool: str, models: Path,
+    redis: servers.RedisServer,
+    pool: str,
+    models: Path,
     start_pod: Callable[[str], subprocess.Popen[bytes]],
-) -> None:  # fmt: skip
+) -> None:
     names = ("m", "other")
     specs = [ModelSpec(ModelName("default", n), (models / "tiny-bert").as_uri()) for n in names]
 
     def holders(state: ClusterState) -> dict[str, tuple[str, list[str]]]:
         """By pod: its place, and the models that are warm on it."""
         return {
-            name: (pod.info.place, [
-                spec.name.name for spec in specs
-                if (held := state.holders(spec.key).get(name)) and held.tier is Tier.DEVICE
-            ])
+            name: (
+                pod.info.place,
+                [
+                    spec.name.name
+                    for spec in specs
+                    if (held := state.holders(spec.key).get(name)) and held.tier is Tier.DEVICE
+                ],
+            )
             for name, pod in state.pods.items()
-        }  # fmt: skip
+        }
 
     async def scenario(registry: Registry) -> None:
         async def look() -> dict[str, tuple[str, list[str]]]:

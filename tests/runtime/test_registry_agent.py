@@ -22,14 +22,23 @@ async def _until(condition: Callable[[], bool]) -> None:
 def agent_of(registry: Registry, *, heartbeat_s: float, **queries: Any) -> RegistryAgent:
     """An agent of a pod without models, but for what the queries say."""
     absent: dict[str, Any] = {
-        "keys": set, "tier_state": lambda _: TierState(Tier.DISK, 1), "is_loading": lambda _: False,
-        "used_bytes": dict, "loads_total": lambda: 0, "idle_byte_s": lambda: 0.0, "copies": dict,
-    }  # fmt: skip
+        "keys": set,
+        "tier_state": lambda _: TierState(Tier.DISK, 1),
+        "is_loading": lambda _: False,
+        "used_bytes": dict,
+        "loads_total": lambda: 0,
+        "idle_byte_s": lambda: 0.0,
+        "copies": dict,
+    }
     info = PodInfo("a", "127.0.0.1:1", "n")
     return RegistryAgent(
-        registry, info, Inventory(**{**absent, **queries}), measurements=Measurements(),
-        heartbeat_s=heartbeat_s, lease_ttl_s=180,
-    )  # fmt: skip
+        registry,
+        info,
+        Inventory(**{**absent, **queries}),
+        measurements=Measurements(),
+        heartbeat_s=heartbeat_s,
+        lease_ttl_s=180,
+    )
 
 
 async def test_a_held_pod_has_no_lease(redis: servers.RedisServer) -> None:

@@ -142,9 +142,14 @@ class _Handler(Handler):
                 if name not in self.models.loaded:
                     raise _Refused(400, f"Request for unknown model: '{name}' is not found")
                 return _json(
-                    {"name": name, "versions": ["1"], "platform": "as-written",
-                     "inputs": [INPUT], "outputs": [OUTPUT]}
-                )  # fmt: skip
+                    {
+                        "name": name,
+                        "versions": ["1"],
+                        "platform": "as-written",
+                        "inputs": [INPUT],
+                        "outputs": [OUTPUT],
+                    }
+                )
             case ["metrics"]:
                 used = 2**28 + MEMORY_PER_MODEL * len(self.models.loaded)
                 return 200, f'nv_gpu_memory_used_bytes{{gpu_uuid="GPU-0"}} {used:e}\n'.encode(), {}

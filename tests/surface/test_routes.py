@@ -68,8 +68,10 @@ async def _gateway() -> list[str]:
     async with running_app(GatewaySettings(redis_url=REDIS)) as app:
         api: Any = app._api
         handlers = [
-            InferenceService(app).handler(), health_handler(lambda: True), *reflection_handlers()
-        ]  # fmt: skip
+            InferenceService(app).handler(),
+            health_handler(lambda: True),
+            *reflection_handlers(),
+        ]
         documented = api.openapi()["paths"]
         return [*_http("gateway", api.routes, documented), *_grpc("gateway", handlers)]
 

@@ -19,36 +19,52 @@ from tests.surface.recorded import assert_recorded
 
 MODELS: list[dict[str, Any]] = [
     {
-        "name": "default/large", "count": 3, "size": "400MB", "infer": {1: "120ms", 8: "300ms"},
-        "preprocess": "20ms", "postprocess": "10ms",
+        "name": "default/large",
+        "count": 3,
+        "size": "400MB",
+        "infer": {1: "120ms", 8: "300ms"},
+        "preprocess": "20ms",
+        "postprocess": "10ms",
     },
     {
-        "name": "team/small", "count": 9, "size": "150MB", "infer": {1: "20ms", 8: "60ms"},
+        "name": "team/small",
+        "count": 9,
+        "size": "150MB",
+        "infer": {1: "20ms", 8: "60ms"},
         "annotations": {"deadline": "2s", "queue-depth": "4", "priority": "1"},
     },
     {
-        "name": "team/pair", "size": "100MB", "infer": {1: "60ms", 4: "90ms"},
+        "name": "team/pair",
+        "size": "100MB",
+        "infer": {1: "60ms", 4: "90ms"},
         "at": {"n-0": "device", "n-1": "device"},
     },
-]  # fmt: skip
+]
 CLUSTER: dict[str, Any] = {
     "nodes": [
         {
-            "name": "n", "count": 3, "object_storage_rate": "400MB/s", "disk_rate": "2GB/s",
-            "host_memory": "1GB", "pods": [{"slots": 2, "memory": "900MB"}],
+            "name": "n",
+            "count": 3,
+            "object_storage_rate": "400MB/s",
+            "disk_rate": "2GB/s",
+            "host_memory": "1GB",
+            "pods": [{"slots": 2, "memory": "900MB"}],
         },
         {"name": "late", "pods": [{"slots": 2, "memory": "900MB", "start": "8s"}]},
         {"name": "lost", "pods": [{"slots": 2, "memory": "900MB", "kill": "12s"}]},
     ],
     "models": MODELS,
-}  # fmt: skip
+}
 SMALL = {**CLUSTER, "nodes": [{**CLUSTER["nodes"][0], "count": 2}]}
 """With memory for a third of the models."""
 VARIANTS: dict[str, Any] = {
     "nodes": [{"name": "n", "count": 2, "pods": [{"slots": 4}]}],
     "models": [
         {
-            "name": name, "infer": {1: time}, "size": "50MB", "annotations": {"application": "app"},
+            "name": name,
+            "infer": {1: time},
+            "size": "50MB",
+            "annotations": {"application": "app"},
             "at": {"n-0": "device"},
         }
         for name, time in (("fast", "10ms"), ("slow", "150ms"))
@@ -60,7 +76,7 @@ VARIANTS: dict[str, Any] = {
             "profile": {"fast": [[6, 4], [4, 6]], "slow": [[9, 1], [1, 9]]},
         }
     ],
-}  # fmt: skip
+}
 OWN = {
     **CLUSTER,
     "models": [
@@ -91,14 +107,14 @@ COMMANDS: dict[str, tuple[dict[str, Any], str, str]] = {
     "routing": (CLUSTER, MIXED, f"--policy {ROUTING}"),
     "own": (OWN, MIXED, ""),
     "bursts": (SMALL, BURSTS, "--tick 1 --loading predictive,keep-alive,hybrid-histogram"),
-    "queues": (
-        CLUSTER, QUEUES, "--policy colocation-queueing --loading clockwork,round-robin"
-    ),
+    "queues": (CLUSTER, QUEUES, "--policy colocation-queueing --loading clockwork,round-robin"),
     "to-zero": (CLUSTER, BURSTS, "--loading keep-alive --loading-value 0.1"),
     "application": (
-        VARIANTS, "poisson:rate=40,duration=15s,names=app|deadline=latency,latency=100ms", ""
+        VARIANTS,
+        "poisson:rate=40,duration=15s,names=app|deadline=latency,latency=100ms",
+        "",
     ),
-}  # fmt: skip
+}
 """Runs of `pilotlight simulate`: cluster, trace and flags."""
 
 
@@ -107,9 +123,19 @@ def _lines(folder: Path) -> Iterator[str]:
         file, records = folder / f"{name}.yaml", folder / name
         file.write_text(yaml.safe_dump(cluster))
         arguments = [
-            "simulate", "--cluster", str(file), "--trace", trace, "--seed", "1",
-            "--processes", "1", "--out", str(records), *flags.split(),
-        ]  # fmt: skip
+            "simulate",
+            "--cluster",
+            str(file),
+            "--trace",
+            trace,
+            "--seed",
+            "1",
+            "--processes",
+            "1",
+            "--out",
+            str(records),
+            *flags.split(),
+        ]
         create_app(arguments)(arguments, standalone_mode=False)
         for path in sorted(records.glob("*.parquet")):
             yield f"{name}/{path.stem} {_hash(path)}"

@@ -127,9 +127,12 @@ class Runner:
         except BaseException as error:  # whatever a user's file raises
             return _refused(f"{type(error).__name__}: {error}", _line_of(error))
         return {
-            "type": "loaded", "parameters": parameters, "deadline_s": self._workflow.deadline_s,
-            "is_stream": self._workflow.is_stream, "function": self._workflow.function.__name__,
-        }  # fmt: skip
+            "type": "loaded",
+            "parameters": parameters,
+            "deadline_s": self._workflow.deadline_s,
+            "is_stream": self._workflow.is_stream,
+            "function": self._workflow.function.__name__,
+        }
 
     def _start(self, message: dict[str, Any]) -> None:
         if self._workflow is None:

@@ -193,8 +193,9 @@ def written_argument(value: Any) -> dict[str, Any]:
         case str() | bytes() | bytearray() if len(value) > MAX_TEXT_LENGTH:
             raise StepFailed(
                 f"a text or bytes of length {len(value)}, {MAX_TEXT_LENGTH} are allowed",
-                "input-too-large", 413,
-            )  # fmt: skip
+                "input-too-large",
+                413,
+            )
         case bytes() | bytearray():
             return {"base64": base64.b64encode(value).decode()}
         case bool() | int() | float() | str() | list() | tuple():

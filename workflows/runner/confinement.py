@@ -15,9 +15,7 @@ from common.confinement import ConfinementMissing, filter_calls, limit_resources
 
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 
-_LIMITS: Final = {
-    resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 16,
-}  # fmt: skip
+_LIMITS: Final = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 16}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -72,9 +72,13 @@ class ExecutingRun:
             )
         number = self._steps
         message = {
-            "run": self.identity, "type": "step", "step": number, "model": model, "inputs": inputs,
+            "run": self.identity,
+            "type": "step",
+            "step": number,
+            "model": model,
+            "inputs": inputs,
             **({"protocol": protocol} if protocol else {}),
-        }  # fmt: skip
+        }
         if self._forgotten:  # earlier calls took their outputs, later ones cannot
             message["forgotten"], self._forgotten = self._forgotten, []
         try:
@@ -175,8 +179,9 @@ class ExecutingRun:
 
     def _fail(self, message: str, reason: str, status: int, **details: Any) -> None:
         text = message[:MAX_MESSAGE_CHARACTERS]
-        self.send(type="failed", error={"message": text, "reason": reason, "status": status,
-                                        **details})  # fmt: skip
+        self.send(
+            type="failed", error={"message": text, "reason": reason, "status": status, **details}
+        )
 
     def drop(self) -> None:
         """End it; nobody hears of it any more."""
@@ -239,8 +244,9 @@ class _Outputs(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise StepFailed(
             f"there is no output {name!r}; the model has: {', '.join(sorted(self))}",
-            "unknown-output", 422,
-        )  # fmt: skip
+            "unknown-output",
+            422,
+        )
 
 
 def executing_run() -> ExecutingRun:

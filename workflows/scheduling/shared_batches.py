@@ -39,9 +39,11 @@ def ways_to_merge(
 
 
 def _merged(
-    steps: Sequence[Step], twins: Sequence[Sequence[int]], size: int,
+    steps: Sequence[Step],
+    twins: Sequence[Sequence[int]],
+    size: int,
     max_batch: Callable[[str], int],
-) -> MergedSteps:  # fmt: skip
+) -> MergedSteps:
     leader = list(range(len(steps)))
     for group in twins:
         together = min(size, max_batch(steps[group[0]].model))

@@ -149,22 +149,29 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
         workflow = workflow_of(request, name)
         arguments = arguments_of(await read_body(request))
         begun = await scheduler.begin(
-            workflow, arguments,
-            deadline_s=deadline_of(request), scheduling=scheduling_of(request),
+            workflow,
+            arguments,
+            deadline_s=deadline_of(request),
+            scheduling=scheduling_of(request),
             idempotency_key=idempotency_key_of(request),
-        )  # fmt: skip
+        )
         preferences = request.headers.get("prefer", "").replace(" ", "").lower().split(",")
         if "respond-async" in preferences:
             return JSONResponse(
-                {"id": begun.identity, "status": begun.status.value}, 202,
-                headers={"location": _location(begun), "x-pilotlight-run": begun.identity,
-                         "preference-applied": "respond-async"},
-            )  # fmt: skip
+                {"id": begun.identity, "status": begun.status.value},
+                202,
+                headers={
+                    "location": _location(begun),
+                    "x-pilotlight-run": begun.identity,
+                    "preference-applied": "respond-async",
+                },
+            )
         if "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(
-                _events(scheduler, begun), media_type="text/event-stream",
+                _events(scheduler, begun),
+                media_type="text/event-stream",
                 headers={"x-pilotlight-run": begun.identity, "cache-control": "no-cache"},
-            )  # fmt: skip
+            )
         await _wait_ended(scheduler, request, begun)
         return _result(begun)
 
@@ -173,9 +180,11 @@ def _add_runs(api: FastAPI, scheduler: Scheduler) -> None:
         """Run a graph with the request's body, and answer as its last step does."""
         workflow = workflow_of(request, name)
         begun = await scheduler.begin_graph(
-            workflow, await read_text(request),
-            deadline_s=deadline_of(request), scheduling=scheduling_of(request),
-        )  # fmt: skip
+            workflow,
+            await read_text(request),
+            deadline_s=deadline_of(request),
+            scheduling=scheduling_of(request),
+        )
         await _wait_ended(scheduler, request, begun)
         return _graph_response(begun)
 

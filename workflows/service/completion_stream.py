@@ -33,8 +33,9 @@ def completion_body(model: str, tensors: Sequence[StoredTensor], step: str) -> b
     if "prompt" not in document:
         raise StepError(
             f"a step that is iterated takes a text: model {model} was called without one",
-            "bad-input", 400,
-        )  # fmt: skip
+            "bad-input",
+            400,
+        )
     return orjson.dumps(document)
 
 
@@ -56,8 +57,10 @@ def _value(field: str, tensor: StoredTensor) -> Any:
             return round(value, 6)  # as written: numbers are FP32
     raise StepError(
         f"input {field!r} of a step that is iterated was {shown(value)}; it takes one text "
-        f"and, as numbers or texts, {', '.join(OPTIONS)}", "bad-input", 400,
-    )  # fmt: skip
+        f"and, as numbers or texts, {', '.join(OPTIONS)}",
+        "bad-input",
+        400,
+    )
 
 
 class CompletionStream:
@@ -91,8 +94,9 @@ class CompletionStream:
         except (ValueError, KeyError, TypeError) as error:
             self._error = (
                 f"the pod's event is none of a completion: {data[:80]!r} ({error!r})",
-                "bad-output", 502,
-            )  # fmt: skip
+                "bad-output",
+                502,
+            )
             return
         if piece:
             self._pieces.append(piece)
@@ -135,5 +139,7 @@ def text_of(model: str, outputs: Mapping[str, StoredTensor]) -> str:
         return value if isinstance(value, str) else "\n".join(map(str, value))
     raise StepError(
         f"`async for` iterates a text; the outputs of model {model} are: "
-        f"{', '.join(sorted(outputs))}", "unknown-output", 422,
-    )  # fmt: skip
+        f"{', '.join(sorted(outputs))}",
+        "unknown-output",
+        422,
+    )

@@ -89,8 +89,9 @@ class Deliveries:
             raise StepError(
                 f"the outputs of step {step.number} (model {step.model.name}) have {size} bytes, "
                 f"code may fetch {MAX_FETCH_BYTES}; pass the step on unfetched",
-                "output-too-large", 413,
-            )  # fmt: skip
+                "output-too-large",
+                413,
+            )
         return {name: plain_value(tensor) for name, tensor in outputs.items()}
 
 

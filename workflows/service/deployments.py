@@ -70,11 +70,15 @@ class Deployments:
     """Owned by the event loop; runners' tasks belong to its task group."""
 
     def __init__(
-        self, settings: SchedulerSettings, group: asyncio.TaskGroup, log: WorkflowLog, *,
+        self,
+        settings: SchedulerSettings,
+        group: asyncio.TaskGroup,
+        log: WorkflowLog,
+        *,
         on_message: Callable[[Run, Mapping[str, Any]], None],
         on_stopped: Callable[[Run], None],
         on_resumed: Callable[[Run], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._group = group
         self._log = log
@@ -96,10 +100,11 @@ class Deployments:
             raise BadFile(f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}")
         loaded = await self._check(source)
         definition = {
-            "kind": "python", "source": source,
+            "kind": "python",
+            "source": source,
             "sha": hashlib.sha256(source.encode()).hexdigest()[:16],
             **{key: loaded[key] for key in ("parameters", "deadline_s", "is_stream", "function")},
-        }  # fmt: skip
+        }
         try:
             outcome = await self._log.put_workflow(name, definition)
         except InvalidModel as error:
@@ -177,10 +182,15 @@ class Deployments:
         run.fetches.clear()
         run.forgotten.clear()
         run.iterated.clear()
-        runner.send({
-            "type": "run", "run": run.identity, "arguments": run.arguments, "begun_s": run.begun_s,
-            "execution": run.awaited,
-        })  # fmt: skip
+        runner.send(
+            {
+                "type": "run",
+                "run": run.identity,
+                "arguments": run.arguments,
+                "begun_s": run.begun_s,
+                "execution": run.awaited,
+            }
+        )
 
     async def _start_runner(self, deployment: Deployment) -> RunnerProcess:
         def on_message(message: dict[str, Any]) -> None:
@@ -197,9 +207,14 @@ class Deployments:
 
         runner = RunnerProcess(self._settings, on_message, on_exit)
         loaded = await runner.load(deployment.definition)
-        logger.info("runner started", extra={
-            "workflow": str(deployment.name), "pid": runner.pid, "granted": loaded.get("granted"),
-        })  # fmt: skip
+        logger.info(
+            "runner started",
+            extra={
+                "workflow": str(deployment.name),
+                "pid": runner.pid,
+                "granted": loaded.get("granted"),
+            },
+        )
         self._group.create_task(runner.run())
         return runner
 
@@ -212,10 +227,14 @@ class Deployments:
         self._forget_kills(deployment)
         deployment.kills += 1
         deployment.killed_s = time.monotonic()
-        logger.warning("runner ended", extra={
-            "workflow": str(deployment.name), "runs": len(deployment.runs),
-            "kills": deployment.kills,
-        })  # fmt: skip
+        logger.warning(
+            "runner ended",
+            extra={
+                "workflow": str(deployment.name),
+                "runs": len(deployment.runs),
+                "kills": deployment.kills,
+            },
+        )
         for run in list(deployment.runs.values()):
             run.kills += 1
             if max(run.kills, deployment.kills) >= MAX_KILLS:

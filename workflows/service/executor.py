@@ -22,10 +22,17 @@ class Executor:
     """Belongs to the event loop."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, client: StepClient,
-        planner: Planner, journal: Journal, metrics: SchedulerMetrics, kept: KeptOutputs,
-        *, send: SendToRunner, on_end: OnEnd,
-    ) -> None:  # fmt: skip
+        self,
+        group: asyncio.TaskGroup,
+        client: StepClient,
+        planner: Planner,
+        journal: Journal,
+        metrics: SchedulerMetrics,
+        kept: KeptOutputs,
+        *,
+        send: SendToRunner,
+        on_end: OnEnd,
+    ) -> None:
         self._deliveries = Deliveries(journal, send)
         self._steps = StepExecution(
             group, client, planner, journal, metrics, kept, self._deliveries
@@ -101,8 +108,10 @@ class Executor:
             run,
             f"the run was resumed, and its code called step {step.number} (model "
             f"{step.model.name}) otherwise than before; use now, random and uuid4 of "
-            "pilotlight.workflow", "nondeterministic", 422,
-        )  # fmt: skip
+            "pilotlight.workflow",
+            "nondeterministic",
+            422,
+        )
 
     def _on_forgotten(self, run: Run, numbers: object) -> None:
         """The code has dropped its handles on these steps."""
@@ -116,9 +125,13 @@ class Executor:
         self.end(run, RunStatus.FAILED, error=_error(message, reason, status))
 
     def end(
-        self, run: Run, status: RunStatus, *, result: Any = None,
+        self,
+        run: Run,
+        status: RunStatus,
+        *,
+        result: Any = None,
         error: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record how a run ended, and take back what it still does."""
         if run.status is not RunStatus.RUNNING:
             return

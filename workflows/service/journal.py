@@ -128,10 +128,13 @@ def run_elsewhere(identity: str, record: RunRecord) -> Run:
 
 def _run_of(identity: str, head: Mapping[str, Any]) -> Run:
     return Run(
-        identity, ModelName(str(head["namespace"]), str(head["workflow"])),
-        dict(head["arguments"]), float(head["begun_s"]), float(head["deadline_s"]),
+        identity,
+        ModelName(str(head["namespace"]), str(head["workflow"])),
+        dict(head["arguments"]),
+        float(head["begun_s"]),
+        float(head["deadline_s"]),
         str(head["scheduling"]),
-    )  # fmt: skip
+    )
 
 
 def read_entries(
@@ -182,8 +185,9 @@ async def adopt_result(log: WorkflowLog, run: Run, now_s: float, lease_s: float)
     run.status = RunStatus.FAILED
     run.error = {
         "message": "another scheduler has taken the run over, and recorded no result",
-        "reason": "taken-over", "status": 503,
-    }  # fmt: skip
+        "reason": "taken-over",
+        "status": 503,
+    }
 
 
 async def _adopt(log: WorkflowLog, run: Run) -> bool:

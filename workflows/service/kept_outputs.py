@@ -104,9 +104,12 @@ class KeptOutputs:
         query = urlencode([("identity", each) for each in sorted(identities)])
         try:
             response = await self._client.request(
-                "GET", address, f"{_path(run)}?{query}", self._secret.headers,
+                "GET",
+                address,
+                f"{_path(run)}?{query}",
+                self._secret.headers,
                 timeout_s=ANSWER_TIMEOUT_S,
-            )  # fmt: skip
+            )
             return set(response.json()["kept"]) & identities
         except (HttpError, ValueError, TypeError, KeyError):  # no pod, or one without memory of it
             return set()

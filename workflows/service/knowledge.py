@@ -21,9 +21,10 @@ class WorkflowCounts:
 
     def as_json(self, now_s: float) -> dict[str, Any]:
         return {
-            "at_s": now_s, "steps": self.predictor.as_json(now_s),
+            "at_s": now_s,
+            "steps": self.predictor.as_json(now_s),
             "inputs": self.positions.as_json(now_s),
-        }  # fmt: skip
+        }
 
     @classmethod
     def of_json(cls, stored: Mapping[str, Any], now_s: float) -> "WorkflowCounts":
@@ -60,9 +61,13 @@ class WorkflowKnowledge:
         )
 
     def observe_call(
-        self, steps: Sequence[str], model: str, inputs: Sequence[int],
-        features: Collection[str], now_s: float,
-    ) -> None:  # fmt: skip
+        self,
+        steps: Sequence[str],
+        model: str,
+        inputs: Sequence[int],
+        features: Collection[str],
+        now_s: float,
+    ) -> None:
         self._score(steps, model, features, now_s)
         for counts in (self._counts, self._unstored):
             counts.predictor.observe(steps, model, features, now_s)

@@ -17,9 +17,11 @@ class KnowledgeStore:
     """Owned by the event loop."""
 
     def __init__(
-        self, log: WorkflowLog, known: dict[ModelName, WorkflowKnowledge],
+        self,
+        log: WorkflowLog,
+        known: dict[ModelName, WorkflowKnowledge],
         now_s: Callable[[], float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`known` makes what is missing in it."""
         self._log = log
         self._known = known

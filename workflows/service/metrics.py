@@ -17,24 +17,33 @@ class SchedulerMetrics:
             "pilotlight_workflow_runs_active", "Runs under way", registry=self.registry
         )
         self.seconds = Histogram(
-            "pilotlight_workflow_run_seconds", "Duration of runs", ["scheduling"],
-            buckets=_SECONDS, registry=self.registry,
-        )  # fmt: skip
+            "pilotlight_workflow_run_seconds",
+            "Duration of runs",
+            ["scheduling"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self.steps = Counter(
-            "pilotlight_workflow_steps_total", "Steps that ended", ["outcome", "predicted"],
+            "pilotlight_workflow_steps_total",
+            "Steps that ended",
+            ["outcome", "predicted"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.planning = Histogram(
-            "pilotlight_workflow_planning_seconds", "Time of a plan", buckets=_SECONDS,
+            "pilotlight_workflow_planning_seconds",
+            "Time of a plan",
+            buckets=_SECONDS,
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.preloads = Counter(
             "pilotlight_workflow_preloads_total",
-            "Loads ahead of steps: begun, used by a step, wasted, withdrawn, failed", ["outcome"],
+            "Loads ahead of steps: begun, used by a step, wasted, withdrawn, failed",
+            ["outcome"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.resumptions = Counter(
             "pilotlight_workflow_resumptions_total",
-            "Runs resumed after the end of their runner or scheduler", ["cause"],
+            "Runs resumed after the end of their runner or scheduler",
+            ["cause"],
             registry=self.registry,
-        )  # fmt: skip
+        )

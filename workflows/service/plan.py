@@ -61,7 +61,9 @@ def plan_document(
         "exact": exact,
         "steps": [
             {
-                "model": step.model, "inputs": step.inputs, "pod": step.pod,
+                "model": step.model,
+                "inputs": step.inputs,
+                "pod": step.pod,
                 "start_s": round(step.start_s - begun_s, 6),
                 "end_s": round(step.end_s - begun_s, 6),
                 "probability": round(step.probability, 4),
@@ -69,25 +71,32 @@ def plan_document(
             }
             for number, step in enumerate(plan.steps)
         ],
-    }  # fmt: skip
+    }
 
 
 def _candidates(problem: SchedulingProblem, number: int) -> Sequence[Mapping[str, object]]:
     """Waiting, loading and computing on each device, in seconds from the plan."""
     costs = zip(
-        problem.devices, problem.free_s[number], problem.load_s[number],
-        problem.compute_s[number], strict=True,
-    )  # fmt: skip
+        problem.devices,
+        problem.free_s[number],
+        problem.load_s[number],
+        problem.compute_s[number],
+        strict=True,
+    )
     found = [
         (max(free_s, load_s) + compute_s, name, free_s, load_s, compute_s)
         for name, free_s, load_s, compute_s in costs
         if max(free_s, load_s) + compute_s < inf
     ]
     return [
-        {"pod": name, "free_s": round(free_s, 6), "load_s": round(load_s, 6),
-         "compute_s": round(compute_s, 6)}
+        {
+            "pod": name,
+            "free_s": round(free_s, 6),
+            "load_s": round(load_s, 6),
+            "compute_s": round(compute_s, 6),
+        }
         for _, name, free_s, load_s, compute_s in sorted(found)[:MAX_CANDIDATES]
-    ]  # fmt: skip
+    ]
 
 
 def announced_arrivals(planned: Iterable[tuple[ModelName, PlannedStep]]) -> list[ArrivalHint]:

@@ -56,9 +56,12 @@ class Planner:
     """Assigns steps to pods. Owned by the event loop; decides without an await."""
 
     def __init__(
-        self, watch: ClusterWatch, preloads: Preloads, metrics: SchedulerMetrics,
+        self,
+        watch: ClusterWatch,
+        preloads: Preloads,
+        metrics: SchedulerMetrics,
         group: PodGroup = WHOLE_POOL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._pods = PodQueues(watch, group)
         self._preloads = preloads
         self._metrics = metrics
@@ -127,9 +130,13 @@ class Planner:
         if pod:
             now_s = self.now_s()
             self._pods.steps.assign(
-                run.identity, step.number, pod, self._pods.key(step.model), ready_s=now_s,
+                run.identity,
+                step.number,
+                pod,
+                self._pods.key(step.model),
+                ready_s=now_s,
                 sent_s=now_s,
-            )  # fmt: skip
+            )
         return pod
 
     def following_s(self, run: Run, step: RunStep) -> float:
@@ -186,16 +193,18 @@ class Planner:
         plan = Plan(
             tuple(
                 PlannedStep(
-                    model.name, inputs, chosen[at.device].name, now_s + at.start_s,
-                    now_s + at.end_s, probability,
+                    model.name,
+                    inputs,
+                    chosen[at.device].name,
+                    now_s + at.start_s,
+                    now_s + at.end_s,
+                    probability,
                 )
-                for (model, inputs, probability), at in zip(
-                    steps, schedule.placements, strict=True
-                )
+                for (model, inputs, probability), at in zip(steps, schedule.placements, strict=True)
             ),
             now_s,
             run.workflow.namespace,
-        )  # fmt: skip
+        )
         self._metrics.planning.observe(time.perf_counter() - started_s)
         self._expect(run, plan)
         if len(run.plans) < _MAX_PLANS:
@@ -222,9 +231,13 @@ class Planner:
         return steps
 
     def _schedule(
-        self, run: Run, steps: Sequence[tuple[ModelName, tuple[int, ...], float]],
-        pods: Sequence[PodState], now_s: float, unplaced: RunStep | None,
-    ) -> tuple[Schedule, SchedulingProblem, Sequence[PodState]]:  # fmt: skip
+        self,
+        run: Run,
+        steps: Sequence[tuple[ModelName, tuple[int, ...], float]],
+        pods: Sequence[PodState],
+        now_s: float,
+        unplaced: RunStep | None,
+    ) -> tuple[Schedule, SchedulingProblem, Sequence[PodState]]:
         """A schedule, the problem with each step alone, and the pods that its devices mean."""
         costs = self._pods.costs_of([model for model, _, _ in steps])
         wanted = [Step(self._pods.key(model), inputs) for model, inputs, _ in steps]
@@ -256,10 +269,13 @@ class Planner:
         def place(way: MergedSteps, fixed: Mapping[int, Placement]) -> Schedule:
             nonlocal problem
             problem = scheduling_problem(
-                way.steps, devices, costs, links,
+                way.steps,
+                devices,
+                costs,
+                links,
                 allowed=[[position_of[each] for each in candidates[at]] for at in way.calls_of()],
                 placed=fixed,
-            )  # fmt: skip
+            )
             return speculative(problem, FEW_STATES)
 
         schedule = place_sharing_batches(wanted, placed, lambda key: costs[key].max_batch, place)

@@ -36,9 +36,15 @@ class AssignedSteps:
         """By pod: steps that are predicted to run there."""
 
     def assign(
-        self, run: str, number: int, pod: str, key: str, *, ready_s: float,
+        self,
+        run: str,
+        number: int,
+        pod: str,
+        key: str,
+        *,
+        ready_s: float,
         sent_s: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """A step is to run at a pod, and nowhere else."""
         self.remove(run, number)
         self._assigned[pod][run, number] = AssignedStep(key, ready_s, sent_s)

@@ -39,19 +39,26 @@ class Preload:
         """With times in seconds since a run began."""
         ended_s = None if self.ended_s is None else round(self.ended_s - begun_s, 6)
         return {
-            "model": name_of_key(self.key).name, "pod": self.pod,
-            "predicted": self.is_predicted, "due_s": round(self.due_s - begun_s, 6),
-            "begun_s": round(self.begun_s - begun_s, 6), "ended_s": ended_s,
-        }  # fmt: skip
+            "model": name_of_key(self.key).name,
+            "pod": self.pod,
+            "predicted": self.is_predicted,
+            "due_s": round(self.due_s - begun_s, 6),
+            "begun_s": round(self.begun_s - begun_s, 6),
+            "ended_s": ended_s,
+        }
 
 
 class Preloads:
     """All loads ahead of this scheduler. Tasks belong to its task group."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, secret: PodSecret, metrics: SchedulerMetrics,
-        now_s: Callable[[], float], tls: PartTls | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        group: asyncio.TaskGroup,
+        secret: PodSecret,
+        metrics: SchedulerMetrics,
+        now_s: Callable[[], float],
+        tls: PartTls | None = None,
+    ) -> None:
         self._group = group
         self._now_s = now_s
         self._metrics = metrics

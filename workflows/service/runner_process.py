@@ -34,9 +34,11 @@ class RunnerProcess:
     """One process with one workflow's file. Belongs to the event loop that starts it."""
 
     def __init__(
-        self, settings: SchedulerSettings, on_message: Callable[[dict[str, Any]], None],
+        self,
+        settings: SchedulerSettings,
+        on_message: Callable[[dict[str, Any]], None],
         on_exit: "Callable[[RunnerProcess], None]",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._settings = settings
         self._on_message = on_message
         self._on_exit = on_exit

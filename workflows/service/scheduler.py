@@ -58,9 +58,14 @@ class Scheduler:
     """Owned by the event loop. `group` owns its tasks."""
 
     def __init__(
-        self, settings: SchedulerSettings, watch: ClusterWatch, group: asyncio.TaskGroup,
-        secret: PodSecret, metrics: SchedulerMetrics, tls: PartTls | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        settings: SchedulerSettings,
+        watch: ClusterWatch,
+        group: asyncio.TaskGroup,
+        secret: PodSecret,
+        metrics: SchedulerMetrics,
+        tls: PartTls | None = None,
+    ) -> None:
         self._settings = settings
         self._watch = watch
         self._group = group
@@ -80,15 +85,23 @@ class Scheduler:
         self._knowledge = KnowledgeStore(self.log, self.planner.knowledge, watch.registry_now_s)
         self._journal = Journal(self.log, self._lose)
         self._executor = Executor(
-            group, self._client, self.planner, self._journal, metrics, self._kept,
-            send=self._send, on_end=self._on_end,
-        )  # fmt: skip
+            group,
+            self._client,
+            self.planner,
+            self._journal,
+            metrics,
+            self._kept,
+            send=self._send,
+            on_end=self._on_end,
+        )
         self.deployments = Deployments(
-            settings, group, self.log,
+            settings,
+            group,
+            self.log,
             on_message=self._executor.on_message,
             on_stopped=self._stop_run,
             on_resumed=lambda _: metrics.resumptions.labels("runner").inc(),
-        )  # fmt: skip
+        )
         self.is_draining = False
 
     @property
@@ -104,9 +117,13 @@ class Scheduler:
     # Requests
 
     async def begin_graph(
-        self, name: ModelName, body: str, *,
-        deadline_s: float | None = None, scheduling: str | None = None,
-    ) -> Run:  # fmt: skip
+        self,
+        name: ModelName,
+        body: str,
+        *,
+        deadline_s: float | None = None,
+        scheduling: str | None = None,
+    ) -> Run:
         """As `begin`, for a graph, whose run has a status and a body as its result."""
         deployment = await self.deployments.find(name)
         if deployment.definition["kind"] != GRAPH:
@@ -114,15 +131,17 @@ class Scheduler:
                 f"{name} is no InferenceGraph; a workflow is run by POST /v1/workflows/"
                 f"{name.name}:run"
             )
-        return await self.begin(
-            name, {"body": body}, deadline_s=deadline_s, scheduling=scheduling
-        )  # fmt: skip
+        return await self.begin(name, {"body": body}, deadline_s=deadline_s, scheduling=scheduling)
 
     async def begin(
-        self, name: ModelName, arguments: Mapping[str, Any], *,
-        deadline_s: float | None = None, scheduling: str | None = None,
+        self,
+        name: ModelName,
+        arguments: Mapping[str, Any],
+        *,
+        deadline_s: float | None = None,
+        scheduling: str | None = None,
         idempotency_key: str | None = None,
-    ) -> Run:  # fmt: skip
+    ) -> Run:
         """Begin a run, or find the one that the key has begun.
 
         Raises WorkflowError, RegistryUnavailable.
@@ -138,11 +157,14 @@ class Scheduler:
         now_s = self.planner.now_s()
         limit_s = deadline_s or deployment.definition["deadline_s"] or self._settings.run_timeout
         run = Run(
-            _identity(name, idempotency_key), name, arguments, now_s,
+            _identity(name, idempotency_key),
+            name,
+            arguments,
+            now_s,
             now_s + min(limit_s, self._settings.run_timeout),
             scheduling or self._settings.scheduling,
             features=request_features(arguments),
-        )  # fmt: skip
+        )
         if run.identity in self._runs:
             return self._runs[run.identity]
         await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
@@ -198,9 +220,12 @@ class Scheduler:
         if record.result is not None:
             return dict(record.result)
         return {
-            "id": identity, "workflow": name.name, "namespace": name.namespace,
-            "status": RunStatus.RUNNING.value, "begun_s": record.head["begun_s"],
-        }  # fmt: skip
+            "id": identity,
+            "workflow": name.name,
+            "namespace": name.namespace,
+            "status": RunStatus.RUNNING.value,
+            "begun_s": record.head["begun_s"],
+        }
 
     async def cancel(self, name: ModelName, identity: str) -> RunStatus:
         """Cancel a run, whoever owns it; returns how it had ended before, else `CANCELLED`.
@@ -265,9 +290,11 @@ class Scheduler:
 
     def _stop_run(self, run: Run) -> None:
         self._executor.fail(
-            run, "the workflow's file ended its runner twice and is stopped", "workflow-stopped",
+            run,
+            "the workflow's file ended its runner twice and is stopped",
+            "workflow-stopped",
             409,
-        )  # fmt: skip
+        )
 
     def _lose(self, identity: str) -> None:
         """The run has another token: that of another scheduler, or a newer one of this."""

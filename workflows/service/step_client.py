@@ -79,9 +79,13 @@ class StepClient:
     """One client of one gateway."""
 
     def __init__(
-        self, gateway_url: str, secret: PodSecret, *, max_output_bytes: int,
+        self,
+        gateway_url: str,
+        secret: PodSecret,
+        *,
+        max_output_bytes: int,
         tls: PartTls | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._address, _ = split_url(gateway_url)
         self._secret = secret
         self._client = HttpClient(max_body_bytes=max_output_bytes, tls=tls)
@@ -219,8 +223,10 @@ def _output(name: str, output: str | None, outputs: Mapping[str, StoredTensor]) 
     if output is None:
         raise StepError(
             f"input {name!r} takes a step with several outputs: name one of {known}, "
-            f'such as step["{min(outputs)}"]', "unknown-output", 400,
-        )  # fmt: skip
+            f'such as step["{min(outputs)}"]',
+            "unknown-output",
+            400,
+        )
     raise StepError(
         f"input {name!r} takes output {output!r}; the model has: {known}", "unknown-output", 400
     )
@@ -231,7 +237,9 @@ def _named(name: str, tensor: StoredTensor, argument: Mapping[str, Any]) -> Stor
         if tensor.datatype != BYTES:
             raise StepError(
                 "a positional argument is a text or an image; name the input of numbers: "
-                "model(features=value)", "bad-input", 400,
-            )  # fmt: skip
+                "model(features=value)",
+                "bad-input",
+                400,
+            )
         name = "image" if "base64" in argument else "text"
     return replace(tensor, name=name)

@@ -30,9 +30,15 @@ class StepExecution:
     """Belongs to the event loop; step tasks belong to its task group."""
 
     def __init__(
-        self, group: asyncio.TaskGroup, client: StepClient, planner: Planner, journal: Journal,
-        metrics: SchedulerMetrics, kept: KeptOutputs, deliveries: Deliveries,
-    ) -> None:  # fmt: skip
+        self,
+        group: asyncio.TaskGroup,
+        client: StepClient,
+        planner: Planner,
+        journal: Journal,
+        metrics: SchedulerMetrics,
+        kept: KeptOutputs,
+        deliveries: Deliveries,
+    ) -> None:
         self._group = group
         self._client = client
         self._planner = planner
@@ -45,10 +51,16 @@ class StepExecution:
         """A step that was called now, without a recorded result."""
         if self._planner.spec(step.model) is None:
             name, namespace = step.model.name, step.model.namespace
-            self._step_failed(run, step, StepError(
-                f"model {name} is not declared in namespace {namespace}; "
-                "`pilotlight get models` lists those that are", "model-not-found", 404,
-            ))  # fmt: skip
+            self._step_failed(
+                run,
+                step,
+                StepError(
+                    f"model {name} is not declared in namespace {namespace}; "
+                    "`pilotlight get models` lists those that are",
+                    "model-not-found",
+                    404,
+                ),
+            )
             return
         self._planner.call(run, step)
         self._advance(run, step)
@@ -77,10 +89,15 @@ class StepExecution:
         sources = [run.steps[number] for number in step.sources]
         failed = next((each for each in sources if each.state is StepState.FAILED), None)
         if failed is not None and failed.error is not None:
-            self._step_failed(run, step, StepError(
-                f"its input, step {failed.number}, failed: {failed.error['message']}",
-                str(failed.error["reason"]), int(failed.error["status"]),
-            ))  # fmt: skip
+            self._step_failed(
+                run,
+                step,
+                StepError(
+                    f"its input, step {failed.number}, failed: {failed.error['message']}",
+                    str(failed.error["reason"]),
+                    int(failed.error["status"]),
+                ),
+            )
             return
         for source in sources:
             self._need_outputs(run, source)
@@ -192,8 +209,10 @@ class StepExecution:
             if text is not None and text.differs:
                 raise StepError(
                     "the pod was lost while the text was generated, and another generated "
-                    "another text", "step-lost", 503,
-                )  # fmt: skip
+                    "another text",
+                    "step-lost",
+                    503,
+                )
             _record(run, step, response, response.pod or call.pod)
             return
 
@@ -206,10 +225,15 @@ class StepExecution:
         following_s = self._planner.following_s(run, step)
         step.due_s = run.deadline_s - following_s
         return StepCall(
-            step.model, tensors, f"{run.identity}.{step.number}", pod,
-            run.deadline_s - now_s, run.identity, step.protocol,
+            step.model,
+            tensors,
+            f"{run.identity}.{step.number}",
+            pod,
+            run.deadline_s - now_s,
+            run.identity,
+            step.protocol,
             following_s,
-        )  # fmt: skip
+        )
 
     def _step_failed(self, run: Run, step: RunStep, error: StepError) -> None:
         step.error = error.as_json()

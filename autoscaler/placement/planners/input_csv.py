@@ -15,8 +15,10 @@ from autoscaler.placement.planners.problem import (
 
 PROFILE_COLUMNS: Final = ("model", "batch_size", "latency_s", "memory_pct")
 _COMPUTE: Final = (
-    "achieved_occupancy_pct", "wavg_achieved_occupancy_pct", "wavg_sm_utilization_pct",
-)  # fmt: skip
+    "achieved_occupancy_pct",
+    "wavg_achieved_occupancy_pct",
+    "wavg_sm_utilization_pct",
+)
 _OPTIONAL: Final = ("throughput_rps", *_COMPUTE)
 _UNCERTAIN: Final = "uncertain"
 RATE_COLUMNS: Final = ("model", "rps", "slo_ms")
@@ -29,11 +31,13 @@ def read_profiles(lines: Iterable[str], *, kind: str, file: str) -> tuple[ModelP
     """
     reader = csv.DictReader(lines)
     if missing := [name for name in PROFILE_COLUMNS if name not in (reader.fieldnames or ())]:
-        raise InvalidPlacementInput([
-            f"{file}: must have the columns {', '.join(missing)}; beside"
-            f" {', '.join(PROFILE_COLUMNS)} it may have {', '.join(_OPTIONAL)}, accelerator and"
-            " quality (docs/placement.md)"
-        ])  # fmt: skip
+        raise InvalidPlacementInput(
+            [
+                f"{file}: must have the columns {', '.join(missing)}; beside"
+                f" {', '.join(PROFILE_COLUMNS)} it may have {', '.join(_OPTIONAL)}, accelerator and"
+                " quality (docs/placement.md)"
+            ]
+        )
     points: defaultdict[tuple[str, str], list[BatchPoint]] = defaultdict(list)
     problems: list[str] = []
     for row in reader:

@@ -10,12 +10,7 @@ from math import ceil, fsum
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from autoscaler.placement.planners.problem import (
-    AcceleratorView,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.planners.problem import AcceleratorView, PlanParams, Profiles, Workload
 from registry.domain.records import PlacedReplica
 
 Plan: TypeAlias = (
@@ -122,10 +117,13 @@ def make_placement(
         )
         models.append(
             ModelGoodput(
-                workload.model, workload.rate_rps, goodput, reason if short else "",
+                workload.model,
+                workload.rate_rps,
+                goodput,
+                reason if short else "",
                 notes.get(workload.model, ""),
             )
-        )  # fmt: skip
+        )
         for replica, mine in zip(served[workload.model], capacities, strict=True):
             part = mine / total if total else 1 / len(capacities)
             placed.append(replace(replica, rate_rps=workload.rate_rps * part))

@@ -96,10 +96,13 @@ class Predictor:
             by_model[each.replica.model] += each.part * outcome.in_time
             predicted.append(
                 ReplicaPrediction(
-                    each.replica, outcome.in_time, outcome.busy, each.slowdown,
+                    each.replica,
+                    outcome.in_time,
+                    outcome.busy,
+                    each.slowdown,
                     each.times.is_estimated,
                 )
-            )  # fmt: skip
+            )
         return Prediction(
             {model: min(1.0, value) for model, value in by_model.items()}, tuple(predicted)
         )
@@ -130,11 +133,13 @@ class Predictor:
             totals[each.model] += weights[-1]
         return [
             _Running(
-                each, mine, self._workloads[each.model].rate_rps * weight / totals[each.model],
+                each,
+                mine,
+                self._workloads[each.model].rate_rps * weight / totals[each.model],
                 weight / totals[each.model],
             )
             for each, mine, weight in zip(replicas, times, weights, strict=True)
-        ]  # fmt: skip
+        ]
 
     def _settle(self, running: Sequence[_Running]) -> None:
         """Find slowdowns and busy times that agree, on each accelerator."""

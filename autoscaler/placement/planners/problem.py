@@ -214,9 +214,11 @@ def _share_factors(profile: Profile, rows: int) -> tuple[tuple[float, float], ..
 
 
 def _point(
-    point: ProfilePoint, share_factors: tuple[tuple[float, float], ...], weights_bytes: int,
+    point: ProfilePoint,
+    share_factors: tuple[tuple[float, float], ...],
+    weights_bytes: int,
     memory_bytes: int,
-) -> BatchPoint:  # fmt: skip
+) -> BatchPoint:
     """What was not measured: memory from the weights, compute as if it were all of it."""
     used_bytes = weights_bytes + (point.memory_bytes or 0)
     reserved = WHOLE_PCT * used_bytes / memory_bytes if memory_bytes else 0.0

@@ -100,11 +100,13 @@ def plan_usher(
         cluster = _place_group([options[model] for model in group if options[model]], cluster)
     replicas = [
         PlacedReplica(
-            option.model, names[at], option.batch_size,
+            option.model,
+            names[at],
+            option.batch_size,
             option.compute_pct if params.has_shares else None,
         )
         for option, at in cluster.placed
-    ]  # fmt: skip
+    ]
     return make_placement(
         _NAMES[metric],
         replicas,
@@ -163,10 +165,15 @@ def _options(
                 break
             found.append(
                 _Option(
-                    workload.model, workload.rate_rps, point.batch_size, count,
-                    point.throughput_rps, point.compute_pct(metric), point.memory_pct,
+                    workload.model,
+                    workload.rate_rps,
+                    point.batch_size,
+                    count,
+                    point.throughput_rps,
+                    point.compute_pct(metric),
+                    point.memory_pct,
                 )
-            )  # fmt: skip
+            )
             if count * point.throughput_rps >= workload.rate_rps:
                 break
     return found

@@ -44,15 +44,24 @@ def cold_starts(runs: Sequence[Run]) -> Plot | LeftOut:
     span = f"{min(rates):.2%}" + ("" if min(rates) == max(rates) else f" to {max(rates):.2%}")
     figure, axes = one_axes(
         f"{span} of the requests start cold" if any(rates) else "No request starts cold",
-        "Requests that waited for a load", "",
+        "Requests that waited for a load",
+        "",
         height_in=row_height_in(shown) + 0.3,
-    )  # fmt: skip
+    )
     run_labels = labels([run.name for run in runs])
     left = np.zeros(len(shown))
     for index, (tier, colour) in enumerate(TIERS.items()):
         values = np.array([run.start.counts().get(tier, 0) for run in shown], dtype=np.float64)
-        axes.barh(range(len(shown)), values, left=left, color=colour, label=_FROM[tier],
-                  hatch=HATCHES[index], edgecolor="white", linewidth=0)  # fmt: skip
+        axes.barh(
+            range(len(shown)),
+            values,
+            left=left,
+            color=colour,
+            label=_FROM[tier],
+            hatch=HATCHES[index],
+            edgecolor="white",
+            linewidth=0,
+        )
         left += values
     for row, (total, rate) in enumerate(zip(left, rates, strict=True)):
         axes.annotate(f" {total:,.0f} ({rate:.2%})", (total, row), va="center", fontsize=9.5)
@@ -71,10 +80,12 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
     """Mean milliseconds per request in each stage, on a logarithmic axis."""
     heading = "Where the time goes"
     means = [
-        [float(np.nanmean(run.stages_ms[stage])) if _has_stage(run, stage) else np.nan
-         for stage in STAGES]
+        [
+            float(np.nanmean(run.stages_ms[stage])) if _has_stage(run, stage) else np.nan
+            for stage in STAGES
+        ]
         for run in runs
-    ]  # fmt: skip
+    ]
     if np.isnan(means).all():
         return LeftOut(heading, "the responses have no server-timing")
     if not np.nansum(means) > 0:
@@ -88,10 +99,15 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
     for index, (run, values) in enumerate(zip(runs, means, strict=True)):
         heights = [value if value > 0 else np.nan for value in values]
         axes.bar(
-            np.arange(len(STAGES)) - 0.4 + width * (index + 0.5), heights, width=width,
-            label=run_labels[run.name], color=COLOURS[index], hatch=HATCHES[index],
-            edgecolor="white", linewidth=0,
-        )  # fmt: skip
+            np.arange(len(STAGES)) - 0.4 + width * (index + 0.5),
+            heights,
+            width=width,
+            label=run_labels[run.name],
+            color=COLOURS[index],
+            hatch=HATCHES[index],
+            edgecolor="white",
+            linewidth=0,
+        )
     axes.set_xticks(range(len(STAGES)), STAGES)
     axes.set_yscale("log")
     log_ticks(axes.yaxis)
@@ -133,16 +149,26 @@ def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
     least, most = min(shares.values()), max(shares.values())
     figure, axes = one_axes(
         f"{run_labels[worst.name]} serves between {least:.1%} and {most:.1%} of a tenant's "
-        "requests in time" if least < most else "All tenants are served alike",
-        "Share of a tenant's requests served in time", "", height_in=row_height_in(shown),
-    )  # fmt: skip
+        "requests in time"
+        if least < most
+        else "All tenants are served alike",
+        "Share of a tenant's requests served in time",
+        "",
+        height_in=row_height_in(shown),
+    )
     for row, run in enumerate(shown):
         dots = np.array(sorted(by_run[run.name].values()))
         if len(dots) > _MAX_DOTS:
             dots = np.quantile(dots, np.linspace(0, 1, _MAX_DOTS))
         index = run_index(runs, run)
-        axes.plot(dots, np.full(len(dots), row), MARKERS[index], color=COLOURS[index], alpha=0.6,
-                  markeredgewidth=0)  # fmt: skip
+        axes.plot(
+            dots,
+            np.full(len(dots), row),
+            MARKERS[index],
+            color=COLOURS[index],
+            alpha=0.6,
+            markeredgewidth=0,
+        )
         axes.annotate(f"Jain {indices[run.name]:.4f}", (1.03, row), va="center", fontsize=9.5)
     label_rows(axes, run_labels, shown, 1.0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
@@ -167,8 +193,9 @@ def utility(runs: Sequence[Run]) -> Plot | LeftOut:
     best, highest = max(found, key=lambda each: each[1]["utility"])
     figure, axes = one_axes(
         f"{run_labels[best.name]} has the highest mean utility: {highest['utility']:.3f}",
-        "Run", "Mean over requests",
-    )  # fmt: skip
+        "Run",
+        "Mean over requests",
+    )
     series = (
         ("utility", [each["utility"] for _, each in found]),
         ("right answers", [each["accuracy"] or 0.0 for _, each in found]),

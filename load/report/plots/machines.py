@@ -79,16 +79,23 @@ def _busiest(found: list[PodUsage]) -> list[PodUsage]:
 
 def usage_legend(axes: Axes, colour: str) -> None:
     for label, shade, alpha in (
-        ("loading", colour, 1.0), ("loaded", colour, _LOADED), ("inferring", "black", 1.0),
-    ):  # fmt: skip
+        ("loading", colour, 1.0),
+        ("loaded", colour, _LOADED),
+        ("inferring", "black", 1.0),
+    ):
         axes.broken_barh([], (0, 1), color=shade, alpha=alpha, linewidth=0, label=label)
     legend_below(axes)
 
 
 def draw_usage(
-    axes: Axes, found: Sequence[PodUsage], duration_s: float, unit_s: float, colour: str,
-    *, start_s: float = 0.0,
-) -> None:  # fmt: skip
+    axes: Axes,
+    found: Sequence[PodUsage],
+    duration_s: float,
+    unit_s: float,
+    colour: str,
+    *,
+    start_s: float = 0.0,
+) -> None:
     """One row per model, from `start_s` for `duration_s`."""
     pixel_s = duration_s / _PIXELS
     for row, each in enumerate(found):
@@ -102,9 +109,15 @@ def draw_usage(
 
 
 def _blocks(
-    axes: Axes, spans: TimeSpans, row: int, height: float, colour: str, alpha: float,
-    pixel_s: float, unit_s: float,
-) -> None:  # fmt: skip
+    axes: Axes,
+    spans: TimeSpans,
+    row: int,
+    height: float,
+    colour: str,
+    alpha: float,
+    pixel_s: float,
+    unit_s: float,
+) -> None:
     """Draw spans of time; spans nearer than half a pixel are joined."""
     drawn = union(spans.begins, spans.ends, gap_s=pixel_s / 2)
     widths = np.maximum(drawn.ends - drawn.begins, pixel_s) / unit_s
@@ -130,9 +143,11 @@ def loading_time(runs: Sequence[Run]) -> Plot | LeftOut:
     most = max([*waited.values(), *whole.values()])
     unit_s, unit = axis_unit(most)
     figure, axes = one_axes(
-        _title(shown, whole, waited, run_labels), f"Loading time over all pods ({unit})", "",
+        _title(shown, whole, waited, run_labels),
+        f"Loading time over all pods ({unit})",
+        "",
         height_in=row_height_in(shown),
-    )  # fmt: skip
+    )
     for row, run in enumerate(shown):
         colour = COLOURS[run_index(runs, run)]
         whole_s, waited_s = whole.get(run.name), waited.get(run.name)

@@ -49,14 +49,21 @@ def arrivals(runs: Sequence[Run]) -> Plot:
     each, run_labels = bin_name(length_s), labels([run.name for run in runs])
     figure, axes = one_axes(
         f"Up to {peak:,.0f} {'request arrives' if peak == 1 else 'requests arrive'} per {each}",
-        f"Time since start ({unit})", f"Requests per {each}",
-    )  # fmt: skip
+        f"Time since start ({unit})",
+        f"Requests per {each}",
+    )
     for index, (run, values) in enumerate(series[:1] if same else series):
         label = "all runs" if same and len(runs) > 1 else run_labels[run.name]
         axes.stairs(
-            values, bin_edges(length_s, bins, unit_s), label=label, color=COLOURS[index],
-            linestyle=LINES[index], linewidth=1.6, fill=False, baseline=None,
-        )  # fmt: skip
+            values,
+            bin_edges(length_s, bins, unit_s),
+            label=label,
+            color=COLOURS[index],
+            linestyle=LINES[index],
+            linewidth=1.6,
+            fill=False,
+            baseline=None,
+        )
     axes.set_ylim(bottom=0)
     count_ticks(axes.yaxis)
     axes.set_xlim(0, max(duration_s, length_s) / unit_s)
@@ -81,16 +88,24 @@ def workload(runs: Sequence[Run]) -> Plot:
     share = totals[ranked[0]] / sum(totals.values())
     figure, axes = one_axes(
         f"{shortened(ranked[0])} gets {share:.0%} of the requests; there are {len(ranked)} models"
-        if len(ranked) > 1 else f"All requests go to {shortened(ranked[0])}",
-        "Requests", "", height_in=1.2 + 0.32 * len(rows),
-    )  # fmt: skip
+        if len(ranked) > 1
+        else f"All requests go to {shortened(ranked[0])}",
+        "Requests",
+        "",
+        height_in=1.2 + 0.32 * len(rows),
+    )
     run_labels = labels([run.name for run in runs])
     named = {run.name: _row_counts(run, shown, has_others) for run in runs}
     same = len({tuple(values) for values in named.values()}) == 1
     for index, (name, values) in enumerate(list(named.items())[:1] if same else named.items()):
         label = "all runs" if same and len(runs) > 1 else run_labels[name]
-        axes.plot(values, np.arange(len(rows)) + _shift(index, 1 if same else len(runs)),
-                  MARKERS[index], color=COLOURS[index], label=label)  # fmt: skip
+        axes.plot(
+            values,
+            np.arange(len(rows)) + _shift(index, 1 if same else len(runs)),
+            MARKERS[index],
+            color=COLOURS[index],
+            label=label,
+        )
     axes.set_yticks(np.arange(len(rows)), [*labels(shown).values(), *rows[len(shown) :]])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(left=0)
@@ -127,15 +142,23 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
         run_labels[run.name]: float(np.median(values)) for run, values in curves if len(values)
     }
     figure, axes = one_axes(
-        _median_title(medians), "Time from scheduled arrival to last byte (s)",
+        _median_title(medians),
+        "Time from scheduled arrival to last byte (s)",
         "Share of all requests",
-    )  # fmt: skip
+    )
     for index, (run, values) in enumerate(curves):
         at, share = _curve(values, run.requests)
         failed = 1 - len(values) / run.requests
         label = run_labels[run.name] + (f" ({failed:.1%} not answered)" if failed else "")
-        axes.step(at, share, where="post", label=label, color=COLOURS[index],
-                  linestyle=LINES[index], linewidth=1.8)  # fmt: skip
+        axes.step(
+            at,
+            share,
+            where="post",
+            label=label,
+            color=COLOURS[index],
+            linestyle=LINES[index],
+            linewidth=1.8,
+        )
     axes.set_xscale("log")
     log_ticks(axes.xaxis)
     axes.set_ylim(0, 1.02)
@@ -195,17 +218,25 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
     arrived = bin_counts(longest.scheduled_s, length_s, bins)
     same = all(np.array_equal(arrived, bin_counts(run.scheduled_s, length_s, bins)) for run in runs)
     axes.stairs(
-        arrived, at, fill=True, color="#e4e4e4",
+        arrived,
+        at,
+        fill=True,
+        color="#e4e4e4",
         label="all arrivals" if same else f"all arrivals of {run_labels[longest.name]}",
-    )  # fmt: skip
+    )
     for index, run in enumerate(runs):
         if not run.has_deadline.any():
             continue
         missed = bin_counts(run.scheduled_s, length_s, bins, run.is_missed)
         axes.stairs(
-            missed, at, label=f"{run_labels[run.name]}: {run.is_missed.sum():,} missed",
-            color=COLOURS[index], linestyle=LINES[index], linewidth=1.8, baseline=None,
-        )  # fmt: skip
+            missed,
+            at,
+            label=f"{run_labels[run.name]}: {run.is_missed.sum():,} missed",
+            color=COLOURS[index],
+            linestyle=LINES[index],
+            linewidth=1.8,
+            baseline=None,
+        )
     axes.set_ylim(bottom=0)
     count_ticks(axes.yaxis)
     axes.set_xlim(0, max(duration_s, length_s) / unit_s)

@@ -29,16 +29,20 @@ _LEGEND_SCALE: Final = 0.55
 def goodput(runs: Sequence[Run]) -> Plot | LeftOut:
     """Requests per second answered in time against offered; runs of one policy are joined."""
     heading = "Goodput against offered load"
-    shown = [(at, run, (rps, run.goodput_rps)) for at, run in enumerate(runs)
-            if (rps := run.offered_rps) is not None]  # fmt: skip
+    shown = [
+        (at, run, (rps, run.goodput_rps))
+        for at, run in enumerate(runs)
+        if (rps := run.offered_rps) is not None
+    ]
     if not shown:
         return LeftOut(heading, "all requests arrive at one moment")
     run_labels = labels([run.name for run in runs])
     _, best, (offered, reached) = max(shown, key=lambda each: each[2][1])
     figure, axes = one_axes(
         f"{run_labels[best.name]} reaches {reached:.3g} of {offered:.3g} requests/s offered",
-        "Offered load (requests/s)", "Goodput (requests/s answered in time)",
-    )  # fmt: skip
+        "Offered load (requests/s)",
+        "Goodput (requests/s answered in time)",
+    )
     limit = _AXIS_MARGIN * max(max(point) for _, _, point in shown)
     axes.plot([0, limit], [0, limit], color="#999999", linestyle=":", label="all in time")
     for policy in dict.fromkeys(_policy(run) for _, run, _ in shown):
@@ -61,8 +65,17 @@ def goodput(runs: Sequence[Run]) -> Plot | LeftOut:
 
 def _mark(axes: Axes, point: tuple[float, float], at: int, label: str) -> None:
     """Draw a run's point: hollow, and smaller from run to run, so that all are visible."""
-    axes.plot(*point, MARKERS[at], color=COLOURS[at], fillstyle="none", markeredgewidth=2,
-              markersize=16 - at, label=label, linestyle="none", clip_on=False)  # fmt: skip
+    axes.plot(
+        *point,
+        MARKERS[at],
+        color=COLOURS[at],
+        fillstyle="none",
+        markeredgewidth=2,
+        markersize=16 - at,
+        label=label,
+        linestyle="none",
+        clip_on=False,
+    )
 
 
 def _policy(run: Run) -> str:
@@ -72,9 +85,11 @@ def _policy(run: Run) -> str:
 def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
     """Memory that idle models held against the rate of cold starts, with the Pareto front."""
     heading = "Wasted memory against cold starts"
-    shown = [(at, run, wasted) for at, run in enumerate(runs)
-            if (wasted := run.wasted_memory_byte_s) is not None
-            and (run.start.codes >= 0).any()]  # fmt: skip
+    shown = [
+        (at, run, wasted)
+        for at, run in enumerate(runs)
+        if (wasted := run.wasted_memory_byte_s) is not None and (run.start.codes >= 0).any()
+    ]
     if not shown:
         return LeftOut(
             heading, f"no run records both its memory-time ({WASTED_KEY}) and its starts"
@@ -89,8 +104,13 @@ def wasted_memory(runs: Sequence[Run]) -> Plot | LeftOut:
         "Requests that started cold (%)",
     )
     line = [points[at] for at in front]
-    axes.step(*zip(*line, strict=True), where="post", color="#bbbbbb", zorder=1,
-              label="no run is better in both (Pareto front)")  # fmt: skip
+    axes.step(
+        *zip(*line, strict=True),
+        where="post",
+        color="#bbbbbb",
+        zorder=1,
+        label="no run is better in both (Pareto front)",
+    )
     for (at, run, _), point in zip(shown, points, strict=True):
         _mark(axes, point, at, run_labels[run.name])
     axes.set_xlim(0, _AXIS_MARGIN * max(wasted for wasted, _ in points) or 1)

@@ -11,9 +11,13 @@ from load.report.style import COLOURS, one_axes, styled
 
 _STAGES: Final = ("queue", "network", "load", "preprocess", "infer", "postprocess")
 """In the order in which a request passes them (`server-timing`)."""
-_COLOUR_OF: Final = dict(zip(_STAGES, (
-    "#C8C8C8", COLOURS[4], COLOURS[1], COLOURS[2], COLOURS[0], COLOURS[3],
-), strict=True))  # fmt: skip
+_COLOUR_OF: Final = dict(
+    zip(
+        _STAGES,
+        ("#C8C8C8", COLOURS[4], COLOURS[1], COLOURS[2], COLOURS[0], COLOURS[3]),
+        strict=True,
+    )
+)
 _PRELOAD: Final = "load ahead"
 _ROW_IN: Final = 0.28
 
@@ -29,8 +33,10 @@ def run_timeline(document: Mapping[str, Any]) -> Figure:
     with styled():
         figure, axes = one_axes(
             f"Run {document['id'][:12]} of {document['workflow']}: {document['status']}",
-            "Seconds since its begin", "", height_in=1.6 + _ROW_IN * len(rows),
-        )  # fmt: skip
+            "Seconds since its begin",
+            "",
+            height_in=1.6 + _ROW_IN * len(rows),
+        )
         for at, (_, _, _, spans) in enumerate(rows):
             _draw(axes, at, spans)
         axes.set_yticks(range(len(rows)), [f"{pod}  {label}" for pod, label, _, _ in rows])
@@ -40,8 +46,9 @@ def run_timeline(document: Mapping[str, Any]) -> Figure:
                 axes.axhline(at - 0.5, color="#888888", linewidth=0.8)
         drawn = {kind for *_, spans in rows for kind, _, _ in spans}
         handles = [_patch(kind) for kind in (*_STAGES, _PRELOAD) if kind in drawn]
-        axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.18),
-                    ncols=len(handles))  # fmt: skip
+        axes.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=len(handles)
+        )
     return figure
 
 
@@ -81,9 +88,14 @@ def _draw(axes: Axes, row: int, spans: Sequence[Span]) -> None:
     for kind, begin_s, seconds in spans:
         patch = _patch(kind)
         axes.barh(
-            row, seconds, left=begin_s, height=0.7, color=patch.get_facecolor(),
-            hatch=patch.get_hatch(), edgecolor="white",
-        )  # fmt: skip
+            row,
+            seconds,
+            left=begin_s,
+            height=0.7,
+            color=patch.get_facecolor(),
+            hatch=patch.get_hatch(),
+            edgecolor="white",
+        )
 
 
 def _patch(kind: str) -> Patch:

@@ -66,17 +66,21 @@ def _plan(
     confusions = _confusions(section, spec, variants, problems)
     look = _look(spec, problems)
     return ApplicationPlan(
-        spec, confusions, _examples(section, spec, variants, look, problems),
+        spec,
+        confusions,
+        _examples(section, spec, variants, look, problems),
         None if look is None else profiled_accuracy(look.confusion),
-    )  # fmt: skip
+    )
 
 
 def _spec(section: ApplicationSection, problems: list[str]) -> ApplicationSpec | None:
     namespace, _, name = section.name.rpartition("/")
     document = {
-        "apiVersion": API_VERSION, "kind": KIND, "spec": section.spec,
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "spec": section.spec,
         "metadata": {"name": name} | ({"namespace": namespace} if namespace else {}),
-    }  # fmt: skip
+    }
     try:
         return read_application(document, section.name)
     except InvalidModel as error:
@@ -85,9 +89,8 @@ def _spec(section: ApplicationSection, problems: list[str]) -> ApplicationSpec |
 
 
 def _confusions(
-    section: ApplicationSection, spec: ApplicationSpec, variants: Sequence[str],
-    problems: list[str],
-) -> dict[str, tuple[tuple[int, ...], ...]]:  # fmt: skip
+    section: ApplicationSection, spec: ApplicationSpec, variants: Sequence[str], problems: list[str]
+) -> dict[str, tuple[tuple[int, ...], ...]]:
     rows: Mapping[str, Any]
     if isinstance(section.profile, str):
         try:
@@ -125,9 +128,12 @@ def _look(spec: ApplicationSpec, problems: list[str]) -> SneakPeekModel | None:
 
 
 def _examples(
-    section: ApplicationSection, spec: ApplicationSpec, variants: Sequence[str],
-    look: SneakPeekModel | None, problems: list[str],
-) -> ApplicationExamples | None:  # fmt: skip
+    section: ApplicationSection,
+    spec: ApplicationSpec,
+    variants: Sequence[str],
+    look: SneakPeekModel | None,
+    problems: list[str],
+) -> ApplicationExamples | None:
     if section.examples is None:
         return None
     path = Path(section.examples)

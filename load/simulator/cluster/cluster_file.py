@@ -119,11 +119,22 @@ def _node(group: NodesSection, number: int) -> NodePlan:
     total = sum(each.count for each in group.pods)
     for each in group.pods:
         for _ in range(each.count):
-            pods.append(PodPlan(
-                f"{name}-{len(pods)}" if total > 1 else name, each.slots, each.memory,
-                each.speed, each.device_rate, each.start, each.kill, each.drain,
-                each.gpu or "", each.share, _full_name(each.model), each.batch,
-            ))  # fmt: skip
+            pods.append(
+                PodPlan(
+                    f"{name}-{len(pods)}" if total > 1 else name,
+                    each.slots,
+                    each.memory,
+                    each.speed,
+                    each.device_rate,
+                    each.start,
+                    each.kill,
+                    each.drain,
+                    each.gpu or "",
+                    each.share,
+                    _full_name(each.model),
+                    each.batch,
+                )
+            )
     return NodePlan(
         name=name,
         pods=tuple(pods),

@@ -31,9 +31,24 @@ class SimulatedDevice:
     """
 
     __slots__ = (
-        "_device_models", "_done", "_end", "_events", "_gpu", "_is_busy", "_iterations", "_jitter",
-        "_late", "_numbers", "_plan", "_poll_s", "_queue", "_rng", "_seconds", "_speed", "_times",
-    )  # fmt: skip
+        "_device_models",
+        "_done",
+        "_end",
+        "_events",
+        "_gpu",
+        "_is_busy",
+        "_iterations",
+        "_jitter",
+        "_late",
+        "_numbers",
+        "_plan",
+        "_poll_s",
+        "_queue",
+        "_rng",
+        "_seconds",
+        "_speed",
+        "_times",
+    )
 
     def __init__(
         self,
@@ -67,9 +82,16 @@ class SimulatedDevice:
         self._end: Callable[[tuple[list[SimulatedRequest], float, int]], None] = self._ended
         """Bound once, since every batch uses it."""
         self._iterations = Iterations(
-            events, self._queue, self._numbers,
-            speed=speed, jitter=jitter, rng=rng, done=done, late=late, freed=self._freed,
-        )  # fmt: skip
+            events,
+            self._queue,
+            self._numbers,
+            speed=speed,
+            jitter=jitter,
+            rng=rng,
+            done=done,
+            late=late,
+            freed=self._freed,
+        )
 
     def infer(self, request: SimulatedRequest) -> None:
         """Queue the request's inference."""

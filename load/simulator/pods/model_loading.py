@@ -74,16 +74,21 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         self._plans: dict[str, ModelPlan] = {}
         self._costs = ReloadCosts()
         self.residents: DeviceCache[SimulatedResident] = DeviceCache(
-            plan.memory_bytes, policy=POLICIES[eviction], reload_s=self._reload_s, now_s=events.now,
+            plan.memory_bytes,
+            policy=POLICIES[eviction],
+            reload_s=self._reload_s,
+            now_s=events.now,
             on_removed=self._removed,
-        )  # fmt: skip
+        )
         agent.report_tier = self.publish_tier
         super().__init__(
-            self.residents, agent,
-            failures=LoadFailures(lambda: state, events.now), costs=self._costs,
+            self.residents,
+            agent,
+            failures=LoadFailures(lambda: state, events.now),
+            costs=self._costs,
             measurements=agent.measurements,
             state=lambda: state,
-        )  # fmt: skip
+        )
 
     def _reload_s(self, key: str, memory_bytes: int) -> float:
         tier = tier_after_eviction(

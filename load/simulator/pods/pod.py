@@ -25,9 +25,20 @@ class SimulatedPod:
     """One pod, which runs from `start` until `kill` or the end of its drain."""
 
     __slots__ = (
-        "_cluster", "_events", "_infer", "_listener", "_registry", "_residents", "agent", "device",
-        "loading", "name", "node", "plan", "respond",
-    )  # fmt: skip
+        "_cluster",
+        "_events",
+        "_infer",
+        "_listener",
+        "_registry",
+        "_residents",
+        "agent",
+        "device",
+        "loading",
+        "name",
+        "node",
+        "plan",
+        "respond",
+    )
 
     def __init__(
         self,
@@ -49,18 +60,34 @@ class SimulatedPod:
         self._registry = registry
         self._listener = listener
         self.agent = SimulatedRegistryAgent(
-            plan.name, events, registry,
-            heartbeat_s=cluster.heartbeat_s, offset_s=rng.random() * cluster.heartbeat_s,
-            report=self._report, on_change=listener.on_change,
-        )  # fmt: skip
+            plan.name,
+            events,
+            registry,
+            heartbeat_s=cluster.heartbeat_s,
+            offset_s=rng.random() * cluster.heartbeat_s,
+            report=self._report,
+            on_change=listener.on_change,
+        )
         self.device = SimulatedDevice(
-            events, speed=plan.speed, jitter=cluster.jitter, rng=rng,
-            done=self._inferred, late=self._late, plan=plan, gpu=gpu,
-        )  # fmt: skip
+            events,
+            speed=plan.speed,
+            jitter=cluster.jitter,
+            rng=rng,
+            done=self._inferred,
+            late=self._late,
+            plan=plan,
+            gpu=gpu,
+        )
         self.loading = ModelLoading(
-            plan, node, self.agent, events, listener,
-            state=registry.state, eviction=cluster.eviction, on_loaded=self._prepare,
-        )  # fmt: skip
+            plan,
+            node,
+            self.agent,
+            events,
+            listener,
+            state=registry.state,
+            eviction=cluster.eviction,
+            on_loaded=self._prepare,
+        )
         self._residents = self.loading.residents.by_key
         # Bound once, since every request uses them.
         self._infer: Callable[[SimulatedRequest], None] = self.device.infer

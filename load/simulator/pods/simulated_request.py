@@ -21,10 +21,27 @@ class SimulatedRequest(PendingPlacement):
     """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
 
     __slots__ = (
-        "at_device_s", "begun", "body_bytes", "entry", "failed", "infer_s", "input_size",
-        "is_over", "load_s", "model_needed_s", "output_size", "placed_s", "plan", "postprocess_s",
-        "predict", "preprocess_s", "reason", "rows", "start", "token",
-    )  # fmt: skip
+        "at_device_s",
+        "begun",
+        "body_bytes",
+        "entry",
+        "failed",
+        "infer_s",
+        "input_size",
+        "is_over",
+        "load_s",
+        "model_needed_s",
+        "output_size",
+        "placed_s",
+        "plan",
+        "postprocess_s",
+        "predict",
+        "preprocess_s",
+        "reason",
+        "rows",
+        "start",
+        "token",
+    )
 
     plan: ModelPlan
     input_size: int

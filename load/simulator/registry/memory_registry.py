@@ -104,9 +104,15 @@ class MemoryRegistry:
     # Loads
 
     def claim_load(
-        self, pod: str, epoch: int, key: str, max_other_copies: int, now_s: float,
-        *, ttl_s: float = CLAIM_TTL_S,
-    ) -> int | None:  # fmt: skip
+        self,
+        pod: str,
+        epoch: int,
+        key: str,
+        max_other_copies: int,
+        now_s: float,
+        *,
+        ttl_s: float = CLAIM_TTL_S,
+    ) -> int | None:
         """The fencing token; None if the model is warm or loading here, or at more other pods."""
         self.pods.holder(pod, epoch, now_s)
         self._drop_expired_claims(now_s)
@@ -221,10 +227,20 @@ class MemoryRegistry:
     # Reservations
 
     def reserve(
-        self, id_: str, entry: str, predict: str, key: str, mode: LoadMode, now_s: float,
-        *, max_other_copies: int = -1, target_ongoing: int = 0, ttl_s: float = inf,
-        claim_ttl_s: float = CLAIM_TTL_S, takes_slot: bool = True,
-    ) -> Granted | Refusal:  # fmt: skip
+        self,
+        id_: str,
+        entry: str,
+        predict: str,
+        key: str,
+        mode: LoadMode,
+        now_s: float,
+        *,
+        max_other_copies: int = -1,
+        target_ongoing: int = 0,
+        ttl_s: float = inf,
+        claim_ttl_s: float = CLAIM_TTL_S,
+        takes_slot: bool = True,
+    ) -> Granted | Refusal:
         """A slot at the entry pod and a place in the predict pod's inference stage, or neither."""
         entering = self.pods.serving(entry, now_s)
         if entering is None:

@@ -29,7 +29,8 @@ def run(
     url: Annotated[
         str | None,
         flags.setting(
-            "GATEWAY", "URL of a gateway or of any KServe predictor.",
+            "GATEWAY",
+            "URL of a gateway or of any KServe predictor.",
             show_default="the gateway of --home",
         ),
     ] = None,
@@ -45,7 +46,7 @@ def run(
             metavar="P[,P…]",
             help="Routing policy of all requests, or selection policy of applications. Default: "
             "their own. With several, each plays the trace from equal starts: all models are "
-            "unloaded before it, and the file's name ends with it."
+            "unloaded before it, and the file's name ends with it.",
         ),
     ] = None,
     payload: Annotated[
@@ -59,7 +60,7 @@ def run(
         list[str],
         typer.Option(
             help="Labelled examples to send to an application: APPLICATION=FILE. Responses are "
-            "checked; implies --protocol v2. Repeat for several.",
+            "checked; implies --protocol v2. Repeat for several."
         ),
     ] = [],  # noqa: B006 - typer copies it
     host_header: Annotated[
@@ -88,7 +89,8 @@ def run(
     namespace: Annotated[
         str | None,
         typer.Option(
-            "-n", "--namespace",
+            "-n",
+            "--namespace",
             help="Namespace of all models of the trace: `|tenant=NAMESPACE` after it.",
         ),
     ] = None,
@@ -96,7 +98,7 @@ def run(
     home: flags.Home = None,
     key: flags.Key = "",
     json_: flags.Json = False,
-) -> None:  # fmt: skip
+) -> None:
     """Send a trace's requests at their times (open loop) and record each of them."""
     with requires_extra("load"):
         from load.generator.settings import RunSettings

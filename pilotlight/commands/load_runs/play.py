@@ -41,9 +41,13 @@ _HINT: Final = f"-n, or tenant=NAMESPACE in the trace, names the models' namespa
 
 
 def run_load(
-    settings: RunSettings, path: Path, output: Output, *, overwrite: bool,
+    settings: RunSettings,
+    path: Path,
+    output: Output,
+    *,
+    overwrite: bool,
     start: Callable[[], Awaitable[str]] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Play the trace, write records to `path`, print the summary. Raises PilotlightError.
 
     Raises RequestFailed if every request failed.
@@ -95,9 +99,13 @@ class _PlayedRun:
 
 
 async def _run(
-    settings: RunSettings, path: Path, output: Output, *, overwrite: bool,
+    settings: RunSettings,
+    path: Path,
+    output: Output,
+    *,
+    overwrite: bool,
     start: Callable[[], Awaitable[str]] | None,
-) -> _PlayedRun:  # fmt: skip
+) -> _PlayedRun:
     prepared = await prepare(settings)
     with claimed_output(path, overwrite=overwrite, inputs=files_of(settings.trace)):
         _note_missing(output, prepared)
@@ -130,9 +138,14 @@ async def _run_trace(
 
 
 def read_settings(
-    plain: RunSettings, *, protocol: str, duration: str | None, timeout: str,
-    payloads: Sequence[str], examples: Mapping[str, Content],
-) -> RunSettings:  # fmt: skip
+    plain: RunSettings,
+    *,
+    protocol: str,
+    duration: str | None,
+    timeout: str,
+    payloads: Sequence[str],
+    examples: Mapping[str, Content],
+) -> RunSettings:
     """The settings with the flags given as text; raises InvalidInput with every mistake."""
     problems: list[str] = []
 

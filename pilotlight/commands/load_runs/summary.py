@@ -63,11 +63,15 @@ def _print_failures(output: Output, failures: Sequence[dict[str, Any]]) -> None:
     output.table(
         ("MODEL", "STATUS", "FAILED", "FIRST ERROR"),
         [
-            (each["model"], _status(str(each["status"])), str(each["requests"]),
-             each["first_error"].removeprefix(f"HTTP {each['status']}: "))
+            (
+                each["model"],
+                _status(str(each["status"])),
+                str(each["requests"]),
+                each["first_error"].removeprefix(f"HTTP {each['status']}: "),
+            )
             for each in failures[:_MAX_ROWS]
         ],
-    )  # fmt: skip
+    )
     if len(failures) > _MAX_ROWS:
         output.line(f"and {len(failures) - _MAX_ROWS} more")
 
@@ -82,13 +86,17 @@ def _print_answers(output: Output, answers: dict[str, Any] | None) -> None:
         ("APPLICATION", "REQUESTS", "UTILITY", "EXPECTED", "RIGHT", "MISSED", "VARIANTS"),
         [
             (
-                name, str(each["requests"]), f"{each['utility']:.3f}",
-                _share(each["expected_utility"]), _share(each["accuracy"]), str(each["missed"]),
+                name,
+                str(each["requests"]),
+                f"{each['utility']:.3f}",
+                _share(each["expected_utility"]),
+                _share(each["accuracy"]),
+                str(each["missed"]),
                 ", ".join(f"{variant}: {n}" for variant, n in each["variants"].items()),
             )
             for name, each in rows
         ],
-    )  # fmt: skip
+    )
 
 
 def _first_token(summary: dict[str, Any]) -> list[str]:
@@ -147,10 +155,14 @@ def load_progress(
         yield _print_lines(now_s)
         return
     with Progress(
-        TextColumn("{task.completed:.0f}/{task.total:.0f} requests"), BarColumn(),
-        TimeElapsedColumn(), TextColumn(f"of {trace_s:.0f} s"), TextColumn("{task.fields[text]}"),
-        console=Console(stderr=True), transient=True,
-    ) as bar:  # fmt: skip
+        TextColumn("{task.completed:.0f}/{task.total:.0f} requests"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn(f"of {trace_s:.0f} s"),
+        TextColumn("{task.fields[text]}"),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
         task = bar.add_task("load", total=requests, text="")
         yield lambda progress: bar.update(
             task, completed=progress.done, text=describe_progress(progress)

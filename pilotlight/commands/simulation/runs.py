@@ -54,15 +54,16 @@ def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
 
 
 def _conclude(
-    plan: SimulationPlan, ended: Sequence[RunOutcome], total: int, received: Sequence[int],
+    plan: SimulationPlan,
+    ended: Sequence[RunOutcome],
+    total: int,
+    received: Sequence[int],
     output: Output,
-) -> None:  # fmt: skip
+) -> None:
     """Print the results of the runs; raise the reason if some are missing or incomplete."""
     rows = [dict(each.document) for each in ended if each.document is not None]
     complete = sum(not row["interrupted"] for row in rows)
-    document = {
-        "simulated": True, "seed": plan.seed, "interrupted": complete < total, "runs": rows,
-    }  # fmt: skip
+    document = {"simulated": True, "seed": plan.seed, "interrupted": complete < total, "runs": rows}
     problems = {each.problem.text: each.problem for each in ended if each.problem is not None}
     if received or problems:
         how = "interrupted" if received else "ended early"
@@ -102,11 +103,16 @@ def _line(row: Mapping[str, Any], *, has_loading: bool) -> tuple[str, ...]:
     value = [str(row["value"])] if "value" in row else []
     latency = row["latency_s"]
     return (
-        row["policy"] + (" (interrupted)" if row["interrupted"] else ""), *loading, *value,
-        str(row["requests"]), str(row["ok"]), str(row["cold_starts"]),
-        str(sum(row["loads"].values())), f"{row['wasted_memory_byte_s'] / 1e9:.1f}",
+        row["policy"] + (" (interrupted)" if row["interrupted"] else ""),
+        *loading,
+        *value,
+        str(row["requests"]),
+        str(row["ok"]),
+        str(row["cold_starts"]),
+        str(sum(row["loads"].values())),
+        f"{row['wasted_memory_byte_s'] / 1e9:.1f}",
         *(_ms(latency[each]) for each in ("mean", "p50", "p95", "p99")),
-    )  # fmt: skip
+    )
 
 
 def _ms(seconds: float | None) -> str:

@@ -55,10 +55,11 @@ def simulate(
         int, typer.Option(min=1, max=120, help="Minutes of the trace, with --workflows.")
     ] = 10,
     trace: Annotated[
-        str, typer.Option(
+        str,
+        typer.Option(
             help="The arrivals: a file or a generator, see docs/load.md; live: the "
             "gateway's requests of the last ten minutes (live|rate=2: twice as many)."
-        )
+        ),
     ],
     policy: Annotated[
         str,
@@ -101,9 +102,7 @@ def simulate(
             help="Seconds between two plans of a loading policy; larger values simulate faster.",
         ),
     ] = 0.5,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed; equal seeds give equal results.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed; equal seeds give equal results.")] = 0,
     processes: flags.Processes = None,
     allow_unknown: Annotated[
         bool,
@@ -116,7 +115,7 @@ def simulate(
         typer.Option(metavar="DIR", help="Folder for the records: one Parquet file per run."),
     ] = None,
     overwrite: flags.Overwrite = False,
-) -> None:  # fmt: skip
+) -> None:
     """Run a trace through a simulated cluster with the gateway's routing policies."""
     with requires_extra("load"):
         from pilotlight.commands.simulation.runs import run_simulations
@@ -126,9 +125,8 @@ def simulate(
         raise InvalidInput(["give either --cluster FILE or --workflows APPLICATION"])
     if workflows is not None:
         PolicyNames("pilotlight.simulations").load("workflows")(
-            workflows, trace=Path(trace), policies=policy, seed=seed, minutes=minutes,
-            output=output,
-        )  # fmt: skip
+            workflows, trace=Path(trace), policies=policy, seed=seed, minutes=minutes, output=output
+        )
         return
     assert cluster is not None
     if more_pods and str(cluster) != LIVE:

@@ -75,10 +75,12 @@ def run_tasks(plan: SimulationPlan) -> list[RunTask]:
     runs = list(product(each_variant, policies, loadings))
     has_loading = any(loadings)
     parts = [_name_parts(loading) if has_loading else () for _, _, loading in runs]
-    names = run_names([
-        (_policy_name(policy), *part, *map(str, each.setting.values()))
-        for (each, policy, _), part in zip(runs, parts, strict=True)
-    ])  # fmt: skip
+    names = run_names(
+        [
+            (_policy_name(policy), *part, *map(str, each.setting.values()))
+            for (each, policy, _), part in zip(runs, parts, strict=True)
+        ]
+    )
     return [
         RunTask(
             name=name,

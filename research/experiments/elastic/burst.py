@@ -59,21 +59,34 @@ SCENARIOS: Final = (
     *(
         BurstScenario(
             f"no pods; one starts in {start_s:g} s{'' if is_known else '; times unknown'}",
-            start_s, is_known,
+            start_s,
+            is_known,
         )
         for is_known in (True, False)
         for start_s in (1.0, 3.0, 10.0)
     ),
-    BurstScenario("no pods; one starts in 3 s; colocation-queueing",
-            routing=RoutingPolicy.COLOCATION_QUEUEING),
+    BurstScenario(
+        "no pods; one starts in 3 s; colocation-queueing", routing=RoutingPolicy.COLOCATION_QUEUEING
+    ),
     BurstScenario("8 pods without models", pods_before=8),
-    BurstScenario("8 pods without models; colocation-queueing", pods_before=8,
-            routing=RoutingPolicy.COLOCATION_QUEUEING),
-)  # fmt: skip
+    BurstScenario(
+        "8 pods without models; colocation-queueing",
+        pods_before=8,
+        routing=RoutingPolicy.COLOCATION_QUEUEING,
+    ),
+)
 _COLUMNS: Final = (
-    "models", "pool", "p50 s", "p95 s", "Knative's p95 at most s", "longest s",
-    "Knative's longest at most s", "loads", "pods", "failed",
-)  # fmt: skip
+    "models",
+    "pool",
+    "p50 s",
+    "p95 s",
+    "Knative's p95 at most s",
+    "longest s",
+    "Knative's longest at most s",
+    "loads",
+    "pods",
+    "failed",
+)
 
 
 def run(settings: Settings) -> Result:
@@ -175,9 +188,13 @@ def _draw(runs: Mapping[str, BurstResult], models: int, folder: Path) -> Path:
         for number, (label, run) in enumerate(runs.items()):
             share = 100 * np.arange(len(run.took_s) + 1) / len(run.took_s)
             axes.step(
-                [0.0, *run.took_s], share, where="post", label=label,
-                color=COLOURS[number % len(COLOURS)], linestyle=LINES[number % len(LINES)],
-            )  # fmt: skip
+                [0.0, *run.took_s],
+                share,
+                where="post",
+                label=label,
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=LINES[number % len(LINES)],
+            )
         axes.set_xlim(left=0)
         axes.set_ylim(0, 102)
         legend_below(axes)

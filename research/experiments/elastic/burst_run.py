@@ -32,9 +32,12 @@ LOAD_S: Final = (
 )
 """Time of a load while no other load runs."""
 _MEASURED_S: Final = {
-    "load:remote": LOAD_S, "infer": INFER_S, "share": INFER_S, "preprocess": _PROCESSING_S,
+    "load:remote": LOAD_S,
+    "infer": INFER_S,
+    "share": INFER_S,
+    "preprocess": _PROCESSING_S,
     "postprocess": _PROCESSING_S,
-}  # fmt: skip
+}
 _IDLE_S: Final = 6 * 3600.0
 """Time without any request before the run."""
 _BURST_AT_S: Final = (5.0, 6.0)

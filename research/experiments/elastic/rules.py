@@ -30,9 +30,14 @@ class PredictiveRule:
     ) -> None:
         """`counts`: earlier arrivals; the run starts at `epoch_s` on the clock of `counts`."""
         self._autoscaler = PlannedAutoscaler(
-            predictive(), cluster,
-            every_s=TICK_S, epoch_s=epoch_s, counts=counts, limits=limits, pods=pods,
-        )  # fmt: skip
+            predictive(),
+            cluster,
+            every_s=TICK_S,
+            epoch_s=epoch_s,
+            counts=counts,
+            limits=limits,
+            pods=pods,
+        )
 
     def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
         for model, at_s in arrivals:

@@ -40,13 +40,19 @@ HELD_OUT: Final = {
 _COMPARED: Final = (PREDICTIVE, KNATIVE)
 """The rules that are compared in held-out scenarios."""
 _LIVE: Final = SpikeScenario(
-    base_rps=1.0, infer_s=0.5, deadline_s=2.0, pod_start_s=1.5, load_s=0.1,
-    first_pods=1, most_pods=8, spike_at_s=30.0, spike_s=60.0, after_s=10.0,
-)  # fmt: skip
+    base_rps=1.0,
+    infer_s=0.5,
+    deadline_s=2.0,
+    pod_start_s=1.5,
+    load_s=0.1,
+    first_pods=1,
+    most_pods=8,
+    spike_at_s=30.0,
+    spike_s=60.0,
+    after_s=10.0,
+)
 """Within the capacity of two cores: eight pods whose requests sleep."""
-_MEASURES: Final = (
-    "late for s", "worst p99 s", "late %", "most pods", "pod-seconds", "failed",
-)  # fmt: skip
+_MEASURES: Final = ("late for s", "worst p99 s", "late %", "most pods", "pod-seconds", "failed")
 _PLOT_BEFORE_S: Final = 20
 _PLOT_AFTER_S: Final = 60
 _PLOTTED: Final = {
@@ -86,8 +92,11 @@ def run(settings: Settings) -> Result:
             f" as many; median of {len(seeds)} runs (lowest to highest)",
             ("spike", "rule", *_MEASURES),
             tuple(
-                ("every ten minutes before" if is_known else "for the first time", rule,
-                 *measures(rule, TUNED_WITH, seeds, is_known=is_known))
+                (
+                    "every ten minutes before" if is_known else "for the first time",
+                    rule,
+                    *measures(rule, TUNED_WITH, seeds, is_known=is_known),
+                )
                 for rule, is_known in known
             ),
         ),
@@ -100,7 +109,7 @@ def run(settings: Settings) -> Result:
                 for rule in _COMPARED
             ),
         ),
-    ]  # fmt: skip
+    ]
     if settings.live is not None:
         live = settings.live.spike(_LIVE, seeds[0])
         settings.keep("live: spike", {"scenario": _LIVE, "seed": seeds[0]}, live)

@@ -146,9 +146,15 @@ def run(settings: Settings) -> Result:
             ratio = round(100 * each.goodput_rps / every.goodput_rps, 1)
             rows.append((name, each.way, round(each.goodput_rps, 1), ratio, each.moves, each.plans))
     rows.append(
-        ("constant rates", steady.way, round(steady.goodput_rps, 1), None, steady.moves,
-         steady.plans)
-    )  # fmt: skip
+        (
+            "constant rates",
+            steady.way,
+            round(steady.goodput_rps, 1),
+            None,
+            steady.moves,
+            steady.plans,
+        )
+    )
     table = Table(
         f"{len(days[0])} ticks of twenty minutes on {_GPUS} V100, predicted",
         ("day", "planned anew", "goodput, req/s", "of every tick, %", "copies moved", "plans"),

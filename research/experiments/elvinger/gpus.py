@@ -118,9 +118,7 @@ def run(settings: Settings, *, is_load: bool) -> Result:
             GoodputPoint(each.task.cell, each.task.planner, each.goodput_rps, each.predicted_rps)
             for each in compared
         ]
-        images = (
-            *draw_goodput(points, _COMPARED, settings.out), draw_stages(shown, settings.out),
-        )  # fmt: skip
+        images = (*draw_goodput(points, _COMPARED, settings.out), draw_stages(shown, settings.out))
     tables = (_goodput_table(compared), _margins(compared), last, stages_table(shown))
     return Result(tables, _NOTES, images)
 
@@ -203,15 +201,25 @@ def _margins(found: list[SimulatedPlan]) -> Table:
             abs(each.predicted_rps - each.goodput_rps) / each.task.cell.total_rps for each in mine
         )
         rows.append(
-            (figure, round(100 * worst, 1), round(100 * fmean(short), 1) if short else None,
-             len(short), round(100 * error, 1))
-        )  # fmt: skip
+            (
+                figure,
+                round(100 * worst, 1),
+                round(100 * fmean(short), 1) if short else None,
+                len(short),
+                round(100 * error, 1),
+            )
+        )
     return Table(
         "predicted-goodput against the best other planner, in %",
-        ("figure", "worst cell", "mean where the best misses over 10 % of the load",
-         "such cells", "mean error of prediction, % of load"),
+        (
+            "figure",
+            "worst cell",
+            "mean where the best misses over 10 % of the load",
+            "such cells",
+            "mean error of prediction, % of load",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _efficientnet_table(found: list[SimulatedPlan]) -> Table:
@@ -249,10 +257,12 @@ _NOTES: Final = (
     "for PyTorch are unpublished, so its bars are left out",
 )
 GPUS: Final = Experiment(
-    "elvinger-gpus", "Elvinger 2024, figures 6.1, 6.10, A.1, A.2: simulated goodput over GPUs",
+    "elvinger-gpus",
+    "Elvinger 2024, figures 6.1, 6.10, A.1, A.2: simulated goodput over GPUs",
     partial(run, is_load=False),
-)  # fmt: skip
+)
 LOAD: Final = Experiment(
-    "elvinger-load", "Elvinger 2024, figures 6.15 and A.3: simulated goodput over the load",
+    "elvinger-load",
+    "Elvinger 2024, figures 6.15 and A.3: simulated goodput over the load",
     partial(run, is_load=True),
-)  # fmt: skip
+)

@@ -33,9 +33,14 @@ def stages_table(shown: Sequence[ShownModel]) -> Table:
         p95_s = each.stages.p95_s()
         sizes = [size for _, size in each.stages.batches]
         rows.append(
-            (each.figure, each.plan, each.model, *(round(1000 * p95_s[n], 1) for n in p95_s),
-             round(fmean(sizes), 1) if sizes else None)
-        )  # fmt: skip
+            (
+                each.figure,
+                each.plan,
+                each.model,
+                *(round(1000 * p95_s[n], 1) for n in p95_s),
+                round(fmean(sizes), 1) if sizes else None,
+            )
+        )
     return Table(
         "95th percentiles of the stages of requests, simulated, in ms",
         ("figure", "plan", "model", *_SHOWN_STAGES, "total", "mean batch"),
@@ -92,8 +97,14 @@ def _draw_latencies(axes: Axes, shown: Sequence[ShownModel]) -> None:
 def _draw_sizes(axes: Axes, shown: Sequence[ShownModel]) -> None:
     for at, each in enumerate(shown):
         ends, sizes = zip(*each.stages.batches, strict=True) if each.stages.batches else ((), ())
-        axes.plot(ends, sizes, linestyle="", marker=MARKERS[at % len(MARKERS)], markersize=2,
-                  color=COLOURS[at % len(COLOURS)])  # fmt: skip
+        axes.plot(
+            ends,
+            sizes,
+            linestyle="",
+            marker=MARKERS[at % len(MARKERS)],
+            markersize=2,
+            color=COLOURS[at % len(COLOURS)],
+        )
     axes.set_xlabel("time, s", fontsize=8)
     axes.set_ylabel("batch size", fontsize=8)
     axes.set_ylim(bottom=0)

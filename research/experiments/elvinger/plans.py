@@ -109,9 +109,15 @@ def _stated_table(profiles: Profiles) -> Table:
         found = _placed(each.planner, each.cell, profiles)
         is_same = abs(found.total_rps - each.goodput_rps) <= _WITHIN_RPS
         rows.append(
-            (each.where, each.planner, each.goodput_rps, round(found.total_rps, 2),
-             len(found.used), "yes" if is_same else "no")
-        )  # fmt: skip
+            (
+                each.where,
+                each.planner,
+                each.goodput_rps,
+                round(found.total_rps, 2),
+                len(found.used),
+                "yes" if is_same else "no",
+            )
+        )
     return Table(
         "Expected goodput that the thesis states, in req/s",
         ("where", "planner", "stated", "planned", "GPUs in use", "equal"),
@@ -126,14 +132,21 @@ def _goodput_tables(found: list[PlannedCell]) -> list[Table]:
         by_cell.setdefault(each.cell, {})[each.planner] = each
     for title, value in (
         ("Expected goodput by the planner's own rules, in req/s", "expected_rps"),
-        ("Predicted goodput of the same plans with interference, queueing and batch building, "
-         "in req/s", "predicted_rps"),
-    ):  # fmt: skip
+        (
+            "Predicted goodput of the same plans with interference, queueing and batch building, "
+            "in req/s",
+            "predicted_rps",
+        ),
+    ):
         rows = [
-            (cell.figure, cell.x, cell.total_rps,
-             *(round(getattr(mine[name], value), 1) for name in _COMPARED))
+            (
+                cell.figure,
+                cell.x,
+                cell.total_rps,
+                *(round(getattr(mine[name], value), 1) for name in _COMPARED),
+            )
             for cell, mine in by_cell.items()
-        ]  # fmt: skip
+        ]
         tables.append(Table(title, ("figure", "GPUs or req/s", "load", *_COMPARED), tuple(rows)))
     return tables
 

@@ -51,9 +51,11 @@ def _draw_plan(
             axes.barh(row, width, left=left, color=colours[replica.model], alpha=0.5)
             axes.annotate(
                 f"{replica.model}{' ' if width > _NARROW else chr(10)}x {replica.batch_size}",
-                (left + width / 2, row), ha="center", va="center",
+                (left + width / 2, row),
+                ha="center",
+                va="center",
                 fontsize=7 if width > _NARROW else 4.5,
-            )  # fmt: skip
+            )
             left += width
     axes.set_yticks(range(len(accelerators)), [f"GPU {at}" for at in range(len(accelerators))])
     axes.set_ylim(len(accelerators) - 0.4, -0.6)
@@ -102,10 +104,22 @@ def _draw_figure(
         mine = sorted((e for e in here if e.planner == planner), key=lambda e: e.cell.x)
         places = [each.cell.x for each in mine]
         colour, marker = COLOURS[at % len(COLOURS)], MARKERS[at % len(MARKERS)]
-        axes.plot(places, [each.line_rps for each in mine], label=planner, markersize=4,
-                  linewidth=1.2, color=colour, marker=marker)  # fmt: skip
-        axes.plot(places, [each.dotted_rps for each in mine], linestyle=LINES[3],
-                  color=colour, linewidth=0.8)  # fmt: skip
+        axes.plot(
+            places,
+            [each.line_rps for each in mine],
+            label=planner,
+            markersize=4,
+            linewidth=1.2,
+            color=colour,
+            marker=marker,
+        )
+        axes.plot(
+            places,
+            [each.dotted_rps for each in mine],
+            linestyle=LINES[3],
+            color=colour,
+            linewidth=0.8,
+        )
     axes.set_ylim(bottom=0)
     axes.set_title(f"figure {name}", fontsize=9)
     axes.set_xlabel("load, req/s" if loads[-1][0] > len(HATCHES) + 1 else "GPUs", fontsize=8)

@@ -69,9 +69,12 @@ def simulate(
     if not offered:
         return found
     simulation = Simulation(
-        _cluster(load, profiles), [_trace(offered, seed)], None, seed,
+        _cluster(load, profiles),
+        [_trace(offered, seed)],
+        None,
+        seed,
         queueing=QueueOptions(serves_late=True),
-    )  # fmt: skip
+    )
     rows = [row for batch in simulation for row in batch.to_pylist()]
     for workload in offered:
         mine = [row for row in rows if row["model"] == workload.model]
@@ -104,11 +107,15 @@ def _served(workload: Workload, rows: Sequence[Row]) -> ServedLoad:
 def _cluster(load: PlacedLoad, profiles: Profiles) -> ClusterPlan:
     pods = tuple(
         PodPlan(
-            _pod_name(each), slots=_SLOTS, gpu=each.accelerator, share_pct=each.share_pct,
-            batch_cap=each.batch_size, placed_model=str(ModelName("default", each.model)),
+            _pod_name(each),
+            slots=_SLOTS,
+            gpu=each.accelerator,
+            share_pct=each.share_pct,
+            batch_cap=each.batch_size,
+            placed_model=str(ModelName("default", each.model)),
         )
         for each in load.replicas
-    )  # fmt: skip
+    )
     models = []
     for workload in load.workloads:
         mine = [
@@ -121,19 +128,29 @@ def _cluster(load: PlacedLoad, profiles: Profiles) -> ClusterPlan:
             largest = max(each.batch_size for _, each in mine)
             models.append(
                 _model(
-                    workload, profiles.points(workload.model, kind), load, largest,
+                    workload,
+                    profiles.points(workload.model, kind),
+                    load,
+                    largest,
                     [pod.name for pod, _ in mine],
                 )
-            )  # fmt: skip
+            )
     pairs = tuple(
-        (str(ModelName("default", each.model)), str(ModelName("default", each.neighbour)),
-         each.factor)
+        (
+            str(ModelName("default", each.model)),
+            str(ModelName("default", each.neighbour)),
+            each.factor,
+        )
         for each in profiles.pairs
-    )  # fmt: skip
+    )
     return ClusterPlan(
-        (NodePlan(_NODE, pods),), tuple(models), gateway_hop_s=0.0, pod_hop_s=0.0,
-        interference=load.interference, pairs=pairs,
-    )  # fmt: skip
+        (NodePlan(_NODE, pods),),
+        tuple(models),
+        gateway_hop_s=0.0,
+        pod_hop_s=0.0,
+        interference=load.interference,
+        pairs=pairs,
+    )
 
 
 def _model(
@@ -147,9 +164,11 @@ def _model(
     is_built = load.policy == BATCH_ROUND_ROBIN
     transfer_s = load.params.transfer_s.get(workload.model, 0.0) * (largest if is_built else 1)
     policy = ModelPolicy(
-        routing=load.policy, deadline_s=workload.slo_s,
-        max_batch_wait_s=MAX_BUILD_S if is_built else 0.0, queue_depth=1_000_000,
-    )  # fmt: skip
+        routing=load.policy,
+        deadline_s=workload.slo_s,
+        max_batch_wait_s=MAX_BUILD_S if is_built else 0.0,
+        queue_depth=1_000_000,
+    )
     name = ModelName("default", workload.model)
     return ModelPlan(
         ModelSpec(name, f"s3://simulated/{name.name}", policy=policy),

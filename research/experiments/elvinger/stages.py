@@ -60,11 +60,16 @@ def stages_of(rows: Sequence[Row], batch_sizes: Mapping[str, int], since_s: floa
             start_s = min(max(built_s, free_s), end_s)
             free_s = end_s
             counted = [
-                (each["preprocess_ms"] / 1000, max(0.0, built_s - at_s), start_s - built_s,
-                 end_s - start_s, finished_s - each["scheduled_s"])
+                (
+                    each["preprocess_ms"] / 1000,
+                    max(0.0, built_s - at_s),
+                    start_s - built_s,
+                    end_s - start_s,
+                    finished_s - each["scheduled_s"],
+                )
                 for each, at_s in zip(members, arrived, strict=True)
                 if each["scheduled_s"] >= since_s
-            ]  # fmt: skip
+            ]
             times += counted
             if counted:
                 batches.append((finished_s, len(members)))

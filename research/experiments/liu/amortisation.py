@@ -47,19 +47,34 @@ def amortisation_table(
         count = size.break_even_requests
         before, after = thesis.get(size.many_before), thesis.get(size.many_after)
         liu = None if before is None or after is None else (before - after) / count
-        rows.append((
-            size.model, count, before, mean_s([each.before_s for each in runs]),
-            after, mean_s([each.after_s for each in runs]),
-            liu, mean_s([(each.before_s - each.after_s) / count for each in runs]),
-            count_spread([each.below_at for each in runs]),
-        ))  # fmt: skip
+        rows.append(
+            (
+                size.model,
+                count,
+                before,
+                mean_s([each.before_s for each in runs]),
+                after,
+                mean_s([each.after_s for each in runs]),
+                liu,
+                mean_s([(each.before_s - each.after_s) / count for each in runs]),
+                count_spread([each.below_at for each in runs]),
+            )
+        )
     return Table(
         f"6.3: sequences as long as the thesis's break-even, over {len(few)} seeds",
-        ("model", "requests", f"{BEFORE} s: Liu", f"{BEFORE} s: simulated", f"{AFTER} s: Liu",
-         f"{AFTER} s: simulated", "difference per request s: Liu",
-         "difference per request s: simulated", f"requests until below {THRESHOLD_S:g} s"),
+        (
+            "model",
+            "requests",
+            f"{BEFORE} s: Liu",
+            f"{BEFORE} s: simulated",
+            f"{AFTER} s: Liu",
+            f"{AFTER} s: simulated",
+            "difference per request s: Liu",
+            "difference per request s: simulated",
+            f"requests until below {THRESHOLD_S:g} s",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def amortise(task: SizeTask) -> Amortised:
@@ -104,8 +119,26 @@ def live_amortisation_table(
         f"6.3 live: from which request on mean latencies differ by less than {LIVE_THRESHOLD_S:g} "
         f"s (seven loads divided by it: expected); the thesis's {THRESHOLD_S:g} s would take "
         f"{LIVE_THRESHOLD_S / THRESHOLD_S:g} times as many",
-        ("model", "load s", "expected", "live", "requests", "cold starts", f"{BEFORE} s",
-         f"{AFTER} s"),
-        ((size.model, load_s, expected, found.below_at, requests, runs[0].cold_starts,
-          found.before_s, found.after_s),),
-    )  # fmt: skip
+        (
+            "model",
+            "load s",
+            "expected",
+            "live",
+            "requests",
+            "cold starts",
+            f"{BEFORE} s",
+            f"{AFTER} s",
+        ),
+        (
+            (
+                size.model,
+                load_s,
+                expected,
+                found.below_at,
+                requests,
+                runs[0].cold_starts,
+                found.before_s,
+                found.after_s,
+            ),
+        ),
+    )

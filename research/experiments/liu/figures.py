@@ -47,8 +47,16 @@ def _bars(axes: Axes, index: int, of: int, heights: Sequence[float], **options: 
     """Draw series number `index` of `of`, beside the others; returns the bars' x positions."""
     width = 0.8 / of
     x = np.arange(len(heights)) - 0.4 + width * (index + 0.5)
-    axes.bar(x, heights, width, color=COLOURS[index], hatch=HATCHES[index], edgecolor="white",
-             linewidth=0, **options)  # fmt: skip
+    axes.bar(
+        x,
+        heights,
+        width,
+        color=COLOURS[index],
+        hatch=HATCHES[index],
+        edgecolor="white",
+        linewidth=0,
+        **options,
+    )
     return x
 
 
@@ -113,8 +121,13 @@ def _draw_cold_starts(axes: Axes, live: Runs, thesis: Mapping[int, float]) -> No
         series["cold start (the thesis)"].append((LARGEST[1], thesis[LARGEST_LOAD]))
     for index, (label, points) in enumerate(series.items()):
         if points:
-            axes.plot(*zip(*points, strict=True), MARKERS[index], color=COLOURS[index],
-                      linestyle=LINES[index], label=label)  # fmt: skip
+            axes.plot(
+                *zip(*points, strict=True),
+                MARKERS[index],
+                color=COLOURS[index],
+                linestyle=LINES[index],
+                label=label,
+            )
     axes.set_title("Figure 3.2: cold start and inference of T5-small, base, large and 3B")
     axes.set_xlabel("Weights (MB)")
     axes.set_ylabel("Seconds, logarithmic")

@@ -41,10 +41,14 @@ _BUSY_SHARE: Final = 0.4
 
 
 _WINNER_NAMES: Final = {
-    "C": "colocation", "Q": "colocation-queueing", "P": "remote-proxy",
-    "CQ": "colocation = queueing", "CP": "colocation = proxy", "QP": "queueing = proxy",
+    "C": "colocation",
+    "Q": "colocation-queueing",
+    "P": "remote-proxy",
+    "CQ": "colocation = queueing",
+    "CP": "colocation = proxy",
+    "QP": "queueing = proxy",
     "CQP": "all alike",
-}  # fmt: skip
+}
 _WINNER_COLOURS: Final = dict(
     zip(
         _WINNER_NAMES,
@@ -157,20 +161,36 @@ def _summary_table(grid: Mapping[str, CellResults]) -> Table:
         regrets = [each.regret for each in found]
         wins = [sum(letter in each.winners for each in found) for letter in LETTERS.values()]
         alone = [sum(each.winners == letter for each in found) for letter in LETTERS.values()]
-        rows.append((
-            workload, len(found), *(f"{a} ({b})" for a, b in zip(wins, alone, strict=True)),
-            _percent(percentile_s(regrets, 0.5)), _percent(percentile_s(regrets, 0.95)),
-            _percent(max(regrets)), _percent(min(regrets)),
-            *(_percent(mean_s([each.mean_s[policy] / each.best_s - 1 for each in found]))
-              for policy in POLICIES),
-        ))  # fmt: skip
+        rows.append(
+            (
+                workload,
+                len(found),
+                *(f"{a} ({b})" for a, b in zip(wins, alone, strict=True)),
+                _percent(percentile_s(regrets, 0.5)),
+                _percent(percentile_s(regrets, 0.95)),
+                _percent(max(regrets)),
+                _percent(min(regrets)),
+                *(
+                    _percent(mean_s([each.mean_s[policy] / each.best_s - 1 for each in found]))
+                    for policy in POLICIES
+                ),
+            )
+        )
     return Table(
         "Cells won (alone), auto's regret, and every policy's mean distance from the best fixed "
         "policy of each cell",
-        ("workload", "cells", *(f"{each} wins" for each in FIXED_POLICIES), "regret: median",
-         "95 %", "worst", "best", *(f"distance: {each}" for each in POLICIES)),
+        (
+            "workload",
+            "cells",
+            *(f"{each} wins" for each in FIXED_POLICIES),
+            "regret: median",
+            "95 %",
+            "worst",
+            "best",
+            *(f"distance: {each}" for each in POLICIES),
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _map_table(workload: str, results: CellResults) -> Table:
@@ -204,19 +224,27 @@ def _draw_map(workload: str, results: CellResults, folder: Path) -> Path:
         for row, infer_s in enumerate(infers_s):
             for column, after_s in enumerate(afters_s):
                 axes: Axes = panels[row, column]
-                _draw_panel(axes, {
-                    times: each for times, each in results.items()
-                    if (times.infer_s, times.postprocess_s) == (infer_s, after_s)
-                })  # fmt: skip
-                axes.set_title(f"inference {infer_s:g} s, post-processing {after_s:g} s",
-                               fontsize=9.5)  # fmt: skip
+                _draw_panel(
+                    axes,
+                    {
+                        times: each
+                        for times, each in results.items()
+                        if (times.infer_s, times.postprocess_s) == (infer_s, after_s)
+                    },
+                )
+                axes.set_title(
+                    f"inference {infer_s:g} s, post-processing {after_s:g} s", fontsize=9.5
+                )
                 if column == 0:
                     axes.set_ylabel("network (s)")
                 if row == len(infers_s) - 1:
                     axes.set_xlabel("cold start (s)")
         seen = {each.winners for each in results.values()}
-        handles = [Patch(color=_WINNER_COLOURS[each], label=_WINNER_NAMES[each])
-                   for each in _WINNER_NAMES if each in seen]  # fmt: skip
+        handles = [
+            Patch(color=_WINNER_COLOURS[each], label=_WINNER_NAMES[each])
+            for each in _WINNER_NAMES
+            if each in seen
+        ]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9.5)
         figure.suptitle(
             f"{workload}: fastest fixed policy by mean latency; in each cell auto's regret in %",
@@ -233,10 +261,22 @@ def _draw_panel(axes: Axes, results: CellResults) -> None:
     axes.grid(visible=False)
     for times, each in results.items():
         x, y = loads_s.index(times.load_s), networks_s.index(times.network_s)
-        axes.fill([x, x + 1, x + 1, x], [y, y, y + 1, y + 1], color=_WINNER_COLOURS[each.winners],
-                  edgecolor="white", linewidth=1)  # fmt: skip
-        axes.text(x + 0.5, y + 0.5, f"{100 * each.regret:+.0f}", ha="center", va="center",
-                  fontsize=9, color="white" if each.winners in _DARK else "black")  # fmt: skip
+        axes.fill(
+            [x, x + 1, x + 1, x],
+            [y, y, y + 1, y + 1],
+            color=_WINNER_COLOURS[each.winners],
+            edgecolor="white",
+            linewidth=1,
+        )
+        axes.text(
+            x + 0.5,
+            y + 0.5,
+            f"{100 * each.regret:+.0f}",
+            ha="center",
+            va="center",
+            fontsize=9,
+            color="white" if each.winners in _DARK else "black",
+        )
     axes.set_xticks([at + 0.5 for at in range(len(loads_s))], [f"{each:g}" for each in loads_s])
     axes.set_yticks(
         [at + 0.5 for at in range(len(networks_s))], [f"{each:g}" for each in networks_s]

@@ -59,29 +59,45 @@ def run(settings: Settings) -> Result:
 def _table(runs: Mapping[str, ReplicasRun], thesis: Mapping[int, float]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (
-            "ray serve (Liu, measured)", thesis.get(_ALONE), thesis.get(_FIRST),
-            thesis.get(_FIRST_OF_OTHERS), thesis.get(_WARM), None, None, None,
+            "ray serve (Liu, measured)",
+            thesis.get(_ALONE),
+            thesis.get(_FIRST),
+            thesis.get(_FIRST_OF_OTHERS),
+            thesis.get(_WARM),
+            None,
+            None,
+            None,
         )
-    ]  # fmt: skip
+    ]
     rows += [(name, *_measures(each)) for name, each in runs.items()]
     return Table(
         f"3.1: {REQUESTS} concurrent requests to a cold T5-small, one to {MAX_PODS} pods",
-        ("rule", "requests before a second pod serves", "first request s, without the queue",
-         "first ones of other pods s", "later ones s (median)", "pods that served",
-         "mean latency s", "all answered after s"),
+        (
+            "rule",
+            "requests before a second pod serves",
+            "first request s, without the queue",
+            "first ones of other pods s",
+            "later ones s (median)",
+            "pods that served",
+            "mean latency s",
+            "all answered after s",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _measures(each: ReplicasRun) -> tuple[Cell, ...]:
     first, *others = each.by_pod
     later = [service_s(response) for pod in each.by_pod for response in pod[1:]]
     return (
-        each.alone, service_s(first[0]),
+        each.alone,
+        service_s(first[0]),
         mean_s([service_s(pod[0]) for pod in others]) if others else None,
-        median(later) if later else None, len(each.by_pod),
-        mean_s([response.latency_s for response in each.responses]), each.total_s,
-    )  # fmt: skip
+        median(later) if later else None,
+        len(each.by_pod),
+        mean_s([response.latency_s for response in each.responses]),
+        each.total_s,
+    )
 
 
 def _draw(runs: Mapping[str, ReplicasRun], folder: Path) -> Path:

@@ -119,20 +119,33 @@ def _simple_table(
                 runs[kind].get((size.model, policy), []) for kind in ("simulated", "live")
             )
             cold = thesis.get(size.cold_before if is_before else _COLD_AFTER)
-            rows.append((
-                size.model, policy, None if cold is None else int(cold),
-                count_spread([run.cold_starts for run in simulated]),
-                count_spread([run.cold_starts for run in live]),
-                thesis.get(size.total_before if is_before else size.total_after),
-                _mean_total_s(simulated), _mean_total_s(live),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    size.model,
+                    policy,
+                    None if cold is None else int(cold),
+                    count_spread([run.cold_starts for run in simulated]),
+                    count_spread([run.cold_starts for run in live]),
+                    thesis.get(size.total_before if is_before else size.total_after),
+                    _mean_total_s(simulated),
+                    _mean_total_s(live),
+                )
+            )
     return Table(
         f"6.2, figure 6.1: {SIMPLE_REQUESTS} sequential requests, 8 pods; simulated over "
         f"{len(seeds)} seeds (mean, lowest to highest)",
-        ("model", "policy", "cold starts: Liu", "cold starts: simulated", "cold starts: live",
-         "total s: Liu", "total s: simulated", "total s: live"),
+        (
+            "model",
+            "policy",
+            "cold starts: Liu",
+            "cold starts: simulated",
+            "cold starts: live",
+            "total s: Liu",
+            "total s: simulated",
+            "total s: live",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _gain_table(runs: Mapping[str, Runs], thesis: Mapping[int, float]) -> Table:
@@ -194,17 +207,30 @@ def _cold_start_table(
     rows: list[tuple[Cell, ...]] = []
     for size in SIZES:
         live = measured[size.model]
-        rows.append((
-            size.model, size.weights_mb, size.times.load_s, thesis.get(size.inference),
-            *(live or (None, None)), size.weights_mb * 1e6 / FULL.simple_link_bytes_per_s,
-        ))  # fmt: skip
+        rows.append(
+            (
+                size.model,
+                size.weights_mb,
+                size.times.load_s,
+                thesis.get(size.inference),
+                *(live or (None, None)),
+                size.weights_mb * 1e6 / FULL.simple_link_bytes_per_s,
+            )
+        )
     rows.append((*LARGEST, thesis.get(LARGEST_LOAD), None, None, None, None))
     return Table(
         "Figure 3.2: cold start and inference by model",
-        ("model", "weights MB", "cold start s: Liu", "inference s: Liu", "load s: live",
-         "inference s: live", "of the load, download s"),
+        (
+            "model",
+            "weights MB",
+            "cold start s: Liu",
+            "inference s: Liu",
+            "load s: live",
+            "inference s: live",
+            "of the load, download s",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _mean_total_s(runs: Sequence[SimpleRun]) -> float | None:

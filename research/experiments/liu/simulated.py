@@ -100,10 +100,13 @@ def _model(name: str, times: ModelTimings, routing: RoutingPolicy) -> ModelPlan:
 
 def _measures(times: ModelTimings) -> dict[str, float]:
     return {
-        "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
-        "postprocess": times.postprocess_s, "network": _FAST_NETWORK_S + times.network_s,
+        "infer": times.infer_s,
+        "share": times.infer_s,
+        "preprocess": 0.0,
+        "postprocess": times.postprocess_s,
+        "network": _FAST_NETWORK_S + times.network_s,
         "load:remote": times.load_s,
-    }  # fmt: skip
+    }
 
 
 def run_responses(run: Simulation) -> list[TimedResponse]:

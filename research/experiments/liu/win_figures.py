@@ -30,11 +30,15 @@ def stages_table(runs: Mapping[str, Sequence[WinRun]]) -> Table:
             for policy in POLICIES:
                 if run := _run_of(found, scenario, policy):
                     stages_s = mean_stages_s(run.responses)
-                    rows.append((
-                        FIGURES[scenario.section], kind, policy,
-                        *(stages_s[stage] for stage in STAGES),
-                        mean_s([each.latency_s for each in run.responses]),
-                    ))  # fmt: skip
+                    rows.append(
+                        (
+                            FIGURES[scenario.section],
+                            kind,
+                            policy,
+                            *(stages_s[stage] for stage in STAGES),
+                            mean_s([each.latency_s for each in run.responses]),
+                        )
+                    )
     return Table(
         "Figures 6.4 to 6.6: mean seconds per request (two in 6.4.1; three, with the warming "
         "one, in the others) and stage",
@@ -62,8 +66,16 @@ def _draw_workload(axes: Axes, scenario: WinScenario, runs: Mapping[str, Sequenc
     for index, policy in enumerate(POLICIES):
         x = np.arange(len(STAGES)) - 0.4 + width * (index + 0.5)
         if run := _run_of(runs.get("simulated", ()), scenario, policy):
-            axes.bar(x, _drawn(run), width, color=COLOURS[index], hatch=HATCHES[index],
-                     edgecolor="white", linewidth=0, label=policy)  # fmt: skip
+            axes.bar(
+                x,
+                _drawn(run),
+                width,
+                color=COLOURS[index],
+                hatch=HATCHES[index],
+                edgecolor="white",
+                linewidth=0,
+                label=policy,
+            )
         if run := _run_of(runs.get("live", ()), scenario, policy):
             axes.plot(x, _drawn(run), "D", color="black", markersize=4, label=label)
             label = "_"  # the legend lists live runs once

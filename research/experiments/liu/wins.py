@@ -89,10 +89,19 @@ def _wins_table(
     return Table(
         "6.4, tables 6.1 to 6.3: end-to-end seconds (with the warming request), and how much "
         "longer than the thesis's winner",
-        ("workload", "policy", "Liu s", "simulated s", "live s", "longer: Liu s",
-         "longer: simulated s", "longer: live s", "fastest of the fixed, simulated"),
+        (
+            "workload",
+            "policy",
+            "Liu s",
+            "simulated s",
+            "live s",
+            "longer: Liu s",
+            "longer: simulated s",
+            "longer: live s",
+            "fastest of the fixed, simulated",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _thesis_totals(thesis: Mapping[int, float]) -> Totals:
@@ -114,12 +123,14 @@ def _rows(scenario: WinScenario, sources: Sequence[Totals]) -> list[tuple[Cell, 
     best = min(FIXED_POLICIES, key=lambda policy: simulated[section, policy])
     return [
         (
-            section, policy, *(totals.get((section, policy)) for totals in sources),
+            section,
+            policy,
+            *(totals.get((section, policy)) for totals in sources),
             *(_longer(totals, scenario, policy) for totals in sources),
             "yes" if policy == best else None,
         )
         for policy in POLICIES
-    ]  # fmt: skip
+    ]
 
 
 def _equations_table(thesis: Mapping[int, float], simulated: Sequence[WinRun]) -> Table:
@@ -133,20 +144,29 @@ def _equations_table(thesis: Mapping[int, float], simulated: Sequence[WinRun]) -
     sources = [printed, found, _thesis_totals(thesis)]
     rows = [
         (
-            scenario.section, policy, printed[scenario.section, policy],
+            scenario.section,
+            policy,
+            printed[scenario.section, policy],
             found[scenario.section, policy],
             *(_longer(totals, scenario, policy) for totals in sources),
         )
         for scenario in WIN_SCENARIOS
         for policy in FIXED_POLICIES
-    ]  # fmt: skip
+    ]
     return Table(
         "6.5: equations 1 to 3 as printed, for the second of the two requests (n = 1), and how "
         "much longer than the thesis's winner",
-        ("workload", "policy", "printed s", "simulated s", "longer: printed s",
-         "longer: simulated s", "longer: Liu s"),
+        (
+            "workload",
+            "policy",
+            "printed s",
+            "simulated s",
+            "longer: printed s",
+            "longer: simulated s",
+            "longer: Liu s",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _factors(scenario: WinScenario) -> Factors:
@@ -170,17 +190,34 @@ def _fidelity_table(live: Sequence[WinRun], seed: int) -> Table:
         times = scenario_timings(scenario, pace, sleep_s)
         for each in runs:
             again = win_run(scenario, times, each.policy, seed, sleep_s=sleep_s)
-            rows.append((
-                scenario.section, each.policy, pace.load_s, pace.infer_s, each.concurrent_s,
-                again.concurrent_s, again.concurrent_s / each.concurrent_s - 1,
-                _decisions(each), _decisions(again),
-            ))  # fmt: skip
+            rows.append(
+                (
+                    scenario.section,
+                    each.policy,
+                    pace.load_s,
+                    pace.infer_s,
+                    each.concurrent_s,
+                    again.concurrent_s,
+                    again.concurrent_s / each.concurrent_s - 1,
+                    _decisions(each),
+                    _decisions(again),
+                )
+            )
     return Table(
         "Two concurrent requests, simulated with the medians of the live runs' own stages",
-        ("workload", "policy", "load s", "infer s", "live s", "simulated s", "apart (share)",
-         "decisions live", "decisions simulated"),
+        (
+            "workload",
+            "policy",
+            "load s",
+            "infer s",
+            "live s",
+            "simulated s",
+            "apart (share)",
+            "decisions live",
+            "decisions simulated",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _decisions(run: WinRun) -> str:
@@ -209,10 +246,16 @@ def _mixture_table(settings: Settings, seeds: Sequence[int]) -> Table:
     return Table(
         f"The three workloads mixed: {pairs} pairs of concurrent requests at random times, "
         f"over {len(seeds)} seeds",
-        ("pairs per s", "policy", "mean latency s (of seeds: lowest to highest)", "p99 s",
-         "cold starts", "against the best fixed policy"),
+        (
+            "pairs per s",
+            "policy",
+            "mean latency s (of seeds: lowest to highest)",
+            "p99 s",
+            "cold starts",
+            "against the best fixed policy",
+        ),
         tuple(_mixture_row(key, grouped) for key in grouped),
-    )  # fmt: skip
+    )
 
 
 def _mixture_row(
@@ -225,10 +268,13 @@ def _mixture_row(
         mean_s([each.mean_s for each in grouped[pairs_per_s, fixed]]) for fixed in FIXED_POLICIES
     )
     return (
-        pairs_per_s, policy, spread(means, mean_s, "{:.2f}".format),
-        mean_s([each.p99_s for each in runs]), mean_s([each.cold_starts for each in runs]),
+        pairs_per_s,
+        policy,
+        spread(means, mean_s, "{:.2f}".format),
+        mean_s([each.p99_s for each in runs]),
+        mean_s([each.cold_starts for each in runs]),
         f"{mean_s(means) / best - 1:+.1%}",
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT: Final = Experiment(

@@ -147,32 +147,58 @@ def _selected(values: Sequence[float], settings: Settings) -> Sequence[float]:
 
 def _runs_table(results: Sequence[PrewarmResult]) -> Table:
     rows = tuple(
-        (each.policy, PARAMETERS[each.policy], each.value, each.idle_model_h, each.cold,
-         100 * each.cold_share, 100 * each.p75, each.preloads)
+        (
+            each.policy,
+            PARAMETERS[each.policy],
+            each.value,
+            each.idle_model_h,
+            each.cold,
+            100 * each.cold_share,
+            100 * each.p75,
+            each.preloads,
+        )
         for each in results
-    )  # fmt: skip
+    )
     return Table(
         f"Every policy over its parameter, simulated: {results[0].requests:,} requests",
-        ("policy", "parameter", "value", "idle model-hours", "cold starts", "cold %",
-         "p75 of models, cold %", "loads ahead"),
+        (
+            "policy",
+            "parameter",
+            "value",
+            "idle model-hours",
+            "cold starts",
+            "cold %",
+            "p75 of models, cold %",
+            "loads ahead",
+        ),
         rows,
-    )  # fmt: skip
+    )
 
 
 def _equal_memory_table(equal: Sequence[AtEqualMemory]) -> Table:
     rows = tuple(
-        (each.idle_model_h,
-         100 * each.cold, *(_percent(each.baselines_cold[name]) for name in BASELINES),
-         100 * each.p75, *(_percent(each.baselines_p75[name]) for name in BASELINES),
-         each.p75_ratio)
+        (
+            each.idle_model_h,
+            100 * each.cold,
+            *(_percent(each.baselines_cold[name]) for name in BASELINES),
+            100 * each.p75,
+            *(_percent(each.baselines_p75[name]) for name in BASELINES),
+            each.p75_ratio,
+        )
         for each in equal
-    )  # fmt: skip
+    )
     return Table(
         f"At the memory of each run of {PREDICTIVE}: cold starts in %",
-        ("idle model-hours", PREDICTIVE, *BASELINES, f"p75: {PREDICTIVE}",
-         *(f"p75: {name}" for name in BASELINES), "p75 over the best"),
+        (
+            "idle model-hours",
+            PREDICTIVE,
+            *BASELINES,
+            f"p75: {PREDICTIVE}",
+            *(f"p75: {name}" for name in BASELINES),
+            "p75 over the best",
+        ),
         rows,
-    )  # fmt: skip
+    )
 
 
 def _percent(share: float | None) -> float | None:

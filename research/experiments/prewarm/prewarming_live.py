@@ -27,9 +27,7 @@ from research.experiments.prewarm.live_slice import (
 from research.experiments.prewarm.prewarming import FILE, trace_file
 from research.experiments.prewarm.runs import PREDICTIVE
 
-_VALUES: Final = {
-    PREDICTIVE: 2.0, "keep-alive": 10.0, "greedy-dual": 3.0, "hybrid-histogram": 40.0,
-}  # fmt: skip
+_VALUES: Final = {PREDICTIVE: 2.0, "keep-alive": 10.0, "greedy-dual": 3.0, "hybrid-histogram": 40.0}
 """The value of each policy's parameter, in the units of `runs.PARAMETERS`."""
 _HOURS: Final = (358.0, 361.0)
 _QUICK_HOURS: Final = (360.0, 360.3)
@@ -55,18 +53,32 @@ def run(settings: Settings) -> Result:
     )
     table = Table(
         "A compressed slice, live and simulated",
-        ("policy", "value", "requests", "cold starts: live", "cold starts: simulated",
-         "idle model-hours: live", "idle model-hours: simulated", "failed: live"),
+        (
+            "policy",
+            "value",
+            "requests",
+            "cold starts: live",
+            "cold starts: simulated",
+            "idle model-hours: live",
+            "idle model-hours: simulated",
+            "failed: live",
+        ),
         rows,
-    )  # fmt: skip
+    )
     return Result((table,), tuple(_notes(trace_slice, times)))
 
 
 def _row(policy: str, value: float, live: MemoryHeld, simulation: MemoryHeld) -> tuple[Cell, ...]:
     return (
-        policy, value, live.requests, live.cold, simulation.cold,
-        live.idle_model_h, simulation.idle_model_h, live.failed,
-    )  # fmt: skip
+        policy,
+        value,
+        live.requests,
+        live.cold,
+        simulation.cold,
+        live.idle_model_h,
+        simulation.idle_model_h,
+        live.failed,
+    )
 
 
 def _live_result(run: Run) -> MemoryHeld:

@@ -158,22 +158,42 @@ class TraceCase:
 
 
 CASES: Final = (
-    TraceCase("gentd26-day", "GenTD26, day 18, 87 image models; 4 devices with room for 3 each",
-              f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=432h:456h",
-              (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE), image_cluster),
-    TraceCase("gentd26-week", "GenTD26, days 14 to 21, the same cluster",
-              f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=336h:504h",
-              (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE), image_cluster),
-    TraceCase("huawei-day", "Huawei, day 1, five regions as models; 8 pods of 4 slots with room "
-              "for 2", f"huawei:'{{data}}/{_HUAWEI}'|slice=24h:48h", (_HUAWEI,),
-              function_cluster),
-    TraceCase("azure-llm-hour", "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room "
-              "for 1; static batches", _AZURE, (_CODE, _CHAT),
-              partial(language_cluster, is_continuous=False)),
-    TraceCase("azure-llm-hour-continuous", "Azure LLM 2023, the same hour and cluster; continuous "
-              "batching", _AZURE, (_CODE, _CHAT),
-              partial(language_cluster, is_continuous=True)),
-)  # fmt: skip
+    TraceCase(
+        "gentd26-day",
+        "GenTD26, day 18, 87 image models; 4 devices with room for 3 each",
+        f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=432h:456h",
+        (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE),
+        image_cluster,
+    ),
+    TraceCase(
+        "gentd26-week",
+        "GenTD26, days 14 to 21, the same cluster",
+        f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=336h:504h",
+        (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE),
+        image_cluster,
+    ),
+    TraceCase(
+        "huawei-day",
+        "Huawei, day 1, five regions as models; 8 pods of 4 slots with room for 2",
+        f"huawei:'{{data}}/{_HUAWEI}'|slice=24h:48h",
+        (_HUAWEI,),
+        function_cluster,
+    ),
+    TraceCase(
+        "azure-llm-hour",
+        "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room for 1; static batches",
+        _AZURE,
+        (_CODE, _CHAT),
+        partial(language_cluster, is_continuous=False),
+    ),
+    TraceCase(
+        "azure-llm-hour-continuous",
+        "Azure LLM 2023, the same hour and cluster; continuous batching",
+        _AZURE,
+        (_CODE, _CHAT),
+        partial(language_cluster, is_continuous=True),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +218,16 @@ def run(settings: Settings) -> Result:
     found = parallel_map(simulate, tasks, settings, what="traces")
     rows = group_results(tasks, map(_row, tasks, found), lambda task: task.case)
     columns = (
-        "policy", "requests", "answered", "cold starts", "cold-start rate", "loads", "p50 s",
-        "p99 s", "idle models GB h",
-    )  # fmt: skip
+        "policy",
+        "requests",
+        "answered",
+        "cold starts",
+        "cold-start rate",
+        "loads",
+        "p50 s",
+        "p99 s",
+        "idle models GB h",
+    )
     tables = tuple(Table(case.title, columns, tuple(own)) for case, own in rows.items())
     return Result(tables, tuple(notes))
 
@@ -228,11 +255,16 @@ def _row(task: TraceTask, summary: dict[str, Any]) -> tuple[Cell, ...]:
     requests, ok, latency = summary["requests"], summary["ok"], summary["latency_s"]
     wasted = summary.get("wasted_memory_byte_s")
     return (
-        task.policy.value, requests, f"{ok / max(1, requests):.2%}",
-        summary["cold_starts"], f"{summary['cold_starts'] / max(1, ok):.2%}",
-        sum(summary["loads"].values()), latency["p50"], latency["p99"],
+        task.policy.value,
+        requests,
+        f"{ok / max(1, requests):.2%}",
+        summary["cold_starts"],
+        f"{summary['cold_starts'] / max(1, ok):.2%}",
+        sum(summary["loads"].values()),
+        latency["p50"],
+        latency["p99"],
         None if wasted is None else wasted / 3600 / 1e9,
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT: Final = Experiment(

@@ -53,8 +53,14 @@ def read(path: Path, seeds: Sequence[int]) -> list[RegretResult]:
 
 def _parameters(cell: RegretCell) -> dict[str, Any]:
     """Lists of equal values as one value, other lists as text."""
-    found = {**_fields(cell), "half": str(cell.half), "trace": cell.trace, "load_s": cell.load_s,
-             "pods": len(cell.slots), "models": len(cell.sizes)}  # fmt: skip
+    found = {
+        **_fields(cell),
+        "half": str(cell.half),
+        "trace": cell.trace,
+        "load_s": cell.load_s,
+        "pods": len(cell.slots),
+        "models": len(cell.sizes),
+    }
     del found["number"]
     for name in ("slots", "speeds", "pod_memory", "sizes"):
         found[name] = " ".join(f"{each:.3g}" for each in dict.fromkeys(found[name]))

@@ -143,9 +143,15 @@ def drawn_cell(number: int) -> RegretCell:
     is_link_shared = bool(rng.random() < 0.65)
     utilisation = float(rng.uniform(0.05, 0.6))
     rate = utilisation * _capacity_rps(
-        slots=slots, speeds=speeds, miss=_miss_share(zipf, sizes, sum(pod_memory)), hold_s=hold_s,
-        infer_s=infer_s, load_s=load_s, row_cost=row_cost, is_link_shared=is_link_shared,
-    )  # fmt: skip
+        slots=slots,
+        speeds=speeds,
+        miss=_miss_share(zipf, sizes, sum(pod_memory)),
+        hold_s=hold_s,
+        infer_s=infer_s,
+        load_s=load_s,
+        row_cost=row_cost,
+        is_link_shared=is_link_shared,
+    )
     min_s = _MIN_LOADS * load_s * remote_factor
     duration_s = min(max(_REQUESTS[0] / rate, min_s), max(_REQUESTS[1] / rate, min_s))
     rate = min(rate, _REQUESTS[1] / duration_s)
@@ -175,9 +181,7 @@ def drawn_cell(number: int) -> RegretCell:
     )
 
 
-def _pods(
-    rng: np.random.Generator, pods: int
-) -> tuple[list[int], list[float], list[float]]:  # fmt: skip
+def _pods(rng: np.random.Generator, pods: int) -> tuple[list[int], list[float], list[float]]:
     """Slots, speeds, and memory in models; a quarter of the clusters have unlike pods."""
     slots = int(2 ** rng.uniform(0, 3.17))
     places = int(rng.integers(1, 9))

@@ -24,9 +24,11 @@ from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import Cell, Settings, Table
 
 LIVE_POLICIES: Final = (
-    RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.REMOTE_PROXY,
+    RoutingPolicy.COLOCATION,
+    RoutingPolicy.COLOCATION_QUEUEING,
+    RoutingPolicy.REMOTE_PROXY,
     RoutingPolicy.AUTO,
-)  # fmt: skip
+)
 AROUND_S: Final = 0.05
 """Preprocessing, and postprocessing as well."""
 MAX_ERROR: Final = 0.1
@@ -156,21 +158,26 @@ def _cluster(cell: LiveCell, times: LiveTimes) -> ClusterPlan:
     return ClusterPlan(
         tuple(
             NodePlan(
-                name, (PodPlan(name, cell.slots, cell.places * size),),
+                name,
+                (PodPlan(name, cell.slots, cell.places * size),),
                 host_memory_bytes=cell.models * size,
             )
             for name in (f"pod-{number}" for number in range(cell.pods))
         ),
         tuple(
             ModelPlan(
-                spec, size_bytes=size, memory_bytes=size,
-                infer=(ProfilePoint(1, times.infer_s),), preprocess_s=AROUND_S,
-                postprocess_s=AROUND_S, load_s=times.load_s,
+                spec,
+                size_bytes=size,
+                memory_bytes=size,
+                infer=(ProfilePoint(1, times.infer_s),),
+                preprocess_s=AROUND_S,
+                postprocess_s=AROUND_S,
+                load_s=times.load_s,
             )
             for spec in cell.specs()
         ),
         gateway_hop_s=times.overhead_s / 2,
-    )  # fmt: skip
+    )
 
 
 def live_tables(settings: Settings) -> list[Table]:
@@ -187,11 +194,17 @@ def live_tables(settings: Settings) -> list[Table]:
         Table(
             f"Live and simulated, {_REQUESTS} requests per run; marks: ranks by mean latency alike "
             f"(within {_TIE - 1:.0%}: one rank), percentiles within {MAX_ERROR:.0%}",
-            ("cell", "policy", "mean s: live", "simulated",
-             *(f"p{100 * share:g} off" for share in _SHARES), "ranks alike"),
+            (
+                "cell",
+                "policy",
+                "mean s: live",
+                "simulated",
+                *(f"p{100 * share:g} off" for share in _SHARES),
+                "ranks alike",
+            ),
             tuple(rows),
         )
-    ]  # fmt: skip
+    ]
 
 
 def _rows(cell: LiveCell, runs: Sequence[LiveRun]) -> list[tuple[Cell, ...]]:
@@ -202,11 +215,15 @@ def _rows(cell: LiveCell, runs: Sequence[LiveRun]) -> list[tuple[Cell, ...]]:
     alike = "yes" if are_ranks_alike(live_s, simulated_s) else "no"
     return [
         (
-            cell.name, str(run.policy), live_s[at], simulated_s[at],
-            *(f"{_error(run.latencies_s, simulated[at], share):+.1%}" for share in _SHARES), alike,
+            cell.name,
+            str(run.policy),
+            live_s[at],
+            simulated_s[at],
+            *(f"{_error(run.latencies_s, simulated[at], share):+.1%}" for share in _SHARES),
+            alike,
         )
         for at, run in enumerate(runs)
-    ]  # fmt: skip
+    ]
 
 
 def _error(live_s: Floats, simulated_s: Floats, share: float) -> float:

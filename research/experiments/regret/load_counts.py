@@ -61,9 +61,13 @@ def count_loads(zipf: float, seed: int) -> dict[str, LoadCount]:
     }
     for bound, name in ((_REQUESTS, "Ray Serve"), (5, "Ray Serve, max_ongoing_requests=5")):
         loads, latencies_s = multiplexed(
-            requests, replicas=_PODS, places=_PLACES, load_s=_LOAD_S, infer_s=_INFER_S,
+            requests,
+            replicas=_PODS,
+            places=_PLACES,
+            load_s=_LOAD_S,
+            infer_s=_INFER_S,
             max_ongoing=bound,
-        )  # fmt: skip
+        )
         found[name] = LoadCount(loads, float(np.quantile(latencies_s, 0.99)))
     for policy in (RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.AUTO):
         found[str(policy)] = _simulated(batches, policy, seed)
@@ -102,7 +106,8 @@ def _cluster(wait_s: float) -> ClusterPlan:
         tuple(
             ModelPlan(
                 ModelSpec(
-                    ModelName("default", f"model-{number}"), f"s3://models/{number}",
+                    ModelName("default", f"model-{number}"),
+                    f"s3://models/{number}",
                     policy=ModelPolicy(queue_depth=_REQUESTS, max_load_wait_s=wait_s),
                 ),
                 size_bytes=_BYTES,
@@ -115,7 +120,7 @@ def _cluster(wait_s: float) -> ClusterPlan:
             )
             for number in range(_MODELS)
         ),
-    )  # fmt: skip
+    )
 
 
 def load_table(seeds: Sequence[int]) -> Table:
@@ -125,8 +130,10 @@ def load_table(seeds: Sequence[int]) -> Table:
     for name in counts[POPULARITIES[0]][0]:
         row: list[Cell] = [name]
         for found in counts.values():
-            row += [_mean(found, name, lambda each: each.loads),
-                    _mean(found, name, lambda each: each.p99_s)]  # fmt: skip
+            row += [
+                _mean(found, name, lambda each: each.loads),
+                _mean(found, name, lambda each: each.p99_s),
+            ]
         rows.append(tuple(row))
     return Table(
         f"Loads by {_REQUESTS} Poisson requests (20/s) to eight models, two pods of two places, "

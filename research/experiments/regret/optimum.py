@@ -121,9 +121,11 @@ def _served(case: SmallCase, partial: _Partial, number: int) -> Iterator[_Partia
                 key=lambda each: (sorted(each.held), each.free_s),
             )
             yield _Partial(
-                partial.total_s + end_s - at_s, tuple(after),
-                Step(number, pod.number, start_s, end_s, is_load, evicted), partial,
-            )  # fmt: skip
+                partial.total_s + end_s - at_s,
+                tuple(after),
+                Step(number, pod.number, start_s, end_s, is_load, evicted),
+                partial,
+            )
 
 
 def _bound_s(case: SmallCase, partial: _Partial, open_: Sequence[int]) -> float:

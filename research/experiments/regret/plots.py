@@ -49,20 +49,25 @@ def _draw_maps(found: Sequence[Regret], chosen: Mapping[int, RegretCell], folder
         figure = Figure(figsize=(10.5, 4.4))
         left, right = figure.subplots(1, 2)
         _draw_map(
-            left, found, chosen,
+            left,
+            found,
+            chosen,
             x=(lambda cell: _bin(_RATIOS, cell.load_ratio), _RATIO_LABELS, "load over inference"),
             y=(lambda cell: _bin(_MEMORY, cell.memory), _MEMORY_LABELS, "memory for the models"),
-        )  # fmt: skip
+        )
         _draw_map(
-            right, found, chosen,
+            right,
+            found,
+            chosen,
             x=(_burstiness, _BURST_LABELS, "arrivals"),
             y=(lambda cell: _bin(_SLOTS, np.median(cell.slots)), _SLOT_LABELS, "slots per pod"),
-        )  # fmt: skip
+        )
         figure.suptitle(
             "Simulated: mean latency of auto against the best fixed policy of each cell, in %\n"
             "(blue: better), geometric mean; small: number of cells",
-            x=0.01, ha="left",
-        )  # fmt: skip
+            x=0.01,
+            ha="left",
+        )
         figure.savefig(path, format="png", dpi=DPI)
     return path
 
@@ -96,9 +101,12 @@ def _draw_map(
         )
         axes.text(place[1], place[0] + 0.22, str(len(values)), ha="center", va="center", fontsize=7)
     axes.imshow(
-        np.clip(percent, -_LIMIT, _LIMIT), cmap="RdBu_r", aspect="auto", alpha=0.7,
+        np.clip(percent, -_LIMIT, _LIMIT),
+        cmap="RdBu_r",
+        aspect="auto",
+        alpha=0.7,
         norm=TwoSlopeNorm(0.0, -_LIMIT, _LIMIT),
-    )  # fmt: skip
+    )
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(x_title)
@@ -112,8 +120,9 @@ def _draw_policies(found: Mapping[int, ByPolicy], folder: Path) -> Path:
     with styled():
         figure, axes = one_axes(
             "Simulated: mean latency over that of the best fixed policy of each cell",
-            "Share of the cells", "Ratio",
-        )  # fmt: skip
+            "Share of the cells",
+            "Ratio",
+        )
         for number, name in enumerate(_SHOWN):
             ratios = sorted(each.mean for each in regrets(found, name))
             if ratios:

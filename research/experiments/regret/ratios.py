@@ -85,9 +85,11 @@ def _least(runs: ByPolicy, measure: str) -> float:
 def spread(values: Sequence[float], limits: Sequence[float]) -> Spread:
     """Of ratios, at least one."""
     return Spread(
-        geometric_mean(values), median(values), max(values),
+        geometric_mean(values),
+        median(values),
+        max(values),
         tuple(fmean(value > limit for value in values) for limit in limits),
-    )  # fmt: skip
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -124,9 +126,12 @@ def marks(cells: Mapping[int, ByPolicy], with_deadline: set[int]) -> list[Mark]:
         Mark("cells with a mean over 8 % worse, %", 0.0, _percent_over(means, 1.08)),
         Mark("cells with a p99 over 10 % worse, %", 5.0, _percent_over(tails, 1.10)),
         Mark("cells with over 1 point more deadlines missed, %", 0.0, _percent_over(missed, 1.0)),
-        Mark(f"mean against {best}, which gets the same queue order, %", -5.0,
-             100 * against(cells, AUTO, best)),
-    ]  # fmt: skip
+        Mark(
+            f"mean against {best}, which gets the same queue order, %",
+            -5.0,
+            100 * against(cells, AUTO, best),
+        ),
+    ]
     if any(IN_ORDER in runs for runs in cells.values()):
         found_marks.append(
             Mark(f"mean against {IN_ORDER}, %", -15.0, 100 * against(cells, AUTO, IN_ORDER))

@@ -121,18 +121,34 @@ def _means_table(found: Mapping[int, ByPolicy]) -> Table:
         mean = spread([each.mean for each in mine], (1.03, 1.08))
         runs = [found[each.cell][name] for each in mine]
         loads = sum(each.loads for each in runs) / sum(each.requests for each in runs)
-        rows.append((
-            name, len(mine), _percent(mean.geometric_mean), _percent(mean.median),
-            _percent(mean.worst), *(100 * share for share in mean.over),
-            None if name == best else _percent(1 + against(found, name, best)), 100 * loads,
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                len(mine),
+                _percent(mean.geometric_mean),
+                _percent(mean.median),
+                _percent(mean.worst),
+                *(100 * share for share in mean.over),
+                None if name == best else _percent(1 + against(found, name, best)),
+                100 * loads,
+            )
+        )
     return Table(
         f"Mean latency over that of the best fixed policy of each cell, less 1, in %; best single "
         f"policy: {best}",
-        ("policy", "cells", "geometric mean", "median", "worst", "cells over 3 %",
-         "cells over 8 %", f"against {best}", "loads per 100 requests"),
+        (
+            "policy",
+            "cells",
+            "geometric mean",
+            "median",
+            "worst",
+            "cells over 3 %",
+            "cells over 8 %",
+            f"against {best}",
+            "loads per 100 requests",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _tails_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]) -> Table:
@@ -150,10 +166,17 @@ def _tails_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
     return Table(
         "p99 in cells without deadlines, in %, and points of deadlines missed in the others, "
         "against the fixed policy that is best in it",
-        ("policy", "p99: median", "worst", "cells over 10 %", "missed: median", "worst points",
-         "cells over 1 point"),
+        (
+            "policy",
+            "p99: median",
+            "worst",
+            "cells over 10 %",
+            "missed: median",
+            "worst points",
+            "cells over 1 point",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _by_policy(found: Mapping[int, ByPolicy]) -> list[tuple[str, list[Regret]]]:
@@ -180,19 +203,48 @@ def _worst_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
     for each in worst:
         cell, runs = chosen[each.cell], found[each.cell]
         best = min(FIXED, key=lambda name: runs[name].mean_s)
-        rows.append((
-            cell.number, _percent(each.mean), _percent(each.p99), each.missed_points,
-            runs[AUTO].mean_s, best, runs[best].mean_s, runs[AUTO].loads, runs[best].loads,
-            len(cell.slots), cell.slots[0], len(cell.sizes), cell.memory, cell.load_s,
-            cell.infer_s, cell.trace,
-        ))  # fmt: skip
+        rows.append(
+            (
+                cell.number,
+                _percent(each.mean),
+                _percent(each.p99),
+                each.missed_points,
+                runs[AUTO].mean_s,
+                best,
+                runs[best].mean_s,
+                runs[AUTO].loads,
+                runs[best].loads,
+                len(cell.slots),
+                cell.slots[0],
+                len(cell.sizes),
+                cell.memory,
+                cell.load_s,
+                cell.infer_s,
+                cell.trace,
+            )
+        )
     return Table(
         "The cells that auto is worst in",
-        ("cell", "mean %", "p99 %", "missed points", "mean s", "best fixed policy",
-         "its mean s", "loads", "its loads", "pods", "slots", "models", "memory", "load s",
-         "infer s", "trace"),
+        (
+            "cell",
+            "mean %",
+            "p99 %",
+            "missed points",
+            "mean s",
+            "best fixed policy",
+            "its mean s",
+            "loads",
+            "its loads",
+            "pods",
+            "slots",
+            "models",
+            "memory",
+            "load s",
+            "infer s",
+            "trace",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _percent(ratio: float) -> str:

@@ -116,9 +116,18 @@ def simulate(task: RegretTask) -> RegretResult:
         missed |= latency_s > deadline_s
     p50_s, p95_s, p99_s = np.quantile(latency_s, (0.5, 0.95, 0.99)).tolist()
     return RegretResult(
-        task.policy, task.cell.number, len(latency_s), int((~is_ok).sum()), float(missed.mean()),
-        float(latency_s.mean()), p50_s, p95_s, p99_s, loads, time.process_time() - began_s,
-    )  # fmt: skip
+        task.policy,
+        task.cell.number,
+        len(latency_s),
+        int((~is_ok).sum()),
+        float(missed.mean()),
+        float(latency_s.mean()),
+        p50_s,
+        p95_s,
+        p99_s,
+        loads,
+        time.process_time() - began_s,
+    )
 
 
 def simulation_of(cell: RegretCell, policy: str, seed: int) -> Simulation:
@@ -127,10 +136,13 @@ def simulation_of(cell: RegretCell, policy: str, seed: int) -> Simulation:
     if policy == CLOCKWORK:
         config = scheduler_config(CLOCKWORK)
         run = Simulation(
-            plan, trace, RoutingPolicy.COLOCATION_QUEUEING, seed,
+            plan,
+            trace,
+            RoutingPolicy.COLOCATION_QUEUEING,
+            seed,
             autoscaler=PlannedAutoscaler(config.policy, plan, every_s=config.every_s),
             queueing=config.queueing,
-        )  # fmt: skip
+        )
         run.set_measured_times(_profiled_s(plan))  # Clockwork places by profiled times alone
         return run
     if policy == IN_ORDER:
@@ -140,9 +152,11 @@ def simulation_of(cell: RegretCell, policy: str, seed: int) -> Simulation:
         return Simulation(plan, trace, RoutingPolicy(policy), seed)
     factor = WRONG_FORECASTS.get(policy)
     scaler = PlannedAutoscaler(
-        predictive(), plan, every_s=TICK_S,
+        predictive(),
+        plan,
+        every_s=TICK_S,
         forecaster=None if factor is None else ScaledForecaster(factor),
-    )  # fmt: skip
+    )
     return Simulation(plan, trace, RoutingPolicy.AUTO, seed, autoscaler=scaler)
 
 
@@ -152,17 +166,22 @@ def cluster(cell: RegretCell) -> ClusterPlan:
     nodes = tuple(
         NodePlan(
             f"pod-{number}",
-            (PodPlan(
-                f"pod-{number}", slots, memory_bytes=round(places * _BYTES) + len(cell.sizes),
-                speed=speed, device_bytes_per_s=100 * rate,
-            ),),
+            (
+                PodPlan(
+                    f"pod-{number}",
+                    slots,
+                    memory_bytes=round(places * _BYTES) + len(cell.sizes),
+                    speed=speed,
+                    device_bytes_per_s=100 * rate,
+                ),
+            ),
             object_storage_bytes_per_s=rate / cell.remote_factor,
             disk_bytes_per_s=rate,
         )
         for number, (slots, speed, places) in enumerate(
             zip(cell.slots, cell.speeds, cell.pod_memory, strict=True)
         )
-    )  # fmt: skip
+    )
     models = tuple(_model(cell, number) for number in range(len(cell.sizes)))
     return ClusterPlan(nodes, models, pod_hop_s=cell.pod_hop_s)
 
@@ -194,11 +213,12 @@ def _profiled_s(plan: ClusterPlan) -> dict[str, dict[str, float]]:
     """Times of the models by key and measure."""
     return {
         each.spec.key: {
-            "infer": each.infer_s(1), "share": each.infer_s(1),
+            "infer": each.infer_s(1),
+            "share": each.infer_s(1),
             **{f"load:{tier}": _load_s(each, plan, tier) for tier in (Tier.REMOTE, Tier.DISK)},
         }
         for each in plan.models
-    }  # fmt: skip
+    }
 
 
 def _load_s(model: ModelPlan, plan: ClusterPlan, tier: Tier) -> float:

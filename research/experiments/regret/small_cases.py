@@ -68,14 +68,19 @@ def simulated_rows(case: SmallCase, policy: RoutingPolicy) -> list[dict[str, Any
     run = Simulation(
         _cluster(case), [arrival_batch(at_s, model=names.column(codes))], policy, seed=1
     )
-    run.set_measured_times({
-        each.spec.key: {
-            "infer": each.infer_s(1), "share": each.infer_s(1), "network": _FAR_S,
-            "preprocess": 0.0, "postprocess": 0.0,
-            **{f"load:{tier}": load_s for tier, load_s in each.load_s.items()},
+    run.set_measured_times(
+        {
+            each.spec.key: {
+                "infer": each.infer_s(1),
+                "share": each.infer_s(1),
+                "network": _FAR_S,
+                "preprocess": 0.0,
+                "postprocess": 0.0,
+                **{f"load:{tier}": load_s for tier, load_s in each.load_s.items()},
+            }
+            for each in _cluster(case).models
         }
-        for each in _cluster(case).models
-    })  # fmt: skip
+    )
     rows = pa.Table.from_batches(list(run)).to_pylist()
     return sorted(rows, key=lambda row: row["scheduled_s"])
 
@@ -89,7 +94,8 @@ def _cluster(case: SmallCase) -> ClusterPlan:
         tuple(
             ModelPlan(
                 ModelSpec(
-                    ModelName("default", name), f"s3://models/{name}",
+                    ModelName("default", name),
+                    f"s3://models/{name}",
                     policy=ModelPolicy(max_batch_size=1, queue_timeout_s=1e6),
                 ),
                 size_bytes=_BYTES,
@@ -105,7 +111,7 @@ def _cluster(case: SmallCase) -> ClusterPlan:
         ),
         gateway_hop_s=0.0,
         pod_hop_s=_FAR_S,
-    )  # fmt: skip
+    )
 
 
 def solve(number: int) -> SmallResult:
@@ -124,8 +130,9 @@ def optimum_table(settings: Settings) -> Table:
     rows = []
     for name in _COMPARED:
         ratios = [each.mean_s[name] / each.optimum_s for each in found]
-        rows.append((name, fmean(ratios), median(ratios), float(np.quantile(ratios, 0.95)),
-                     max(ratios)))  # fmt: skip
+        rows.append(
+            (name, fmean(ratios), median(ratios), float(np.quantile(ratios, 0.95)), max(ratios))
+        )
     return Table(
         f"Mean latency over that of the offline optimum: {len(found)} cases of two pods, four "
         f"models, twelve requests; mark: auto's mean ratio <= {MAX_RATIO}",

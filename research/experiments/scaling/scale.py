@@ -57,10 +57,22 @@ def _sizes_table(settings: Settings, seed: int) -> Table:
     found = parallel_map(simulate_size, tasks, settings, what="sizes")
     return Table(
         "Simulated, at half of the devices' capacity for single requests",
-        ("pods", "models", "requests", "policy", "cold-start rate", "p50 s", "p99 s", "in time",
-         "fairness", "decision p50 us", "decision p95 us", "request us"),
+        (
+            "pods",
+            "models",
+            "requests",
+            "policy",
+            "cold-start rate",
+            "p50 s",
+            "p99 s",
+            "in time",
+            "fairness",
+            "decision p50 us",
+            "decision p95 us",
+            "request us",
+        ),
         tuple(_size_row(task, each) for task, each in zip(tasks, found, strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _requests(settings: Settings, pods: int) -> int:
@@ -71,11 +83,19 @@ def _requests(settings: Settings, pods: int) -> int:
 
 def _size_row(task: ClusterSizeTask, found: ClusterSizeResult) -> tuple[Cell, ...]:
     return (
-        task.pods, task.models, task.requests, task.policy.value,
+        task.pods,
+        task.models,
+        task.requests,
+        task.policy.value,
         f"{found.cold_starts / task.requests:.2%}",
-        found.p50_s, found.p99_s, f"{found.in_time:.2%}", f"{found.fairness:.4f}",
-        found.decision_p50_us, found.decision_p95_us, found.request_us,
-    )  # fmt: skip
+        found.p50_s,
+        found.p99_s,
+        f"{found.in_time:.2%}",
+        f"{found.fairness:.4f}",
+        found.decision_p50_us,
+        found.decision_p95_us,
+        found.request_us,
+    )
 
 
 def _registry_table(settings: Settings, seed: int) -> Table:
@@ -95,17 +115,33 @@ def _registry_table(settings: Settings, seed: int) -> Table:
             rows.append(_registry_row(task, measure_registry_load(url, task)))
     return Table(
         "One Redis under the reservations of several gateways",
-        ("pods", "models", "gateways", "clients each", "granted per s", "refused",
-         "Redis us each", "gateway us each", "Redis is full at, per s"),
+        (
+            "pods",
+            "models",
+            "gateways",
+            "clients each",
+            "granted per s",
+            "refused",
+            "Redis us each",
+            "gateway us each",
+            "Redis is full at, per s",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _registry_row(task: RegistryLoadTask, found: RegistryLoadResult) -> tuple[Cell, ...]:
     return (
-        task.pods, task.models, task.gateways, task.clients, found.per_s, found.refused,
-        found.redis_us, found.gateway_us, found.limit_per_s,
-    )  # fmt: skip
+        task.pods,
+        task.models,
+        task.gateways,
+        task.clients,
+        found.per_s,
+        found.refused,
+        found.redis_us,
+        found.gateway_us,
+        found.limit_per_s,
+    )
 
 
 EXPERIMENT: Final = Experiment(

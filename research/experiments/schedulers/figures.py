@@ -35,13 +35,17 @@ def draw_schedulers(results: Sequence[SchedulerResult], folder: Path) -> Path:
         completion, misses, throughput, loads = rows
         _draw_completion(completion, runs)
         _draw_minutes(
-            misses, first, [each.misses for each in first],
+            misses,
+            first,
+            [each.misses for each in first],
             "Missed deadlines, by minute of arrival, against all arrivals (grey)",
-        )  # fmt: skip
+        )
         _draw_minutes(
-            throughput, first, [each.answered for each in first],
+            throughput,
+            first,
+            [each.answered for each in first],
             "Throughput: responses, against all arrivals (grey)",
-        )  # fmt: skip
+        )
         _draw_loads(loads, runs)
         legend_below(completion)
         figure.savefig(path, format="png", dpi=DPI)

@@ -242,12 +242,13 @@ class ResidencyLog:
             loaded = [(time_s, is_on) for time_s, _, is_on in changes]
             found.append(
                 PodUsage(
-                    self._pod, name,
+                    self._pod,
+                    name,
                     loading=_spans(loading, end_s),
                     inferring=union(begins[is_model], ends[is_model]),
                     loaded=_spans(loaded, end_s),
                 )
-            )  # fmt: skip
+            )
         return found
 
 

@@ -118,13 +118,17 @@ def _claims_table(results: Sequence[SchedulerResult], facts: Mapping[int, float]
     for claim in CLAIMS:
         reported = claim.reported(facts)
         direction = "less" if claim.is_fewer else "more"
-        rows.append((
-            claim.section, claim.label, claim.unit,
-            direction if claim.section != OWN_SECTION else None,
-            None if reported is None else f"{reported:+g}",
-            _spread([claim.change(runs) for runs in seeds]),
-            f"{sum(claim.holds(runs) for runs in seeds)} of {len(seeds)}",
-        ))  # fmt: skip
+        rows.append(
+            (
+                claim.section,
+                claim.label,
+                claim.unit,
+                direction if claim.section != OWN_SECTION else None,
+                None if reported is None else f"{reported:+g}",
+                _spread([claim.change(runs) for runs in seeds]),
+                f"{sum(claim.holds(runs) for runs in seeds)} of {len(seeds)}",
+            )
+        )
     return Table(
         "Changes: direction and size in the thesis, and in these runs",
         ("section", "change", "unit", "thesis", "its size", "ours", "direction holds in seeds"),
@@ -164,7 +168,9 @@ def _varied_claims_table(varied: Sequence[SchedulerResult]) -> Table:
     settings = _by_setting(varied)
     rows = [
         (
-            claim.section, claim.label, claim.unit,
+            claim.section,
+            claim.label,
+            claim.unit,
             *(
                 f"{sum(claim.holds(runs) for runs in seeds)} of {len(seeds)}: "
                 f"{_short(fmean(claim.change(runs) for runs in seeds))}"
@@ -173,7 +179,7 @@ def _varied_claims_table(varied: Sequence[SchedulerResult]) -> Table:
         )
         for claim in CLAIMS
         if claim.section != OWN_SECTION
-    ]  # fmt: skip
+    ]
     title = "The thesis's changes by setting: seeds in which the direction holds, and mean change"
     return Table(title, ("section", "change", "unit", *settings), tuple(rows))
 

@@ -65,11 +65,12 @@ def cold_variants(bench: Bench) -> Table:
         scores = found[at * size : (at + 1) * size]
         rows.append(
             (
-                name, interval([each.early for each in scores]),
+                name,
+                interval([each.early for each in scores]),
                 interval([each.later for each in scores]),
                 statistics.fmean(each.loads for each in scores),
             )
-        )  # fmt: skip
+        )
     return Table(
         f"Beyond the paper: medium and large variants that are cold at first, {_RATE} requests per "
         f"second of each application, deadline {_DEADLINE}, refined",
@@ -90,9 +91,10 @@ def run_cold(task: ColdTask) -> ColdScore:
     arrived_s, utility = (rows[each].to_numpy() for each in ("scheduled_s", "utility"))
     is_early = arrived_s < _EARLY_S
     return ColdScore(
-        float(utility[is_early].mean()), float(utility[~is_early].mean()),
+        float(utility[is_early].mean()),
+        float(utility[~is_early].mean()),
         sum(run.summary.loads_started.values()),
-    )  # fmt: skip
+    )
 
 
 def _trace(seed: int) -> Trace:
@@ -104,8 +106,12 @@ def _cluster(task: ColdTask) -> ClusterPlan:
     document = {
         "network": {"gateway_hop": "0s", "pod_hop": "0s"},
         "nodes": [
-            {"name": "n", "object_storage_rate": "1GB/s", "disk_rate": "1GB/s",
-             "pods": [{"slots": 8}]}
+            {
+                "name": "n",
+                "object_storage_rate": "1GB/s",
+                "disk_rate": "1GB/s",
+                "pods": [{"slots": 8}],
+            }
         ],
         "models": [
             _model(f"{name}-{size}", name, latency_s * task.scale, _load_s(task, size))
@@ -113,7 +119,7 @@ def _cluster(task: ColdTask) -> ClusterPlan:
             for size, latency_s in zip(SIZES, LATENCY_S, strict=True)
         ],
         "applications": [_application(task.folder, name) for name in REQUEST_MIX],
-    }  # fmt: skip
+    }
     found: ClusterPlan = cluster_of(document, source="cold variants")
     return found
 
@@ -124,9 +130,13 @@ def _load_s(task: ColdTask, size: str) -> float:
 
 def _model(name: str, application: str, infer_s: float, load_s: float) -> dict[str, Any]:
     model: dict[str, Any] = {
-        "name": name, "size": "1MB", "infer": {1: f"{infer_s}s"}, "batching": False,
-        "assets": "0s", "annotations": {"application": application},
-    }  # fmt: skip
+        "name": name,
+        "size": "1MB",
+        "infer": {1: f"{infer_s}s"},
+        "batching": False,
+        "assets": "0s",
+        "annotations": {"application": application},
+    }
     return model | ({"load": {"remote": f"{load_s}s"}} if load_s else {"at": {"n": "device"}})
 
 

@@ -74,10 +74,13 @@ def _read(folder: Path, name: str, mix: tuple[float, ...]) -> DemoApplication:
     looks, evidence = {}, {}
     for k in KS:
         trained = train(
-            training["features"], training["labels"],
+            training["features"],
+            training["labels"],
             (validation["features"], validation["labels"]),
-            classes=classes, k=k, projection=training["projection"],
-        )  # fmt: skip
+            classes=classes,
+            k=k,
+            projection=training["projection"],
+        )
         looks[k] = _profile("look", trained.confusion)
         evidence[k] = trained.examples.evidence(requests["features"])
     labels = validation["labels"]

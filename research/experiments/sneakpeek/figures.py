@@ -25,9 +25,7 @@ from research.experiments.sneakpeek.workload import Workload
 _DATA_AWARE: Final = SelectionOptions(is_data_aware=True)
 _SHORT: Final = SelectionOptions(is_data_aware=True, short_circuit=True)
 _SPLIT: Final = SelectionOptions(is_data_aware=True, splits_groups=True)
-_OBLIVIOUS: Final = (
-    SelectionPolicy.LO_EDF, SelectionPolicy.LO_PRIORITY, SelectionPolicy.GROUPED,
-)  # fmt: skip
+_OBLIVIOUS: Final = (SelectionPolicy.LO_EDF, SelectionPolicy.LO_PRIORITY, SelectionPolicy.GROUPED)
 _MOST_ACCURATE: Final = "max-accuracy-edf"
 _COMPARED: Final[tuple[str, ...]] = (
     *_OBLIVIOUS,
@@ -57,9 +55,12 @@ class Bench:
         return self.windows * _MAIN_FACTOR
 
     def scores(
-        self, cells: Sequence[tuple[Workload, str, SelectionOptions | None]],
-        what: str, *, windows: int | None = None,
-    ) -> list[list[Score]]:  # fmt: skip
+        self,
+        cells: Sequence[tuple[Workload, str, SelectionOptions | None]],
+        what: str,
+        *,
+        windows: int | None = None,
+    ) -> list[list[Score]]:
         """Per cell, the score of each seed."""
         tasks = [
             Task(self.folder, load, policy, options, seed, windows or self.windows)
@@ -71,10 +72,14 @@ class Bench:
         return [found[at * size : (at + 1) * size] for at in range(len(cells))]
 
     def sweep(
-        self, title: str, name: str, points: Sequence[tuple[Cell, Workload]], *,
+        self,
+        title: str,
+        name: str,
+        points: Sequence[tuple[Cell, Workload]],
+        *,
         policies: Sequence[str] = _COMPARED,
         options: Callable[[str], SelectionOptions | None] = lambda _policy: None,
-    ) -> tuple[Table, Table, list[list[float]]]:  # fmt: skip
+    ) -> tuple[Table, Table, list[list[float]]]:
         """Utility of each policy at each point, the planning time, and the utilities alone."""
         cells = [(load, policy, options(policy)) for _, load in points for policy in policies]
         scores = self.scores(cells, title)
@@ -97,12 +102,14 @@ class Bench:
 def main_table(bench: Bench) -> Table:
     """Figures 5 and 6."""
     policies = [
-        _MOST_ACCURATE, *(each for each in SelectionPolicy if each != SelectionPolicy.EXACT),
-    ]  # fmt: skip
+        _MOST_ACCURATE,
+        *(each for each in SelectionPolicy if each != SelectionPolicy.EXACT),
+    ]
     scores = bench.scores(
-        [(bench.load, policy, None) for policy in policies], "figures 5-6",
+        [(bench.load, policy, None) for policy in policies],
+        "figures 5-6",
         windows=bench.main_windows,
-    )  # fmt: skip
+    )
     by_policy: dict[str, list[Score]] = dict(zip(policies, scores, strict=True))
     rows = [
         (
@@ -120,10 +127,18 @@ def main_table(bench: Bench) -> Table:
     _compare_to_lo_edf(bench, by_policy)
     return Table(
         "Figures 5 and 6: 12 requests, 150 ms (paper: sneakpeek twice the utility of lo-edf)",
-        ("policy", "utility", "expected utility", "accuracy", "correct", "violation ms",
-         "late %", "short circuits %"),
+        (
+            "policy",
+            "utility",
+            "expected utility",
+            "accuracy",
+            "correct",
+            "violation ms",
+            "late %",
+            "short circuits %",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def _compare_to_lo_edf(bench: Bench, by_policy: dict[str, list[Score]]) -> None:
@@ -158,17 +173,23 @@ def estimates(apps: Sequence[DemoApplication]) -> Table:
     return Table(
         "Figures 7 and 10: mean error of the estimated accuracy, with k = 5 unless stated; priors "
         "from the requests' class mix (10a) and the test set's (10b)",
-        ("application", "profiled", "k = 1", "uninformative", "weak, requests",
-         "strong, requests", "weak, test set", "strong, test set"),
+        (
+            "application",
+            "profiled",
+            "k = 1",
+            "uninformative",
+            "weak, requests",
+            "strong, requests",
+            "weak, test set",
+            "strong, test set",
+        ),
         tuple(rows),
-    )  # fmt: skip
+    )
 
 
 def mechanisms(bench: Bench) -> Table:
     """Figure 8."""
-    policies = [
-        _MOST_ACCURATE, *_OBLIVIOUS, SelectionPolicy.REFINED,
-    ]  # fmt: skip
+    policies = [_MOST_ACCURATE, *_OBLIVIOUS, SelectionPolicy.REFINED]
     cells = []
     for policy in policies:
         is_grouped = policy in (SelectionPolicy.GROUPED, SelectionPolicy.REFINED)
@@ -218,9 +239,10 @@ def deadlines(bench: Bench) -> list[Table]:
     """Figures 11a and 11b."""
     points = [50, 100, 150, 200, 300, 400, 500, 700]
     means, _, values = bench.sweep(
-        "Figure 11a", "deadline ms",
+        "Figure 11a",
+        "deadline ms",
         [(ms, replace(bench.load, deadline_s=ms / 1e3)) for ms in points],
-    )  # fmt: skip
+    )
     for at, policy in enumerate(_COMPARED):
         curve = [(float(ms), row[at]) for ms, row in zip(points, values, strict=True)]
         bench.by_deadline[str(policy)] = curve
@@ -234,9 +256,10 @@ def deadlines(bench: Bench) -> list[Table]:
         f"figure 11a: data-oblivious policies agree within 2 % {shown} (paper: 300 ms)"
     )
     sigmas, _, _ = bench.sweep(
-        "Figure 11b", "sigma of deadlines, ms",
+        "Figure 11b",
+        "sigma of deadlines, ms",
         [(ms, replace(bench.load, deadline_sigma_s=ms / 1e3)) for ms in (0, 15, 30, 60, 90)],
-    )  # fmt: skip
+    )
     return [means, sigmas]
 
 
@@ -244,10 +267,13 @@ def applications(bench: Bench) -> list[Table]:
     """Figures 12a and 12b."""
     load = replace(bench.load, requests=24, deadline_s=0.2)
     utility, planning, _ = bench.sweep(
-        "Figure 12: 24 requests, 200 ms", "applications",
-        [(count, replace(load, copies=-(-count // 3), applications=count))
-         for count in (1, 3, 5, 6, 9, 12)],
-    )  # fmt: skip
+        "Figure 12: 24 requests, 200 ms",
+        "applications",
+        [
+            (count, replace(load, copies=-(-count // 3), applications=count))
+            for count in (1, 3, 5, 6, 9, 12)
+        ],
+    )
     return [utility, planning]
 
 
@@ -255,9 +281,10 @@ def arrivals(bench: Bench) -> list[Table]:
     """Figures 13a and 13b."""
     load = replace(bench.load, deadline_s=0.2)
     utility, planning, _ = bench.sweep(
-        "Figure 13: 200 ms", "requests per window",
+        "Figure 13: 200 ms",
+        "requests per window",
         [(count, replace(load, requests=count)) for count in (6, 12, 18, 24, 36)],
-    )  # fmt: skip
+    )
     return [utility, planning]
 
 
@@ -302,10 +329,12 @@ def optima(bench: Bench) -> Table:
     """Sections 5.2 and 5.3.2: how optimal plans are ordered, for 6 requests."""
     factors = (0.25, 1.0, 4.0)
     tasks = [
-        OptimumTask(bench.folder, replace(bench.load, requests=6, swap_scale=each), seed,
-                    bench.windows)
-        for each in factors for seed in bench.settings.seeds
-    ]  # fmt: skip
+        OptimumTask(
+            bench.folder, replace(bench.load, requests=6, swap_scale=each), seed, bench.windows
+        )
+        for each in factors
+        for seed in bench.settings.seeds
+    ]
     found = parallel_map(optimum_shares, tasks, bench.settings, what="optimal plans")
     size, rows = len(bench.settings.seeds), []
     for at, factor in enumerate(factors):

@@ -96,7 +96,14 @@ def _scored(
         in_time = 1.0 - penalty_of_one(load.penalty, deadline, each.completion_s)
         late_s = max(0.0, each.completion_s - deadline)
         rows.append(
-            (recall * in_time, each.utility, recall, correct, late_s, float(late_s > 0),
-             float(is_short))
-        )  # fmt: skip
+            (
+                recall * in_time,
+                each.utility,
+                recall,
+                correct,
+                late_s,
+                float(late_s > 0),
+                float(is_short),
+            )
+        )
     return rows

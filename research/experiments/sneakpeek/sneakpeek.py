@@ -53,9 +53,11 @@ def run(settings: Settings) -> Result:
     apps = applications_in(folder)
     scale = scale_of(folder, settings.progress)
     bench = Bench(
-        replace(settings, seeds=seeds), folder, Workload(scale=scale),
+        replace(settings, seeds=seeds),
+        folder,
+        Workload(scale=scale),
         windows=1 if settings.is_quick else 3,
-    )  # fmt: skip
+    )
     tables = [
         Table(
             "variants: profiled accuracy, and recall over classes",

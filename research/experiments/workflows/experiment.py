@@ -67,14 +67,17 @@ def run(settings: Settings) -> Result:
     runs = 200 if settings.is_quick else _RUNS
     scored = [
         AccuracyTask(workflow, predictor, seed, runs)
-        for workflow in GENERATORS for predictor in PREDICTORS for seed in seeds
-    ]  # fmt: skip
+        for workflow in GENERATORS
+        for predictor in PREDICTORS
+        for seed in seeds
+    ]
     shares = parallel_map(next_step_accuracy, scored, settings, what="predictors")
     tables = (
-        *figure_tables(compared, always), change_table(changed),
+        *figure_tables(compared, always),
+        change_table(changed),
         accuracy_table(scored, shares, {each: ceiling(each) for each in GENERATORS}),
         pays_table(pays),
-    )  # fmt: skip
+    )
     return Result(tables, (*_NOTES, f"seeds {', '.join(map(str, seeds))}; {minutes} minutes"))
 
 
@@ -111,16 +114,23 @@ def pays_tasks(file: Path, seeds: Sequence[int], *, is_quick: bool) -> list[Work
     for application, memories in _MEMORIES_GB.items():
         words = _WORDS if application == "knowledge-card" else (constants.WORD_IS_TRUE,)
         for task in placement_tasks(
-            file, seeds, 1 if is_quick else durations.MINUTES // 2,
-            applications=[application], policies=("speculative", "greedy"),
-        ):  # fmt: skip
+            file,
+            seeds,
+            1 if is_quick else durations.MINUTES // 2,
+            applications=[application],
+            policies=("speculative", "greedy"),
+        ):
             tasks += [
                 replace(
-                    task, memory_bytes=memory * constants.GB,
-                    host_bytes_per_s=rate * constants.GB, word_is_true=word,
+                    task,
+                    memory_bytes=memory * constants.GB,
+                    host_bytes_per_s=rate * constants.GB,
+                    word_is_true=word,
                 )
-                for memory in memories for rate in _HOST_GB_PER_S for word in words
-            ]  # fmt: skip
+                for memory in memories
+                for rate in _HOST_GB_PER_S
+                for word in words
+            ]
     return tasks
 
 

@@ -14,9 +14,7 @@ from research.simulated_workflows.constants import GB
 from research.simulated_workflows.predictors import PREDICTORS
 from research.simulated_workflows.simulation import WorkflowRunResult, WorkflowTask
 
-POLICIES: Final = (
-    "speculative", "greedy", "round-robin", "static", "reactive", "reactive-alone",
-)  # fmt: skip
+POLICIES: Final = ("speculative", "greedy", "round-robin", "static", "reactive", "reactive-alone")
 """`reactive-alone`: one copy per device."""
 Results: TypeAlias = "defaultdict[WorkflowTask, list[WorkflowRunResult]]"
 """By task without its seed, one result per seed."""
@@ -42,17 +40,21 @@ def figure_tables(compared: Results, always: Results) -> list[Table]:
         )
         latencies.append(
             (
-                application, *(_mean_s(found[application, policy]) for policy in POLICIES),
-                _below_percent(ours, found[application, "greedy"]), _below_percent(ours, best),
+                application,
+                *(_mean_s(found[application, policy]) for policy in POLICIES),
+                _below_percent(ours, found[application, "greedy"]),
+                _below_percent(ours, best),
             )
-        )  # fmt: skip
+        )
         details += [_detail(application, each, found[application, each]) for each in POLICIES]
         details.append(_detail(application, "speculative, always", loading[application]))
     return [
         Table(
             "Figures 6 and 11: mean latency in s over seeds, with the lowest and highest",
             (
-                "application", *POLICIES, "speculative below greedy, %",
+                "application",
+                *POLICIES,
+                "speculative below greedy, %",
                 "below the best of static and both reactive, %",
             ),
             tuple(latencies),
@@ -60,13 +62,22 @@ def figure_tables(compared: Results, always: Results) -> list[Table]:
         Table(
             "Figures 7 to 9, the same runs: means over seeds",
             (
-                "application", "policy", "mean, s", "p95, s", "loads", "loads never used",
-                "batch size", "steps foreseen, %", "running, %", "loading, %", "both, %",
+                "application",
+                "policy",
+                "mean, s",
+                "p95, s",
+                "loads",
+                "loads never used",
+                "batch size",
+                "steps foreseen, %",
+                "running, %",
+                "loading, %",
+                "both, %",
                 "of loading beside running, %",
             ),
             tuple(details),
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _mean_s(results: Sequence[WorkflowRunResult]) -> str:
@@ -80,54 +91,66 @@ def _detail(
     loading = mean(each.loading_share for each in results)
     beside = None if both + loading == 0 else 100 * both / (both + loading)
     return (
-        application, policy, mean(each.mean_s for each in results),
-        mean(each.p95_s for each in results), mean(each.loads for each in results),
-        mean(each.unused_loads for each in results), mean(each.batch for each in results),
+        application,
+        policy,
+        mean(each.mean_s for each in results),
+        mean(each.p95_s for each in results),
+        mean(each.loads for each in results),
+        mean(each.unused_loads for each in results),
+        mean(each.batch for each in results),
         100 * mean(each.predicted_share for each in results),
-        100 * mean(each.running_share for each in results), 100 * loading, 100 * both, beside,
-    )  # fmt: skip
+        100 * mean(each.running_share for each in results),
+        100 * loading,
+        100 * both,
+        beside,
+    )
 
 
 def change_table(results: Results) -> Table:
     """Figure 10."""
     rows = [
         (
-            task.policy, spread([each.before_s for each in found], mean, "{:.3f}".format),
+            task.policy,
+            spread([each.before_s for each in found], mean, "{:.3f}".format),
             spread([each.after_s for each in found], mean, "{:.3f}".format),
             round(
-                100 * mean(each.after_s for each in found)
-                / mean(each.before_s for each in found) - 100, 1,
+                100 * mean(each.after_s for each in found) / mean(each.before_s for each in found)
+                - 100,
+                1,
             ),
         )
         for task, found in results.items()
-    ]  # fmt: skip
+    ]
     return Table(
         "Figure 10, MIX: mean latency in s before GILL's requests are doubled and the others "
         "halved, and after",
-        ("policy", "before", "after", "change, %"), tuple(rows),
-    )  # fmt: skip
+        ("policy", "before", "after", "change, %"),
+        tuple(rows),
+    )
 
 
 def accuracy_table(
-    tasks: Sequence[AccuracyTask], shares: Sequence[tuple[float, float]],
+    tasks: Sequence[AccuracyTask],
+    shares: Sequence[tuple[float, float]],
     ceilings: Mapping[str, float],
-) -> Table:  # fmt: skip
+) -> Table:
     """Figure 12. `ceilings`: by workflow."""
     by_cell: dict[tuple[str, str], list[float]] = defaultdict(list)
     for task, (likeliest, _) in zip(tasks, shares, strict=True):
         by_cell[task.workflow, task.predictor].append(100 * likeliest)
     rows: list[tuple[Cell, ...]] = [
         (
-            workflow, *(spread(by_cell[workflow, each], mean, "{:.1f}".format)
-                        for each in PREDICTORS),
+            workflow,
+            *(spread(by_cell[workflow, each], mean, "{:.1f}".format) for each in PREDICTORS),
             round(100 * ceilings[workflow], 1),
         )
         for workflow in ceilings
-    ]  # fmt: skip
+    ]
     return Table(
         "Figure 12: likeliest next step right, in % (paper: 76 to 94 with its Markov model)",
-        ("workflow", *PREDICTORS, "most that is possible"), tuple(rows),
-    )  # fmt: skip
+        ("workflow", *PREDICTORS, "most that is possible"),
+        tuple(rows),
+    )
 
 
 def pays_table(results: Results) -> Table:
@@ -139,18 +162,25 @@ def pays_table(results: Results) -> Table:
         greedy = results[replace(task, policy="greedy")]
         rows.append(
             (
-                task.application, round(task.memory_bytes / GB, 1),
+                task.application,
+                round(task.memory_bytes / GB, 1),
                 round(task.host_bytes_per_s / GB, 1),
                 task.word_is_true if task.application == "knowledge-card" else None,
-                mean(each.mean_s for each in found), mean(each.mean_s for each in greedy),
+                mean(each.mean_s for each in found),
+                mean(each.mean_s for each in greedy),
                 _below_percent(found, greedy),
             )
-        )  # fmt: skip
+        )
     return Table(
         "Where speculation pays: mean latency in s",
         (
-            "application", "memory, GB", "loads, GB/s", "card in the prompt", "speculative",
-            "greedy", "speculative below greedy, %",
+            "application",
+            "memory, GB",
+            "loads, GB/s",
+            "card in the prompt",
+            "speculative",
+            "greedy",
+            "speculative below greedy, %",
         ),
         tuple(rows),
-    )  # fmt: skip
+    )

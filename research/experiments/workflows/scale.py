@@ -39,9 +39,18 @@ ALL_DEVICES_MS: Final = {
 """Mean CPU time of a plan that weighs all devices: `python -m benchmarks workflows`, two cores
 shared with other work, AMD EPYC, Python 3.11."""
 CANDIDATES_MS: Final = {
-    1: 0.24, 2: 0.25, 4: 0.37, 8: 0.42, 16: 0.44, 32: 0.60, 64: 0.74, 128: 1.05, 256: 1.13,
-    512: 1.23, 1000: 1.37,
-}  # fmt: skip
+    1: 0.24,
+    2: 0.25,
+    4: 0.37,
+    8: 0.42,
+    16: 0.44,
+    32: 0.60,
+    64: 0.74,
+    128: 1.05,
+    256: 1.13,
+    512: 1.23,
+    1000: 1.37,
+}
 """Of a plan that weighs a few."""
 SCHEDULERS: Final = 8
 """Of the second way. Chosen."""
@@ -80,10 +89,18 @@ def scale_tasks(file: Path, seeds: Sequence[int], sizes: Sequence[int]) -> list[
     for devices in sizes:
         for seed in seeds:
             several = WorkflowTask(
-                "gill", "speculative", seed, devices, constants.MEMORY_BYTES["gill"], rate_per_s,
-                file, MINUTES, planning_s=CANDIDATES_MS[devices] / 1e3, schedulers=SCHEDULERS,
+                "gill",
+                "speculative",
+                seed,
+                devices,
+                constants.MEMORY_BYTES["gill"],
+                rate_per_s,
+                file,
+                MINUTES,
+                planning_s=CANDIDATES_MS[devices] / 1e3,
+                schedulers=SCHEDULERS,
                 is_filtered=True,
-            )  # fmt: skip
+            )
             if devices in ALL_DEVICES_MS:
                 planning_s = ALL_DEVICES_MS[devices] / 1e3
                 tasks.append(
@@ -93,10 +110,13 @@ def scale_tasks(file: Path, seeds: Sequence[int], sizes: Sequence[int]) -> list[
             if devices > GROUP_DEVICES:
                 tasks.append(
                     replace(
-                        several, planning_s=ALL_DEVICES_MS[GROUP_DEVICES] / 1e3,
-                        schedulers=devices // GROUP_DEVICES, is_grouped=True, is_filtered=False,
+                        several,
+                        planning_s=ALL_DEVICES_MS[GROUP_DEVICES] / 1e3,
+                        schedulers=devices // GROUP_DEVICES,
+                        is_grouped=True,
+                        is_filtered=False,
                     )
-                )  # fmt: skip
+                )
     return tasks
 
 
@@ -112,11 +132,13 @@ def scale_table(tasks: Sequence[WorkflowTask], found: Sequence[WorkflowRunResult
         seconds[task.devices, _way(task)].append(result.mean_s)
     rows = [
         (
-            devices, ALL_DEVICES_MS.get(devices), CANDIDATES_MS[devices],
+            devices,
+            ALL_DEVICES_MS.get(devices),
+            CANDIDATES_MS[devices],
             *(_seconds(seconds[devices, way]) for way in _WAYS),
         )
         for devices in dict.fromkeys(task.devices for task in tasks)
-    ]  # fmt: skip
+    ]
     return Table(
         "Figures 13 and 14: mean latency of GILL in s over seeds, with the lowest and highest",
         ("devices", "plan over all, ms", "plan over candidates, ms", *_WAYS),

@@ -24,9 +24,16 @@ _CATEGORICAL = 1
 _END = "\nend of trees"
 _PRINTED = bytes(range(0x20, 0x7F)) + b"\r\n"
 _INNER = (
-    "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
-    "internal_value", "internal_weight", "internal_count",
-)  # fmt: skip
+    "split_feature",
+    "split_gain",
+    "threshold",
+    "decision_type",
+    "left_child",
+    "right_child",
+    "internal_value",
+    "internal_weight",
+    "internal_count",
+)
 _LEAVES = ("leaf_value", "leaf_weight", "leaf_count")
 """LightGBM's fields with a number per inner node, and per leaf."""
 

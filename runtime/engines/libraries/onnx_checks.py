@@ -39,8 +39,18 @@ _SPARSE_VALUES, _SPARSE_DIMS = 1, 3
 _DIMS, _TYPE, _NAME, _EXTERNAL = 1, 2, 8, 13
 _FUNCTION_NAME, _FUNCTION_NODE, _FUNCTION_DOMAIN = 1, 7, 10
 _ITEM_BYTES: Final = dict.fromkeys((2, 3, 9, *range(17, 26)), 1) | {
-    4: 2, 5: 2, 10: 2, 16: 2, 1: 4, 6: 4, 12: 4, 7: 8, 11: 8, 13: 8, 14: 8
-}  # fmt: skip
+    4: 2,
+    5: 2,
+    10: 2,
+    16: 2,
+    1: 4,
+    6: 4,
+    12: 4,
+    7: 8,
+    11: 8,
+    13: 8,
+    14: 8,
+}
 _LONGEST_ITEM: Final = 32
 """Of a text in memory, and for types that are not known."""
 

@@ -19,11 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.engine import ModelFolder
 from runtime.engines.libraries.library import LibraryEngine
-from runtime.engines.libraries.onnx_checks import (
-    INLINED_NODES,
-    folding_limit,
-    load_allowance,
-)
+from runtime.engines.libraries.onnx_checks import INLINED_NODES, folding_limit, load_allowance
 from runtime.engines.libraries.optional_library import import_library, one_line
 from runtime.engines.libraries.protobuf import encoded, entries, fields, message, text
 from runtime.errors import InferenceTooLarge, ModelInvalid
@@ -134,10 +130,7 @@ def session_options(onnxruntime: Any, threads: int) -> Any:
     options.inter_op_num_threads = 1
     options.enable_mem_pattern = False
     options.log_severity_level = FATAL_ONLY
-    for name in (
-        "session.use_env_allocators",
-        "session.use_device_allocator_for_initializers",
-    ):
+    for name in ("session.use_env_allocators", "session.use_device_allocator_for_initializers"):
         options.add_session_config_entry(name, "1")
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

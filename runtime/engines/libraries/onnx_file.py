@@ -12,9 +12,20 @@ from runtime.engines.programs.signature import ANY, Port, Signature, Size
 from runtime.errors import ModelInvalid
 
 DATATYPES: Final = {
-    1: "FP32", 2: "UINT8", 3: "INT8", 4: "UINT16", 5: "INT16", 6: "INT32", 7: "INT64", 8: "BYTES",
-    9: "BOOL", 10: "FP16", 11: "FP64", 12: "UINT32", 13: "UINT64",
-}  # fmt: skip
+    1: "FP32",
+    2: "UINT8",
+    3: "INT8",
+    4: "UINT16",
+    5: "INT16",
+    6: "INT32",
+    7: "INT64",
+    8: "BYTES",
+    9: "BOOL",
+    10: "FP16",
+    11: "FP64",
+    12: "UINT32",
+    13: "UINT64",
+}
 """The protocol's datatypes by the codes of `TensorProto.DataType`."""
 ROWS: Final = "rows"
 """The name given to a leading size that all tensors share."""
@@ -27,8 +38,14 @@ _DIM_VALUE, _DIM_PARAM = 1, 2
 _INITIALIZER_NAME, _INITIALIZER_EXTERNAL = 8, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _ENDED_BY_EMPTY: Final = (
-    "ConvTranspose", "DynamicQuantizeLSTM", "GRU", "LSTM", "RNN", "STFT", "Unique",
-)  # fmt: skip
+    "ConvTranspose",
+    "DynamicQuantizeLSTM",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "STFT",
+    "Unique",
+)
 """Operators of onnxruntime that end the process, not the inference, for a tensor with a size of 0
 (onnxruntime 1.32, each of ONNX's own node tests with each size of its inputs set to 0)."""
 _OPERATOR_ENDED_BY_EMPTY: Final = re.compile(

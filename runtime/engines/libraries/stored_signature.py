@@ -18,20 +18,21 @@ from typing import Any, Final
 import numpy as np
 
 from common.inference_protocol.tensors import BYTES, DATATYPE_OF
-from runtime.engines.libraries.rows import (
-    TabularSignature,
-    columns,
-    matrix,
-    output,
-    texts,
-)
+from runtime.engines.libraries.rows import TabularSignature, columns, matrix, output, texts
 from runtime.engines.libraries.xgboost_file import read_ubjson
 from runtime.errors import ModelInvalid
 
 _UNREADABLE: Final = (
-    OSError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError,
-    ModelInvalid, zipfile.BadZipFile,
-)  # fmt: skip
+    OSError,
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    RecursionError,
+    ModelInvalid,
+    zipfile.BadZipFile,
+)
 _DEFAULT_NAMES: Final = re.compile(r"Column_\d+")
 """LightGBM's, of features without names."""
 _HEAD_BYTES: Final = 64 * 1024**2

@@ -23,17 +23,31 @@ _MAX_FEATURES = 2**31
 _MAX_GROUPS = 2**16
 """Each takes memory in every row of a prediction, also without a tree of its own."""
 _NODE_FIELDS = (
-    "left_children", "right_children", "parents", "split_indices", "split_conditions", "split_type",
-    "default_left", "base_weights", "loss_changes", "sum_hessian",
-)  # fmt: skip
+    "left_children",
+    "right_children",
+    "parents",
+    "split_indices",
+    "split_conditions",
+    "split_type",
+    "default_left",
+    "base_weights",
+    "loss_changes",
+    "sum_hessian",
+)
 LEAF = -1
 _NO_PARENT = 2**31 - 1
 _CATEGORICAL = 1
 """Value of `split_type`."""
 MAX_DEPTH: Final = 64
 _NUMBERS: Final = {
-    b"i": ">i1", b"U": ">u1", b"I": ">i2", b"l": ">i4", b"L": ">i8", b"d": ">f4", b"D": ">f8",
-}  # fmt: skip
+    b"i": ">i1",
+    b"U": ">u1",
+    b"I": ">i2",
+    b"l": ">i4",
+    b"L": ">i8",
+    b"d": ">f4",
+    b"D": ">f8",
+}
 _CONSTANTS: Final = {b"Z": None, b"T": True, b"F": False}
 
 

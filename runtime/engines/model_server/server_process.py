@@ -46,8 +46,9 @@ class ServerProcess(KeptProcess):
         env = server_environment(os.environ)
         super().__init__(
             Command("model server", words, env, log_file, repository),
-            on_end=self.ended.set, grace_s=STOP_TIMEOUT_S,
-        )  # fmt: skip
+            on_end=self.ended.set,
+            grace_s=STOP_TIMEOUT_S,
+        )
 
     def with_values(self, text: str) -> str:
         """A text with the ports and the folder in place of their names."""

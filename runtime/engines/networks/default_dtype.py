@@ -13,11 +13,24 @@ from typing import Any, Final, Self
 import torch
 from torch.overrides import TorchFunctionMode
 
-_OF_FLOATS: Final = frozenset({
-    torch.empty, torch.empty_strided, torch.zeros, torch.ones, torch.rand, torch.randn, torch.eye,
-    torch.linspace, torch.logspace, torch.bartlett_window, torch.blackman_window,
-    torch.hamming_window, torch.hann_window, torch.kaiser_window,
-})  # fmt: skip
+_OF_FLOATS: Final = frozenset(
+    {
+        torch.empty,
+        torch.empty_strided,
+        torch.zeros,
+        torch.ones,
+        torch.rand,
+        torch.randn,
+        torch.eye,
+        torch.linspace,
+        torch.logspace,
+        torch.bartlett_window,
+        torch.blackman_window,
+        torch.hamming_window,
+        torch.hann_window,
+        torch.kaiser_window,
+    }
+)
 _BY_VALUE: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
 """Of floats if one of their numbers is a float."""
 

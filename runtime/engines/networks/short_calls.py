@@ -82,5 +82,8 @@ def _dropout(module: Any, weights: Weights, hooks: object, before: object) -> Ca
 
 
 _CALLS: dict[type, Callable[[Any, Weights, object, object], Call]] = {
-    Linear: _linear, LayerNorm: _layer_norm, Embedding: _embedding, Dropout: _dropout,
-}  # fmt: skip
+    Linear: _linear,
+    LayerNorm: _layer_norm,
+    Embedding: _embedding,
+    Dropout: _dropout,
+}

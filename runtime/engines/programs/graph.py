@@ -29,8 +29,14 @@ BLOCK_POSITION = {
 """Operators that run a block under a setting, and the position of the block in their arguments."""
 KEYWORD = 2
 GRAPH_ERRORS = (
-    KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, SyntaxError,
-)  # fmt: skip
+    KeyError,
+    TypeError,
+    ValueError,
+    IndexError,
+    AttributeError,
+    RuntimeError,
+    SyntaxError,
+)
 """Exceptions that a malformed graph causes here and in torch.fx."""
 MAX_DEPTH = 16
 MEMORY_FORMATS = {
@@ -40,9 +46,9 @@ MEMORY_FORMATS = {
     4: torch.preserve_format,
 }
 STRIDED = 7
-PLAIN = frozenset({
-    "as_int", "as_ints", "as_bool", "as_bools", "as_string", "as_strings", "as_int_lists",
-})  # fmt: skip
+PLAIN = frozenset(
+    {"as_int", "as_ints", "as_bool", "as_bools", "as_string", "as_strings", "as_int_lists"}
+)
 
 
 def build_graph(

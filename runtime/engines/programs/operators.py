@@ -29,8 +29,24 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     **{
         f"_operator.{name}": getattr(operator, name)
         for name in (
-            "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "abs",
-            "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_",
+            "add",
+            "sub",
+            "mul",
+            "floordiv",
+            "truediv",
+            "mod",
+            "neg",
+            "pos",
+            "abs",
+            "eq",
+            "ne",
+            "lt",
+            "le",
+            "gt",
+            "ge",
+            "and_",
+            "or_",
+            "not_",
         )
     },
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
@@ -38,7 +54,7 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
         f"torch.{name}": getattr(torch, name)
         for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
     },
-}  # fmt: skip
+}
 """Functions of sizes. No powers: a huge one blocks the interpreter and cannot be interrupted."""
 ZERO_FILLED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
 REFUSED = re.compile(
@@ -46,17 +62,44 @@ REFUSED = re.compile(
     r"|(empty|new_empty)_\w+|resize\w*|rename\w*|\w*storage\w*|to_(mkldnn|sparse\w*|padded_tensor)"
     r"|sparse\w*|quantize\w*|fbgemm\w*|mkldnn\w*|cudnn\w*|miopen\w*|mps\w*|xnnpack\w*"
 )
-PRIVATE = frozenset({
-    "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__",
-    "__lshift__", "__rshift__", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d",
-    "_assert_async", "_assert_scalar", "_assert_tensor_metadata", "_cdist_forward", "_fft_c2c",
-    "_fft_c2r", "_fft_r2c", "_local_scalar_dense", "_log_softmax", "_native_batch_norm_legit",
-    "_native_batch_norm_legit_no_training", "_prelu_kernel", "_safe_softmax", "_shape_as_tensor",
-    "_softmax", "_to_copy", "_unsafe_view", "_weight_norm",
-    "_scaled_dot_product_attention_math", "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
-    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-})  # fmt: skip
+PRIVATE = frozenset(
+    {
+        "__and__",
+        "__or__",
+        "__xor__",
+        "__iand__",
+        "__ior__",
+        "__ixor__",
+        "__lshift__",
+        "__rshift__",
+        "_adaptive_avg_pool2d",
+        "_adaptive_avg_pool3d",
+        "_assert_async",
+        "_assert_scalar",
+        "_assert_tensor_metadata",
+        "_cdist_forward",
+        "_fft_c2c",
+        "_fft_c2r",
+        "_fft_r2c",
+        "_local_scalar_dense",
+        "_log_softmax",
+        "_native_batch_norm_legit",
+        "_native_batch_norm_legit_no_training",
+        "_prelu_kernel",
+        "_safe_softmax",
+        "_shape_as_tensor",
+        "_softmax",
+        "_to_copy",
+        "_unsafe_view",
+        "_weight_norm",
+        "_scaled_dot_product_attention_math",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+    }
+)
 """Private operators of torch that exported programs use."""
 MASKS = frozenset({torch.bool, torch.uint8})
 """Types of indices that are masks; torch checks their shapes without the device."""
@@ -158,11 +201,17 @@ CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     **{
         name: _along_dimension()
         for name in (
-            "index_select", "index_add", "index_copy", "index_reduce",
-            "gather", "scatter", "scatter_add", "scatter_reduce",
+            "index_select",
+            "index_add",
+            "index_copy",
+            "index_reduce",
+            "gather",
+            "scatter",
+            "scatter_add",
+            "scatter_reduce",
         )
     },
-}  # fmt: skip
+}
 """By the operator's name; in-place operators are checked like their other form."""
 
 

@@ -393,8 +393,10 @@ def test_copies_for_a_queue_finish_it_in_time() -> None:
 def test_copies_for_a_queue_are_added_to_warm_ones() -> None:
     """One copy serves the arrivals; 20 queued requests of 0.1 s need one more for 2 s."""
     values: dict[str, Any] = {
-        "at": {"p": Tier.DEVICE}, "waiting": QueueStats(requests=20), "policy": QUEUEING,
-    }  # fmt: skip
+        "at": {"p": Tier.DEVICE},
+        "waiting": QueueStats(requests=20),
+        "policy": QUEUEING,
+    }
     assert [each[1] for each in _loads(_one(0.0, **values))] == ["q"]
     fresh = _one(0.0, since_s=NOW_S - 1, **values)
     assert _loads(fresh) == []  # its queue is being served now

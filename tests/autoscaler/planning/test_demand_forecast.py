@@ -31,11 +31,13 @@ NOW_MIN = 2_880
 MODELS = ["default/a", "default/b"]
 MINUTE_HORIZON = ForecastHorizon((60.0,), (0.5,))
 DEMAND = Demand(
-    None, MINUTE_HORIZON,
-    Forecast(mean=np.full((2, 1), 0.1), quantiles=np.zeros((2, 1, 1)),
-             p_arrival=np.full((2, 1), 0.1)),
+    None,
+    MINUTE_HORIZON,
+    Forecast(
+        mean=np.full((2, 1), 0.1), quantiles=np.zeros((2, 1, 1)), p_arrival=np.full((2, 1), 0.1)
+    ),
     np.full(2, 0.1),
-)  # fmt: skip
+)
 _HISTORY = streams.of(streams.poisson(0.01, models=4, minutes=2 * streams.DAY))
 NAMES = [f"default/{name}" for name in "abcd"]
 PLAIN = Demand(

@@ -18,14 +18,21 @@ PODS = ("p", "q")
 
 
 def model(
-    name: str, *pods: str, namespace: str = "greedy", last_s: float = 0.0, ongoing: int = 0,
+    name: str,
+    *pods: str,
+    namespace: str = "greedy",
+    last_s: float = 0.0,
+    ongoing: int = 0,
     policy: Mapping[str, object] | None = None,
-) -> ModelView:  # fmt: skip
+) -> ModelView:
     """A warm model, last used at `last_s` at all its pods."""
     made = views.model(
-        name, at=dict.fromkeys(pods, Tier.DEVICE), size_bytes=SIZE, policy=policy,
+        name,
+        at=dict.fromkeys(pods, Tier.DEVICE),
+        size_bytes=SIZE,
+        policy=policy,
         uses={pod: CopyUse(ongoing, last_s, 1) for pod in pods},
-    )  # fmt: skip
+    )
     return replace(made, spec=replace(made.spec, name=ModelName(namespace, name)))
 
 
@@ -58,8 +65,9 @@ def test_pinned_and_used_copies_stay_and_needed_ones_leave_last() -> None:
     full = view(pinned, used, needed, free)
     assert demoted(within_quotas(full, (), {"greedy": 400}.get)) == [(free.key, "p")]
     assert demoted(within_quotas(full, (), {"greedy": 100}.get)) == [
-        (free.key, "p"), (needed.key, "p"),
-    ]  # fmt: skip
+        (free.key, "p"),
+        (needed.key, "p"),
+    ]
 
 
 def test_no_load_exceeds_the_quota_on_any_pod() -> None:
@@ -79,13 +87,17 @@ def test_what_the_policy_demotes_anyway_makes_room() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["greedy", "other"]), st.sets(st.sampled_from(PODS)),
-                  st.integers(0, 9), st.integers(0, 1)),
+        st.tuples(
+            st.sampled_from(["greedy", "other"]),
+            st.sets(st.sampled_from(PODS)),
+            st.integers(0, 9),
+            st.integers(0, 1),
+        ),
         max_size=8,
     ),
     st.sets(st.tuples(st.integers(0, 7), st.sampled_from(PODS))),
     st.integers(0, 1200),
-)  # fmt: skip
+)
 def test_the_sum_is_within_the_quota_unless_copies_are_in_use(
     drawn: list[tuple[str, set[str], int, int]], loads: set[tuple[int, str]], quota: int
 ) -> None:

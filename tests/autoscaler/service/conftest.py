@@ -181,18 +181,31 @@ class Stage:
         holder = f"autoscaler-{next(_holders)}"
         forecaster = DemandForecaster(forecast)
         one = Autoscaler(
-            chosen, watch, scaling, policy, metrics, holder, forecaster, actuator,
-            tick_s=0.05, lease_s=lease_s, forecast_every_s=0.05,
-        )  # fmt: skip
+            chosen,
+            watch,
+            scaling,
+            policy,
+            metrics,
+            holder,
+            forecaster,
+            actuator,
+            tick_s=0.05,
+            lease_s=lease_s,
+            forecast_every_s=0.05,
+        )
         client = PodClient(PodSecret(), timeout_s=120)
 
         async def run() -> None:
             async with asyncio.TaskGroup() as group:
                 group.create_task(watch.run())
                 executor = ActionExecutor(
-                    group, scaling, client, metrics,
-                    state=lambda: watch.state, now_s=watch.registry_now_s,
-                )  # fmt: skip
+                    group,
+                    scaling,
+                    client,
+                    metrics,
+                    state=lambda: watch.state,
+                    now_s=watch.registry_now_s,
+                )
                 group.create_task(one.run(executor))
 
         task = asyncio.create_task(run())

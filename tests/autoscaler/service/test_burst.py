@@ -26,8 +26,9 @@ async def test_a_burst_loads_each_model_once(stage: Stage) -> None:
             for name in ("g", "h")
         ]
         group = await stack.enter_async_context(asyncio.TaskGroup())
-        reports = [group.create_task(_counter(each, number).run())
-                   for number, each in enumerate(gateways)]  # fmt: skip
+        reports = [
+            group.create_task(_counter(each, number).run()) for number, each in enumerate(gateways)
+        ]
         pods: dict[str, Pod] = {}
         placed: set[str] = set()
         may_end, may_claim = asyncio.Event(), asyncio.Event()

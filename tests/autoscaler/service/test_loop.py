@@ -99,20 +99,36 @@ async def test_carries_out_an_action_once_and_records_its_reason(
     pod = await stage.pod("pod-a")
     async with stage.autoscaler(load_everywhere("a")) as metrics:
         await until(
-            lambda: metric(metrics, "pilotlight_autoscaler_actions_total",
-                           verb="load", reason="forecast", outcome="done"),
-            timeout_s=LIMIT_S, what="the action counted",
-        )  # fmt: skip
+            lambda: metric(
+                metrics,
+                "pilotlight_autoscaler_actions_total",
+                verb="load",
+                reason="forecast",
+                outcome="done",
+            ),
+            timeout_s=LIMIT_S,
+            what="the action counted",
+        )
     assert await _warm(stage, "a") == {"pod-a"}
     assert pod.loads == ["a"]
     last = (await AutoscalerLog(stage.registry).records()).last_by_model["default/a"]
     assert (last.verb, last.pod, last.reason, last.detail, last.outcome) == (
-        "load", "pod-a", "forecast", "needed everywhere", ActionOutcome.DONE,
-    )  # fmt: skip
+        "load",
+        "pod-a",
+        "forecast",
+        "needed everywhere",
+        ActionOutcome.DONE,
+    )
     [line] = [each for each in caplog.records if each.message == "load"]
-    assert vars(line).items() >= {
-        "model": "default/a", "pod": "pod-a", "reason": "forecast", "words": "needed everywhere",
-    }.items()  # fmt: skip
+    assert (
+        vars(line).items()
+        >= {
+            "model": "default/a",
+            "pod": "pod-a",
+            "reason": "forecast",
+            "words": "needed everywhere",
+        }.items()
+    )
 
 
 async def test_plans_see_the_use_of_every_copy(stage: Stage) -> None:
@@ -181,10 +197,18 @@ async def test_a_model_whose_load_fails_does_not_block_others(stage: Stage) -> N
 
         await eventually(is_warm, timeout_s=LIMIT_S, what="the other model warm")
         await until(
-            lambda: metric(metrics, "pilotlight_autoscaler_skipped_actions_total",
-                           verb="load", cause="refused") >= 5,
-            timeout_s=LIMIT_S, what="five plans without it",
-        )  # fmt: skip
+            lambda: (
+                metric(
+                    metrics,
+                    "pilotlight_autoscaler_skipped_actions_total",
+                    verb="load",
+                    cause="refused",
+                )
+                >= 5
+            ),
+            timeout_s=LIMIT_S,
+            what="five plans without it",
+        )
     plans = await AutoscalerLog(stage.registry).records()
     assert plans.last_by_model["default/a"].outcome == ActionOutcome.FAILED
     assert "503" in plans.last_by_model["default/a"].error
@@ -282,8 +306,9 @@ async def test_ignores_an_impossible_forecast(stage: Stage, impossible: float) -
             lambda: metric(
                 metrics, "pilotlight_autoscaler_failures_total", cause="absurd-forecast"
             ),
-            timeout_s=LIMIT_S, what="the forecast ignored",
-        )  # fmt: skip
+            timeout_s=LIMIT_S,
+            what="the forecast ignored",
+        )
 
 
 async def test_a_queued_request_wakes_one_pod(stage: Stage) -> None:
@@ -331,8 +356,9 @@ async def test_the_leader_publishes_expected_arrivals(stage: Stage) -> None:
             async with stage.autoscaler(policy, forecast=expects(0.9)) as follower:
                 await until(
                     lambda: metric(follower, "pilotlight_autoscaler_plan_seconds_count") >= 5,
-                    timeout_s=LIMIT_S, what="plans of the follower",
-                )  # fmt: skip
+                    timeout_s=LIMIT_S,
+                    what="plans of the follower",
+                )
                 assert has(0.5)
         async with stage.autoscaler(policy, forecast=expects(0.9)):
             await until(lambda: has(0.9), timeout_s=LIMIT_S, what="rates of the successor")
@@ -354,7 +380,10 @@ async def test_reports_contradictory_limits(stage: Stage) -> None:
         assert "max-pods 2, was 7" in last.detail
         await asyncio.sleep(0)
         refused = metric(
-            metrics, "pilotlight_autoscaler_actions_total",
-            verb="refuse", reason="limits", outcome="failed",
-        )  # fmt: skip
+            metrics,
+            "pilotlight_autoscaler_actions_total",
+            verb="refuse",
+            reason="limits",
+            outcome="failed",
+        )
         assert refused == 1

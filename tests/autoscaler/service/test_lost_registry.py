@@ -77,8 +77,9 @@ async def test_an_outage_is_one_line_of_the_log(
                 redis.stop()
                 await until(
                     lambda: metric(metrics, FAILURES, cause="registry-away") >= 3,
-                    timeout_s=LIMIT_S, what="three ticks without the registry",
-                )  # fmt: skip
+                    timeout_s=LIMIT_S,
+                    what="three ticks without the registry",
+                )
     lines = [each for each in caplog.records if each.name == "autoscaler.service.loop"]
     away_lines = [each for each in lines if "registry is unavailable" in each.message]
     assert [each.exc_info for each in away_lines] == [None]

@@ -76,9 +76,13 @@ class Driver:
         registry = self.stage.registry
         if place not in self.epochs:
             info = PodInfo(
-                f"pod-of-{place}", f"{place}:1", "n", accelerator=EPYC, place=place,
+                f"pod-of-{place}",
+                f"{place}:1",
+                "n",
+                accelerator=EPYC,
+                place=place,
                 placed_model=NAME,
-            )  # fmt: skip
+            )
             self.epochs[place] = await registry.register_pod(info, lease_ttl_s=600)
             await registry.set_tier(info.name, self.epochs[place], SPEC.key, Tier.DEVICE, 100)
         samples = (Samples(SPEC.key, "infer", (self.infer_s,) * 8),)
@@ -171,9 +175,14 @@ async def test_the_last_plan_serves_on_after_the_planner_was_killed(stage: Stage
 
         async def is_counted() -> bool:
             await driver.tick()
-            return metric(
-                driver.metrics, "pilotlight_autoscaler_failures_total", cause="placement-process"
-            ) == 1  # fmt: skip
+            return (
+                metric(
+                    driver.metrics,
+                    "pilotlight_autoscaler_failures_total",
+                    cause="placement-process",
+                )
+                == 1
+            )
 
         await eventually(is_counted)
         assert driver.watch.state.placement == before

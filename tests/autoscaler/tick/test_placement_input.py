@@ -54,16 +54,22 @@ EPYC = Accelerator(product="EPYC", memory_bytes=4000, cores=2)
 
 def test_models_without_deadline_or_profile_are_left_out_with_the_reason() -> None:
     state = _cluster(
-        EPYC, ok={"deadline_s": 1.0, "max_batch_size": 4}, lax={}, bare={"deadline_s": 1.0},
+        EPYC,
+        ok={"deadline_s": 1.0, "max_batch_size": 4},
+        lax={},
+        bare={"deadline_s": 1.0},
         spared={"deadline_s": 1.0, "placement": PlacementName.OFF},
-    )  # fmt: skip
+    )
     for name in ("ok", "lax", "spared"):
         _add_profile(state, name, "EPYC")
     found = placement_input(state, {"default/ok": 5.0}, CORES)
     [workload] = found.workloads
     assert (workload.model, workload.rate_rps, workload.slo_s, workload.max_batch_size) == (
-        "default/ok", 5.0, 1.0, 4,
-    )  # fmt: skip
+        "default/ok",
+        5.0,
+        1.0,
+        4,
+    )
     assert "pilotlight.io/deadline" in found.left_out["default/lax"]
     assert "`pilotlight profile default/bare`" in found.left_out["default/bare"]
     assert "off" in found.left_out["default/spared"]
@@ -103,9 +109,10 @@ def test_plans_keep_within_what_a_client_of_mps_has() -> None:
     _add_profile(state, "small", "H100", sm_utilization_pct=50.0, reserved_pct=10.0)
     _add_profile(state, "large", "H100", reserved_pct=26.0)
     state.profiles[ModelName("default", "large")]["H100"] = Profile(
-        state.models[ModelName("default", "large")].spec.key, "H100",
+        state.models[ModelName("default", "large")].spec.key,
+        "H100",
         (ProfilePoint(1, 0.1, reserved_pct=26.0),),
-    )  # fmt: skip
+    )
     found = placement_input(state, {}, ())
     assert "part of the memory of H100" in found.left_out["default/large"]
     points = found.profiles.points("default/small", "H100")
@@ -121,10 +128,12 @@ def test_measured_shares_and_pairs_are_in_the_profiles() -> None:
         _add_profile(state, name, "EPYC")
     stored = state.profiles[ModelName("default", "a")]
     stored["EPYC"] = Profile(
-        stored["EPYC"].key, "EPYC", stored["EPYC"].points,
+        stored["EPYC"].key,
+        "EPYC",
+        stored["EPYC"].points,
         shares=(ShareFactor(50.0, 4, 1.9), ShareFactor(25.0, 4, 3.0)),
         pairs=(PairFactor("default/b", 1.4),),
-    )  # fmt: skip
+    )
     profiles = placement_input(state, {}, CORES).profiles
     factors = [each.share_factors for each in profiles.points("default/a", "EPYC")]
     assert factors == [(), ((25.0, 3.0), (50.0, 1.9))]
@@ -147,8 +156,9 @@ def test_fits_of_profiles_are_given_to_planners_with_how_much_slower_the_model_i
     stored = state.profiles[ModelName("default", "a")]
     stored["EPYC"] = replace(stored["EPYC"], fits=fits)
     assert placement_input(state, {}, CORES, {"default/b": 2.0}).profiles.fits == (
-        ModelFits("default/a", "EPYC", fits), ModelFits("default/b", "EPYC", fits, 2.0),
-    )  # fmt: skip
+        ModelFits("default/a", "EPYC", fits),
+        ModelFits("default/b", "EPYC", fits, 2.0),
+    )
 
 
 def test_every_kind_needs_a_profile() -> None:

@@ -44,15 +44,20 @@ def test_fields_that_have_no_effect_are_warned_of() -> None:
     document["spec"]["predictor"]["nodeSelector"] = {"gpu": "yes"}
     document["spec"]["predictor"]["serviceAccountName"] = "reader"  # is honoured
     document["spec"]["predictor"]["model"] |= {
-        "name": "", "resources": {"limits": {"cpu": "4"}}, "args": ["--x"], "env": [],
+        "name": "",
+        "resources": {"limits": {"cpu": "4"}},
+        "args": ["--x"],
+        "env": [],
         "runtime": "kserve-huggingfaceserver",
-    }  # fmt: skip
+    }
     answer = checked(request(document))
     assert answer["allowed"]
     assert [each.partition(" has no effect")[0] for each in answer["warnings"]] == [
-        "spec.predictor.nodeSelector", "spec.predictor.model.resources",
-        "spec.predictor.model.runtime", "spec.predictor.model.args --x",
-    ]  # fmt: skip
+        "spec.predictor.nodeSelector",
+        "spec.predictor.model.resources",
+        "spec.predictor.model.runtime",
+        "spec.predictor.model.args --x",
+    ]
 
 
 def test_an_environment_that_is_read_is_not_warned_of() -> None:
@@ -63,9 +68,9 @@ def test_an_environment_that_is_read_is_not_warned_of() -> None:
 
 def test_rejects_with_all_mistakes() -> None:
     document = service(
-        annotations=POOL | {MODE: "ModelMesh", "pilotlight.io/polcy": "auto",
-                            "pilotlight.io/priority": "high"}
-    )  # fmt: skip
+        annotations=POOL
+        | {MODE: "ModelMesh", "pilotlight.io/polcy": "auto", "pilotlight.io/priority": "high"}
+    )
     answer = checked(request(document))
     assert not answer["allowed"]
     assert answer["status"]["code"] == 422

@@ -16,11 +16,15 @@ def graph(pool: str = "default", router: str = "Sequence", **metadata: Any) -> d
         "apiVersion": "serving.kserve.io/v1alpha1",
         "kind": "InferenceGraph",
         "metadata": {
-            "name": "chain", "namespace": "team", "uid": "uid-1", "generation": 2,
-            "annotations": annotations, **metadata,
+            "name": "chain",
+            "namespace": "team",
+            "uid": "uid-1",
+            "generation": 2,
+            "annotations": annotations,
+            **metadata,
         },
         "spec": {"nodes": {"root": {"routerType": router, "steps": [{"serviceName": "a"}]}}},
-    }  # fmt: skip
+    }
 
 
 def test_a_graph_with_a_pool_is_served_for_its_object() -> None:

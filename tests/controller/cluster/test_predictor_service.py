@@ -71,8 +71,10 @@ async def test_it_is_another_name_of_the_gateway_and_goes_with_its_model(
     assert made["spec"] == {"type": "ExternalName", "externalName": GATEWAY}
     [owner] = made["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == (
-        "InferenceService", "translate", MODEL.uid,
-    )  # fmt: skip
+        "InferenceService",
+        "translate",
+        MODEL.uid,
+    )
 
 
 async def test_it_may_be_there_already(stage: tuple[ApiServer, ClusterApi]) -> None:

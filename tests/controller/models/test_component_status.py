@@ -65,9 +65,11 @@ def test_the_first_status_has_every_condition_that_kserve_expects() -> None:
     status = make_status(found, facts(found), NOW)
     kinds = {each["type"]: each["status"] for each in status["conditions"]}
     assert kinds == {
-        "PredictorReady": "Unknown", "Warm": "False", "IngressReady": "Unknown",
+        "PredictorReady": "Unknown",
+        "Warm": "False",
+        "IngressReady": "Unknown",
         "Ready": "Unknown",
-    }  # fmt: skip
+    }
     assert "url" not in status
     assert "observedGeneration" not in status
     assert status["deploymentMode"] == "ModelMesh"
@@ -106,18 +108,27 @@ def test_numbers_that_kserve_leaves_out_are_not_written() -> None:
         pytest.param([], None, "TransformerNotReady", "has not reported", id="unknown"),
         pytest.param(
             [condition("TransformerReady", "False", message="no image")],
-            False, "TransformerNotReady", "no image", id="no transformer",
+            False,
+            "TransformerNotReady",
+            "no image",
+            id="no transformer",
         ),
         pytest.param(
             [condition("TransformerReady"), condition("ExplainerReady", "False", reason="Bad")],
-            False, "ExplainerNotReady", "Bad", id="no explainer",
+            False,
+            "ExplainerNotReady",
+            "Bad",
+            id="no explainer",
         ),
         pytest.param(
             [condition("TransformerReady"), condition("ExplainerReady")],
-            True, "Served", "serves the model", id="both",
+            True,
+            "Served",
+            "serves the model",
+            id="both",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_model_is_ready_with_its_components(
     conditions: list[dict[str, Any]], is_ready: bool | None, reason: str, says: str
 ) -> None:

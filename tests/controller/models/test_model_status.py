@@ -101,10 +101,13 @@ def test_canaries_are_the_latest_revision() -> None:
     assert predictor["previousRolledoutRevision"] == own
     assert predictor["traffic"] == [
         {"latestRevision": True, "percent": 20, "revisionName": new},
-        {"latestRevision": False, "percent": 5,
-         "revisionName": f"translate-other-{other.generation}"},
+        {
+            "latestRevision": False,
+            "percent": 5,
+            "revisionName": f"translate-other-{other.generation}",
+        },
         {"latestRevision": False, "percent": 75, "revisionName": own, "tag": "prev"},
-    ]  # fmt: skip
+    ]
     only = make_status(MODEL, FACTS, NOW)["components"]["predictor"]
     assert only["traffic"] == [{"latestRevision": True, "percent": 100, "revisionName": own}]
 

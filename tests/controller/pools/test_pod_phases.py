@@ -44,17 +44,27 @@ class Stage:
         self, name: str, generation: int, *, namespace: str = "pilotlight", is_ending: bool = False
     ) -> PodObject:
         return PodObject(
-            namespace, name, f"{namespace}-{name}", self.pool, "pool", is_ending, 0,
-            f"pool-{generation:05}", generation,
-        )  # fmt: skip
+            namespace,
+            name,
+            f"{namespace}-{name}",
+            self.pool,
+            "pool",
+            is_ending,
+            0,
+            f"pool-{generation:05}",
+            generation,
+        )
 
     def route_to(self, generation: int) -> None:
         traffic = [{"revisionName": f"pool-{generation:05}", "percent": 100}]
         document = service(
-            name="pool", namespace="pilotlight", uid="p", annotations={},
+            name="pool",
+            namespace="pilotlight",
+            uid="p",
+            annotations={},
             labels={"pilotlight.io/pool": self.pool},
             status={"components": {"predictor": {"traffic": traffic}}},
-        )  # fmt: skip
+        )
         self.objects.update(ObjectEvent(read_service(document), is_removed=False))
 
     def phase(self, name: str) -> PodPhase:

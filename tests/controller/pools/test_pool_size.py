@@ -51,11 +51,13 @@ def test_zero_and_unbounded_pools() -> None:
         pytest.param(replace(POOL, autoscaler_class="hpa"), [], "class 'hpa'", id="hpa-class"),
         pytest.param(replace(POOL, autoscaler_class="none"), [], "class 'none'", id="none-class"),
         pytest.param(
-            POOL, [CompetingScaler("HorizontalPodAutoscaler", "mine", "pool-predictor")],
-            "HorizontalPodAutoscaler mine", id="foreign-hpa",
+            POOL,
+            [CompetingScaler("HorizontalPodAutoscaler", "mine", "pool-predictor")],
+            "HorizontalPodAutoscaler mine",
+            id="foreign-hpa",
         ),
     ],
-)  # fmt: skip
+)
 def test_finds_other_scalers(pool: PoolObject, scalers: list[CompetingScaler], detail: str) -> None:
     decision = find_owner(pool, scalers)
     assert isinstance(decision, ScaledElsewhere)

@@ -185,10 +185,14 @@ def test_the_look_answers_changes_the_variant_and_may_die(
 ) -> None:
     train_parity(tmp_path)
     looking = replace(
-        DIGITS, name=ModelName("default", "parity"), classes=("even", "odd"), deadline_s=20.0,
+        DIGITS,
+        name=ModelName("default", "parity"),
+        classes=("even", "odd"),
+        deadline_s=20.0,
         inputs=(InputTensor("features", "FP32", (-1, 2)),),
-        sneak_peek=SneakPeekSpec(f"file://{tmp_path}"), policy=SelectionPolicy.SNEAKPEEK,
-    )  # fmt: skip
+        sneak_peek=SneakPeekSpec(f"file://{tmp_path}"),
+        policy=SelectionPolicy.SNEAKPEEK,
+    )
     _declare(harness, application=looking, skewed=True)
 
     def ask(row: list[float], **headers: str) -> httpx.Response:

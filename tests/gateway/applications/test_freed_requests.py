@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from registry.domain.application import (
-    AccuracyProfile,
-    ApplicationSpec,
-    InputTensor,
-    SneakPeekSpec,
-)
+from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.model import ModelName, ModelPolicy
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_freed_requests import LATE, ask, no_garbage

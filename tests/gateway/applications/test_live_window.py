@@ -23,9 +23,14 @@ DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline
 VARIANT = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST = WindowRequest("r", str(DIGITS.name), NOW_S, 1.0)
 MEASURED = {
-    "infer": 0.1, "preprocess": 0.02, "postprocess": 0.01, "load:remote": 0.8,
-    "infer|a100|1": 0.04, "preprocess|a100|1": 0.02, "postprocess|a100|1": 0.01,
-}  # fmt: skip
+    "infer": 0.1,
+    "preprocess": 0.02,
+    "postprocess": 0.01,
+    "load:remote": 0.8,
+    "infer|a100|1": 0.04,
+    "preprocess|a100|1": 0.02,
+    "postprocess|a100|1": 0.01,
+}
 
 PROFILE = Profile(
     "default/m@1", "a100", tuple(ProfilePoint(*each) for each in ((1, 0.02), (4, 0.026), (8, 0.03)))
@@ -51,8 +56,9 @@ def test_a_pods_latency_is_that_of_its_accelerator() -> None:
         _state(PodSketch("fast", "warm", product="a100"), PodSketch("slow", "warm", product="l4"))
     )
     assert {each.name: each.latency_s["m"] for each in window.workers} == {
-        "fast": pytest.approx(0.04), "slow": pytest.approx(0.07),
-    }  # fmt: skip
+        "fast": pytest.approx(0.04),
+        "slow": pytest.approx(0.07),
+    }
 
 
 def test_requests_take_the_time_of_batches_on_their_pods_product() -> None:

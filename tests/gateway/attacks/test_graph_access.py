@@ -19,9 +19,12 @@ def gateway(
     for tenant, key in KEYS.items():
         (keys / tenant).write_text(key)
     with servers.gateway(
-        tmp_path_factory.mktemp("gateway"), redis_url=redis.url, pool="graph-access",
-        api_keys=keys, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
-    ) as started:  # fmt: skip
+        tmp_path_factory.mktemp("gateway"),
+        redis_url=redis.url,
+        pool="graph-access",
+        api_keys=keys,
+        workflows_url=f"http://127.0.0.1:{servers.free_port()}",
+    ) as started:
         yield started
 
 

@@ -13,9 +13,7 @@ from tests import servers
 @pytest.mark.parametrize(
     "name", ["x-pilotlight-run", "x-pilotlight-place-at", "x-pilotlight-following-ms"]
 )
-def test_only_schedulers_send_steps(
-    redis: servers.RedisServer, tmp_path: Path, name: str
-) -> None:  # fmt: skip
+def test_only_schedulers_send_steps(redis: servers.RedisServer, tmp_path: Path, name: str) -> None:
     file, secret = tmp_path / "secret", make_secret()
     file.write_text(secret)
     with ExitStack() as stack:

@@ -22,10 +22,13 @@ def gateway(
 ) -> Iterator[servers.Gateway]:
     """Its scheduler cannot be reached: what is refused here was refused before."""
     with servers.gateway(
-        tmp_path_factory.mktemp("gateway"), redis_url=redis.url, pool="workflow-bodies",
-        held_body_bytes=3 * MIB, spool_bytes=64 * MIB,
+        tmp_path_factory.mktemp("gateway"),
+        redis_url=redis.url,
+        pool="workflow-bodies",
+        held_body_bytes=3 * MIB,
+        spool_bytes=64 * MIB,
         workflows_url=f"http://127.0.0.1:{servers.free_port()}",
-    ) as started:  # fmt: skip
+    ) as started:
         yield started
 
 
@@ -34,10 +37,13 @@ def impatient(
     redis: servers.RedisServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[servers.Gateway]:
     with servers.gateway(
-        tmp_path_factory.mktemp("impatient"), redis_url=redis.url, pool="workflow-bodies",
+        tmp_path_factory.mktemp("impatient"),
+        redis_url=redis.url,
+        pool="workflow-bodies",
         program=("tests.with_constants", "gateway.http.body:MIN_BODY_RATE=100000", "gateway"),
-        body_timeout=1.0, workflows_url=f"http://127.0.0.1:{servers.free_port()}",
-    ) as started:  # fmt: skip
+        body_timeout=1.0,
+        workflows_url=f"http://127.0.0.1:{servers.free_port()}",
+    ) as started:
         yield started
 
 

@@ -55,9 +55,13 @@ class Issuer:
         return key_set(*(public_jwk(key, name) for name, key in self.keys.items()))
 
     def token(
-        self, key: str, *, algorithm: str = "ES256", headers: dict[str, Any] | None = None,
+        self,
+        key: str,
+        *,
+        algorithm: str = "ES256",
+        headers: dict[str, Any] | None = None,
         **claims: Any,
-    ) -> str:  # fmt: skip
+    ) -> str:
         """A token valid for a day, with these claims replaced; None removes a claim."""
         usual = {"iss": ISSUER, "aud": AUDIENCE, "exp": int(time.time()) + DAY_S}
         content = {name: value for name, value in {**usual, **claims}.items() if value is not None}

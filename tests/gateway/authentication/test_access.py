@@ -57,10 +57,14 @@ def guarded(
             trust(folder, tenant, jwks, audience=tenant)
         harness = stack.enter_context(
             running_harness(
-                tmp_path_factory.mktemp("guarded"), redis.url, "tokens", client,
-                token_issuers=folder, api_keys=keys,
+                tmp_path_factory.mktemp("guarded"),
+                redis.url,
+                "tokens",
+                client,
+                token_issuers=folder,
+                api_keys=keys,
             )
-        )  # fmt: skip
+        )
         started = GuardedGateway(harness, issuer, folder)
         token = issuer.token("first", aud="red")
         wait_until(
@@ -120,10 +124,14 @@ def _visible(response: httpx.Response) -> tuple[int, str, str | None]:
 @pytest.mark.parametrize("tenant", ["red", "default", "absent", ""])
 @pytest.mark.parametrize(
     ("method", "suffix"),
-    [("POST", "/v1/models/{}:predict"), ("POST", "/v1/models/other:predict"),
-     ("GET", "/v1/models/{}"), ("GET", "/v1/models")],
+    [
+        ("POST", "/v1/models/{}:predict"),
+        ("POST", "/v1/models/other:predict"),
+        ("GET", "/v1/models/{}"),
+        ("GET", "/v1/models"),
+    ],
     ids=["predict", "predict-another", "metadata", "list"],
-)  # fmt: skip
+)
 def test_another_tenants_model_looks_like_an_absent_one(
     guarded: GuardedGateway, model: ModelSpec, tenant: str, method: str, suffix: str
 ) -> None:
@@ -141,9 +149,13 @@ def test_another_tenants_model_looks_like_an_absent_one(
 
 @pytest.mark.parametrize(
     ("path", "owner"),
-    [("/serving/red/wise/v1/models", "red"), ("/metrics", "_operator"), ("/docs", "_operator"),
-     ("/serving/default/m/openai/v1/models", "default")],
-)  # fmt: skip
+    [
+        ("/serving/red/wise/v1/models", "red"),
+        ("/metrics", "_operator"),
+        ("/docs", "_operator"),
+        ("/serving/default/m/openai/v1/models", "default"),
+    ],
+)
 def test_lists_and_metrics_need_the_credential_of_their_owner(
     guarded: GuardedGateway, model: ModelSpec, path: str, owner: str
 ) -> None:

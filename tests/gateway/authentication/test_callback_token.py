@@ -35,12 +35,18 @@ def test_tokens_hold_while_the_secret_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "token",
     [
-        None, b"", b"pilotlight-callback", b"pilotlight-callback.red.wise.2000.",
-        b"pilotlight-callback.red.wise.2000.AAAA", b"pilotlight-callback.red.wise.x.AAAA",
-        b"pilotlight-callback.red.wise.99999999999999999999.AAAA", b"a.b.c", b"." * 9,
+        None,
+        b"",
+        b"pilotlight-callback",
+        b"pilotlight-callback.red.wise.2000.",
+        b"pilotlight-callback.red.wise.2000.AAAA",
+        b"pilotlight-callback.red.wise.x.AAAA",
+        b"pilotlight-callback.red.wise.99999999999999999999.AAAA",
+        b"a.b.c",
+        b"." * 9,
         b"pilotlight-callback.red.wise.2000." + b"~" * 100_000,
     ],
-)  # fmt: skip
+)
 def test_other_credentials_are_none(tmp_path: Path, token: bytes | None) -> None:
     assert not is_callback(secret(tmp_path, OLD), token, MODEL, 1000.0)
 

@@ -32,9 +32,11 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(
-    redis: servers.RedisServer, client: httpx.Client, keys: Path,
+    redis: servers.RedisServer,
+    client: httpx.Client,
+    keys: Path,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[GatewayHarness]:  # fmt: skip
+) -> Iterator[GatewayHarness]:
     folder = tmp_path_factory.mktemp("guarded")
     with running_harness(folder, redis.url, "guarded", client, api_keys=keys) as harness:
         yield harness
@@ -152,9 +154,10 @@ def test_a_plain_path_is_of_the_keys_only_namespace(
     assert guarded.client.get(url, headers=red).json() == {"models": ["wise"]}
     assert guarded.client.get(url, headers={"x-api-key": BLUE}).json() == {"models": []}
     path = guarded.client.post(
-        f"{guarded.gateway.url}/v1/models/wise:predict", content=BODY,
+        f"{guarded.gateway.url}/v1/models/wise:predict",
+        content=BODY,
         headers={**red, "x-test": "response=headers"},
-    ).json()["path"]  # fmt: skip
+    ).json()["path"]
     assert path == "/v1/models/red~wise:predict"
 
 

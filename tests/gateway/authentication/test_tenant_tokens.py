@@ -81,9 +81,11 @@ def _part(content: Any) -> str:
 
 def _confused() -> str:
     """Signed with the public key's text as a shared secret, as in CVE-2016-10555."""
-    secret = RED.keys["rsa"].public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )  # fmt: skip
+    secret = (
+        RED.keys["rsa"]
+        .public_key()
+        .public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    )
     claims = {"iss": ISSUER, "aud": "pilotlight", "exp": NOW_S + DAY_S}
     message = f"{_part({'alg': 'HS256', 'typ': 'JWT', 'kid': 'rsa'})}.{_part(claims)}"
     algorithm = jwt.algorithms.HMACAlgorithm(jwt.algorithms.HMACAlgorithm.SHA256)

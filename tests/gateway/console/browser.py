@@ -80,9 +80,10 @@ def browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
     flags = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
     options = {"binary": BROWSER, "args": [*flags, f"--window-size={width},{height}"]}
     capabilities = {
-        "browserName": "chrome", "goog:chromeOptions": options,
+        "browserName": "chrome",
+        "goog:chromeOptions": options,
         "goog:loggingPrefs": {"browser": "ALL"},
-    }  # fmt: skip
+    }
     url = f"http://127.0.0.1:{port}/session"
     try:
         with httpx.Client(trust_env=False, timeout=120) as client:

@@ -213,13 +213,21 @@ def test_it_says_when_the_gateway_is_gone_and_comes_back(
     "path", ["", "/models/default/wise", "/requests", "/requests/request-1", "/autoscaler", "/api"]
 )
 def test_axe_finds_no_violation(
-    harness: GatewayHarness, model: ModelSpec, window: Browser, axe: str, path: str, width: int,
+    harness: GatewayHarness,
+    model: ModelSpec,
+    window: Browser,
+    axe: str,
+    path: str,
+    width: int,
     scheme: str,
-) -> None:  # fmt: skip
+) -> None:
     window.development_tools(
         "Emulation.setDeviceMetricsOverride",
-        width=width, height=900, deviceScaleFactor=1, mobile=False,
-    )  # fmt: skip
+        width=width,
+        height=900,
+        deviceScaleFactor=1,
+        mobile=False,
+    )
     window.development_tools(
         "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}]
     )

@@ -87,8 +87,11 @@ def test_requests_of_ten_minutes_to_existing_models_are_replayed_by_arrival(
 ) -> None:
     recent = RecentRequests()
     for at_s, model, took_ms in (
-        (100.0, "fast", 100), (900.0, "gone", 100), (901.0, "fast", 5_000), (900.5, "fast", 100),
-    ):  # fmt: skip
+        (100.0, "fast", 100),
+        (900.0, "gone", 100),
+        (901.0, "fast", 5_000),
+        (900.5, "fast", 100),
+    ):
         timings = StageTimings(took_ms / 2, took_ms / 2, 0.0, 0.0, 0.0, 0.0)
         recent.add(
             RecentRequest(

@@ -135,9 +135,14 @@ def test_the_autoscaler_page_shows_the_plan_of_placement(harness: GatewayHarness
     replica = PlacedReplica("default/placed", "cpu-1", 8, 50.0, 12.5)
     planned = PlannedModel("default/left-out", 20.0, 0.2, 0.0, "no accelerator is left")
     record = PlacementRecord(
-        "usher", "rates changed", 10.0, ("cpu-1",), (planned,), (replica,),
+        "usher",
+        "rates changed",
+        10.0,
+        ("cpu-1",),
+        (planned,),
+        (replica,),
         (PlacedPod("placed-7", replica, 10.0),),
-    )  # fmt: skip
+    )
 
     async def place(registry: Registry) -> None:
         log = AutoscalerLog(registry)

@@ -129,9 +129,13 @@ def test_a_probe_that_loads_pauses_the_next_one_for_longer() -> None:
     probes, request = RequestProbes(), placement()
     assert not probes.may_be_late(request, NOW_S)
     late = RoutingResult(
-        proxied(is_measured=True).decision, None, None,
-        is_probe=True, cost_s=9.0, max_pause_s=MAX_LOAD_PAUSE_S,
-    )  # fmt: skip
+        proxied(is_measured=True).decision,
+        None,
+        None,
+        is_probe=True,
+        cost_s=9.0,
+        max_pause_s=MAX_LOAD_PAUSE_S,
+    )
     probes.count(request, late, NOW_S)
     assert probes.may_be_late(request, NOW_S)  # it stays one while it waits
     assert not probes.may_be_late(placement(), NOW_S + MAX_LOAD_PAUSE_S - 1)
@@ -140,9 +144,11 @@ def test_a_probe_that_loads_pauses_the_next_one_for_longer() -> None:
 
 def test_without_a_deadline_every_request_may_try_a_transfer() -> None:
     state = cluster(
-        PodSketch("pod-a", "warm", busy=1, ongoing=0), PodSketch("pod-b", slots=9), key=KEY,
+        PodSketch("pod-a", "warm", busy=1, ongoing=0),
+        PodSketch("pod-b", slots=9),
+        key=KEY,
         measured={"infer": 0.3, "preprocess": 0.0, "postprocess": 0.5, "load:remote": 9.0},
-    )  # fmt: skip
+    )
     spec, virtual = declare(state), VirtualPlacer(state)
     are_waiting = []
     for deadline_in_s in (5.0, 5.0, None):

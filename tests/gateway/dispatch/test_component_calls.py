@@ -48,10 +48,7 @@ async def test_a_request_that_comes_back_is_stopped() -> None:
         for request_id in ("same", "another"):
             with pytest.raises(ComponentLoop), calls.counted(TARGET, request_id, TRACE):
                 pass
-        with (
-            calls.counted(TARGET, "same", b"another"),
-            calls.counted(OTHER, "same", TRACE),
-        ):
+        with calls.counted(TARGET, "same", b"another"), calls.counted(OTHER, "same", TRACE):
             pass
     with calls.counted(TARGET, "same", TRACE):
         pass

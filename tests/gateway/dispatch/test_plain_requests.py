@@ -34,11 +34,16 @@ POLICIES = [*(RoutingPolicy.AUTO,) * 5, *RoutingPolicy]
 
 def random_request(rng: random.Random, now_s: float, model: ModelName = NAME) -> IncomingRequest:
     return IncomingRequest(
-        f"r{rng.random()}", model, now_s - rng.choice([0.0, 0.1]), rng.random(), rng.randrange(99),
+        f"r{rng.random()}",
+        model,
+        now_s - rng.choice([0.0, 0.1]),
+        rng.random(),
+        rng.randrange(99),
         policy=rng.choice(POLICIES) if rng.random() < 0.1 else None,
         deadline_s=now_s + rng.uniform(-0.01, 0.5) if rng.random() < 0.4 else None,
-        size_class=rng.choice([None, 0, 3]), load_failed=rng.random() < 0.1,
-    )  # fmt: skip
+        size_class=rng.choice([None, 0, 3]),
+        load_failed=rng.random() < 0.1,
+    )
 
 
 def random_failure(rng: random.Random, now_s: float) -> LoadFailure | None:
@@ -67,9 +72,11 @@ def test_a_plain_request_is_routed_as_any_other() -> None:
         rng = random.Random(seed)
         state, now_s = random_state(rng, KEY)
         declare(
-            state, failure=random_failure(rng, now_s), routing=rng.choice(POLICIES),
+            state,
+            failure=random_failure(rng, now_s),
+            routing=rng.choice(POLICIES),
             max_load_wait_s=rng.choice([0.0, 0.3]),
-        )  # fmt: skip
+        )
         if rng.random() < 0.05:
             record = state.models[NAME]
             needy = replace(record.spec, needs=machine_needs({"transformer": {"containers": [{}]}}))
@@ -103,9 +110,11 @@ class Series:
         for namespace in rng.choice([["team"], ["team"], []]):
             self.names.append(declare(state, "other", namespace=namespace).name)
         declare(
-            state, routing=rng.choice(POLICIES), queue_depth=rng.choice([0, 2, 1024]),
+            state,
+            routing=rng.choice(POLICIES),
+            queue_depth=rng.choice([0, 2, 1024]),
             deadline_s=None,
-        )  # fmt: skip
+        )
         self.virtual = VirtualPlacer(state)
         self.virtual.events.now_s = now_s
         if rng.random() < 0.5:
@@ -167,9 +176,10 @@ class Series:
             self.virtual.placer.cancel(placement)
         elif placement.work is not None:
             pod = next(
-                each for each in self.virtual.state.pods.values()
+                each
+                for each in self.virtual.state.pods.values()
                 if placement.work.predict is each.work
-            )  # fmt: skip
+            )
             placement.end_work(is_cancelled=self.rng.random() < 0.2)
             self.virtual.end_request(pod.name)
 
@@ -194,11 +204,16 @@ class Series:
         ]
         probes = admission._probes
         return (
-            self.results, pods, self.virtual.reserved_s, [str(e) for e in self.virtual.errors],
-            state.arrivals.rates_per_s(self.virtual.events.now_s), state.queue_depths,
+            self.results,
+            pods,
+            self.virtual.reserved_s,
+            [str(e) for e in self.virtual.errors],
+            state.arrivals.rates_per_s(self.virtual.events.now_s),
+            state.queue_depths,
             {name: each.credit for name, each in admission.records.items()},
-            probes._late._pauses, vars(admission._tenants),
-        )  # fmt: skip
+            probes._late._pauses,
+            vars(admission._tenants),
+        )
 
 
 def vars_of(work: object) -> tuple[object, ...]:

@@ -38,9 +38,7 @@ class Component:
 
 
 @contextmanager
-def component(
-    handle: Callable[[Component, Handler, bytes], None],
-) -> Iterator[Component]:
+def component(handle: Callable[[Component, Handler, bytes], None]) -> Iterator[Component]:
     class Recording(Handler):
         def do_POST(self) -> None:
             body = self.body()
@@ -150,8 +148,9 @@ def test_the_predictors_host_names_the_model_itself(harness: GatewayHarness) -> 
         for host in (f"{name}-predictor.default", f"{name}-predictor.default.svc.cluster.local:80"):
             response = harness.client.post(
                 f"{harness.gateway.url}/v1/models/{name}:predict",
-                content=b'{"x": 1}', headers={"host": host},
-            )  # fmt: skip
+                content=b'{"x": 1}',
+                headers={"host": host},
+            )
             assert response.json() == {"x": 1}
         assert not transformer.seen
 
@@ -174,10 +173,14 @@ def test_headers_are_those_of_kserves_router(harness: GatewayHarness) -> None:
     with component(says_so) as transformer:
         spec = declare(harness, transformer.address)
         response = harness.predict(
-            spec, x_request_id="one", x_b3_traceid="two", x_mine="kept",
-            authorization="Bearer mine", kserve_isvc_name="another",
+            spec,
+            x_request_id="one",
+            x_b3_traceid="two",
+            x_mine="kept",
+            authorization="Bearer mine",
+            kserve_isvc_name="another",
             x_pilotlight_deadline_ms="5000",
-        )  # fmt: skip
+        )
         [seen] = transformer.seen
     assert response.headers["x-request-id"] == seen["x-request-id"] == "one"
     assert (seen["x-mine"], seen["authorization"]) == ("kept", "Bearer mine")
@@ -309,9 +312,12 @@ def guarded(
     (keys / "blue").write_text(OTHER_KEY)
     (folder / "secret").write_text(SECRET)
     with servers.gateway(
-        folder, redis_url=redis.url, pool="components", api_keys=keys,
+        folder,
+        redis_url=redis.url,
+        pool="components",
+        api_keys=keys,
         pod_secret_file=folder / "secret",
-    ) as gateway:  # fmt: skip
+    ) as gateway:
         yield GatewayHarness(redis.url, "components", gateway, client)
 
 
@@ -331,9 +337,10 @@ class Guarded:
         headers = {"authorization": authorization} if authorization else {}
         headers["host"] = host or f"{name.name}-predictor.{name.namespace}"
         response = self.harness.client.post(
-            f"{self.harness.gateway.url}/v1/models/{name.name}:predict", content=b'{"x": 1}',
+            f"{self.harness.gateway.url}/v1/models/{name.name}:predict",
+            content=b'{"x": 1}',
             headers=headers,
-        )  # fmt: skip
+        )
         return response.status_code, response.headers.get("x-pilotlight-pod")
 
 

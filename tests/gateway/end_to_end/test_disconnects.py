@@ -71,8 +71,14 @@ def test_clients_that_disconnect_at_any_time_leak_no_slot(harness: GatewayHarnes
 
     def come_and_go(timeout_s: float) -> None:
         with contextlib.suppress(httpx.TimeoutException):
-            httpx.post(harness.url_of(spec), content=b"{}", headers={"x-test": "delay=0.02"},
-                       timeout=timeout_s, trust_env=False, verify=False)  # fmt: skip
+            httpx.post(
+                harness.url_of(spec),
+                content=b"{}",
+                headers={"x-test": "delay=0.02"},
+                timeout=timeout_s,
+                trust_env=False,
+                verify=False,
+            )
 
     list(harness.threads.map(come_and_go, [0.001 * (1 + n % 40) for n in range(80)]))
     harness.wait_idle(pods)

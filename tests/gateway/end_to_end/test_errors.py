@@ -166,16 +166,22 @@ def test_a_failed_load_is_reported_with_its_status(
     ("sent", "body", "reason", "message"),
     [
         pytest.param(
-            "status=501,error=model-invalid", b'{"error": "no tokenizer"}', "model-invalid",
-            "no tokenizer", id="kserve",
+            "status=501,error=model-invalid",
+            b'{"error": "no tokenizer"}',
+            "model-invalid",
+            "no tokenizer",
+            id="kserve",
         ),
         pytest.param(
-            "status=400,error=prompt-too-long", b'{"error": {"message": "66 tokens"}}',
-            "prompt-too-long", "66 tokens", id="openai",
+            "status=400,error=prompt-too-long",
+            b'{"error": {"message": "66 tokens"}}',
+            "prompt-too-long",
+            "66 tokens",
+            id="openai",
         ),
         pytest.param("status=500", b"<h1>sorry</h1>", "error", "<h1>sorry</h1>", id="no-json"),
     ],
-)  # fmt: skip
+)
 def test_a_pods_error_is_explained_with_its_name_status_and_message(
     shared: GatewayHarness, spec: ModelSpec, sent: str, body: bytes, reason: str, message: str
 ) -> None:

@@ -15,9 +15,7 @@ from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, wait_c
 pytestmark = pytest.mark.slow
 
 QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
-SHORT_RESERVATIONS = (
-    "tests.with_constants", "gateway.dispatch.reservations:TTL_S=2.0", "gateway",
-)  # fmt: skip
+SHORT_RESERVATIONS = ("tests.with_constants", "gateway.dispatch.reservations:TTL_S=2.0", "gateway")
 
 
 @pytest.fixture(scope="module")

@@ -55,14 +55,23 @@ def scheduler() -> Iterator[ClosingScheduler]:
     ],
 )
 def test_what_can_be_repeated_is_sent_again(
-    redis: servers.RedisServer, scheduler: ClosingScheduler, tmp_path: Path,
-    method: str, path: str, headers: dict[str, str], status: int,
-) -> None:  # fmt: skip
+    redis: servers.RedisServer,
+    scheduler: ClosingScheduler,
+    tmp_path: Path,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    status: int,
+) -> None:
     with ExitStack() as stack:
-        gateway = stack.enter_context(servers.gateway(
-            tmp_path, redis_url=redis.url, pool="lost-schedulers",
-            workflows_url=f"http://127.0.0.1:{scheduler.port}",
-        ))  # fmt: skip
+        gateway = stack.enter_context(
+            servers.gateway(
+                tmp_path,
+                redis_url=redis.url,
+                pool="lost-schedulers",
+                workflows_url=f"http://127.0.0.1:{scheduler.port}",
+            )
+        )
         client = stack.enter_context(httpx.Client(trust_env=False, timeout=60))
         url = f"{gateway.url}/v1/workflows"
         assert client.get(url).status_code == 200

@@ -70,9 +70,14 @@ def test_prefix_and_host_name_models_of_other_namespaces(harness: GatewayHarness
     host = f"{spec.name.name}.team.example.com"
     for response in (
         ask(harness, path, b"not looked at", x_test="response=headers"),
-        ask(harness, "/openai/v1/chat/completions", b"not looked at", x_test="response=headers",
-            host=host),
-    ):  # fmt: skip
+        ask(
+            harness,
+            "/openai/v1/chat/completions",
+            b"not looked at",
+            x_test="response=headers",
+            host=host,
+        ),
+    ):
         assert response.status_code == 200, response.text
         assert response.json()["path"].startswith(f"/serving/team~{spec.name.name}/openai/v1/")
     plain = ask(harness, "/openai/v1/completions", {"model": str(spec.name)})
@@ -181,9 +186,14 @@ def test_lists_the_models_of_a_namespace(harness: GatewayHarness) -> None:
 def test_lists_only_models_that_an_endpoint_of_openais_is_for(harness: GatewayHarness) -> None:
     namespace = "openai-kinds"
     kinds: dict[str, dict[str, Any]] = {
-        "llm": {}, "classifier": {}, "pickle": {}, "labels": {"task": Task.TEXT_CLASSIFICATION},
-        "vectors": {"task": Task.TEXT_EMBEDDING}, "iris": {"format": "sklearn"}, "lost": {},
-    }  # fmt: skip
+        "llm": {},
+        "classifier": {},
+        "pickle": {},
+        "labels": {"task": Task.TEXT_CLASSIFICATION},
+        "vectors": {"task": Task.TEXT_EMBEDDING},
+        "iris": {"format": "sklearn"},
+        "lost": {},
+    }
     specs = {
         name: ModelSpec(ModelName(namespace, name), f"file:///{name}", **more)
         for name, more in kinds.items()

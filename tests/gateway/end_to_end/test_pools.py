@@ -50,9 +50,10 @@ def test_each_model_is_served_by_its_own_pool(
         f"{url}/v1/models/{name}:predict", content=b"3", headers={"host": f"{name}.default.x.org"}
     )
     by_body = harness.client.post(
-        f"{url}/openai/v1/completions", json={"model": name, "prompt": "a"},
+        f"{url}/openai/v1/completions",
+        json={"model": name, "prompt": "a"},
         headers={"x-request-id": f"body-{pool}"},
-    )  # fmt: skip
+    )
     answers = (by_path, by_prefix, by_host, by_body)
     assert [each.status_code for each in answers] == [200] * 4
     explained = harness.client.get(f"{url}/pilotlight/v1/explain/body-{pool}").json()

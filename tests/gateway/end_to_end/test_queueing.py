@@ -94,8 +94,14 @@ def test_tenants_take_turns_at_a_saturated_pod(harness: GatewayHarness) -> None:
     pods.control("pod-a", "release")
     assert [response.result().status_code for response in responses] == [200] * 7
     assert pods.counts("pod-a")["order"] == [
-        "first", "loud-0", "quiet-4", "loud-1", "quiet-5", "loud-2", "loud-3",
-    ]  # fmt: skip
+        "first",
+        "loud-0",
+        "quiet-4",
+        "loud-1",
+        "quiet-5",
+        "loud-2",
+        "loud-3",
+    ]
 
 
 def test_priority_goes_first_inside_a_tenant(harness: GatewayHarness) -> None:

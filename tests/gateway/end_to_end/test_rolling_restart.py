@@ -127,11 +127,14 @@ def test_a_leaving_gateway_refuses_workflows_once_their_scheduler_has_ended(
 ) -> None:
     with (
         servers.gateway(
-            tmp_path, redis_url=harness.redis_url, pool=harness.pool, shutdown_delay=30,
+            tmp_path,
+            redis_url=harness.redis_url,
+            pool=harness.pool,
+            shutdown_delay=30,
             workflows_url=f"http://127.0.0.1:{servers.free_port()}",
         ) as leaving,
         httpx.Client(trust_env=False, base_url=leaving.url, timeout=60) as client,
-    ):  # fmt: skip
+    ):
         before = client.request(method, path)
         assert (before.status_code, before.headers["x-pilotlight-reason"]) == (503, "not-ready")
         leaving.process.send_signal(signal.SIGTERM)

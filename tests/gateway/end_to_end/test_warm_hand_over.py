@@ -55,18 +55,25 @@ async def nothing_more(client: Served, count: int) -> None:
 @pytest.mark.parametrize(
     ("script", "heads"),
     [
-        ([[HOLD, RESPONSE]], 1), ([[RESPONSE[:-2], HOLD, RESPONSE[-2:]]], 1),
-        ([[RESPONSE[:30], HOLD, RESPONSE[30:]]], 1), ([[INTERIM, HOLD, RESPONSE]], 1),
-        ([[CLOSE], [HOLD, RESPONSE]], 2), ([[REFUSED], [HOLD, RESPONSE]], 2),
+        ([[HOLD, RESPONSE]], 1),
+        ([[RESPONSE[:-2], HOLD, RESPONSE[-2:]]], 1),
+        ([[RESPONSE[:30], HOLD, RESPONSE[30:]]], 1),
+        ([[INTERIM, HOLD, RESPONSE]], 1),
+        ([[CLOSE], [HOLD, RESPONSE]], 2),
+        ([[REFUSED], [HOLD, RESPONSE]], 2),
     ],
     ids=["whole", "body apart", "head apart", "interim", "stale", "refused"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("has_redis", [True, False])
 @run_async
 async def test_a_request_is_handed_over_once_however_long_it_lasts(
-    has_redis: bool, script: list[list[bytes]], heads: int, tmp_path: Path, pool: str,
+    has_redis: bool,
+    script: list[list[bytes]],
+    heads: int,
+    tmp_path: Path,
+    pool: str,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(reservations, "REGISTER_AFTER_S", 0.01)
     with redis_server(tmp_path) as server:
         async with served(server, pool) as client:

@@ -163,9 +163,15 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    redis: RedisServer, pool: str, *, by_callbacks: bool = True, count: int = 3,
-    request: bytes = REQUEST, infer_s: float = SHORT_S, **settings: Any,
-) -> AsyncIterator[Served]:  # fmt: skip
+    redis: RedisServer,
+    pool: str,
+    *,
+    by_callbacks: bool = True,
+    count: int = 3,
+    request: bytes = REQUEST,
+    infer_s: float = SHORT_S,
+    **settings: Any,
+) -> AsyncIterator[Served]:
     pod, begun = ScriptedPod(), list[WarmRequest]()
     async with AsyncExitStack() as stack:
         gateway = warm_gateway(redis, pool, pod.serve, infer_s=infer_s, **settings)
@@ -202,8 +208,13 @@ def outcome(response: tuple[bytes, dict[bytes, bytes], bytes]) -> tuple[object, 
 
 
 def head_without_ids(head: bytes) -> list[bytes]:
-    known = (b"x-request-id", b"x-pilotlight-attempt", b"x-pilotlight-deadline-ms",
-             b"x-pilotlight-reservation", b"host")  # fmt: skip
+    known = (
+        b"x-request-id",
+        b"x-pilotlight-attempt",
+        b"x-pilotlight-deadline-ms",
+        b"x-pilotlight-reservation",
+        b"host",
+    )
     return sorted(line for line in head.split(b"\r\n") if not line.startswith(known))
 
 

@@ -17,9 +17,14 @@ def channel(port: int, authority: str = "") -> grpc.Channel:
 
 
 def send(
-    port: int, method: str, content: bytes, *, timeout_s: float = TIMEOUT_S, authority: str = "",
+    port: int,
+    method: str,
+    content: bytes,
+    *,
+    timeout_s: float = TIMEOUT_S,
+    authority: str = "",
     **metadata: str,
-) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+) -> tuple[bytes, dict[str, str]]:
     """The answer to one call as it is, and its metadata; names are given with underscores."""
     named = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     with channel(port, authority) as opened:

@@ -91,9 +91,13 @@ def test_a_call_names_its_model_by(
 def test_a_response_has_the_second_name_that_the_message_has(port: int, pods: PodProcess) -> None:
     content = calls.rows("flowers", 1.0).SerializeToString()
     answer, _ = calls.send(
-        port, "ModelInfer", content, timeout_s=calls.TIMEOUT_S, x_test="response=headers",
+        port,
+        "ModelInfer",
+        content,
+        timeout_s=calls.TIMEOUT_S,
+        x_test="response=headers",
         mm_vmodel_id="team/iris",
-    )  # fmt: skip
+    )
     assert json.loads(answer)["headers"]["x-pilotlight-model-name"] == "flowers"
 
 
@@ -117,9 +121,13 @@ def test_an_authority_chooses_the_model_as_a_host_does(
     content = calls.rows(name, 1.0).SerializeToString()
     for _ in range(2):
         answer, _ = calls.send(
-            port, "ModelInfer", content, authority=authority, x_test="response=headers",
+            port,
+            "ModelInfer",
+            content,
+            authority=authority,
+            x_test="response=headers",
             x_pilotlight_authority="iris.default.example.com",
-        )  # fmt: skip
+        )
         assert json.loads(answer)["path"] == f"/v2/models/{path}/infer"
 
 
@@ -216,11 +224,14 @@ def test_a_call_is_a_request_with_a_record(
             b"", {"mm_vmodel_id": "other"}, Code.NOT_FOUND, "default/other", id="not declared"
         ),
         pytest.param(
-            b"", {"mm_vmodel_id": "team/iris", "x_pilotlight_policy": "no"},
-            Code.INVALID_ARGUMENT, "x-pilotlight-policy", id="metadata of another kind",
+            b"",
+            {"mm_vmodel_id": "team/iris", "x_pilotlight_policy": "no"},
+            Code.INVALID_ARGUMENT,
+            "x-pilotlight-policy",
+            id="metadata of another kind",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_calls_are_refused(
     port: int,
     pods: PodProcess,
@@ -266,9 +277,13 @@ def test_a_response_that_is_not_completed_says_why(
 ) -> None:
     content = calls.rows("team/iris", 1.0).SerializeToString()
     error = calls.refused(
-        port, "ModelInfer", content, x_test=wishes, x_pilotlight_deadline_ms="1500",
+        port,
+        "ModelInfer",
+        content,
+        x_test=wishes,
+        x_pilotlight_deadline_ms="1500",
         x_request_id="broken",
-    )  # fmt: skip
+    )
     assert (error.code(), text in error.details()) == (code, True), error.details()
     assert ("x-request-id", "broken") in error.trailing_metadata()
     harness.wait_idle(pods)
@@ -355,9 +370,11 @@ def test_the_socket_of_a_killed_gateway_goes_with_the_next_start(
     left: list[Path] = []
     for name in ("killed", "next"):
         with servers.gateway(
-            tmp_path_factory.mktemp(name), redis_url=redis.url, pool=POOL,
+            tmp_path_factory.mktemp(name),
+            redis_url=redis.url,
+            pool=POOL,
             grpc_port=servers.free_port(),
-        ) as gateway:  # fmt: skip
+        ) as gateway:
             servers.wait_until(lambda: list(temporary.glob("*/server")), what="its socket")
             sockets = list(temporary.glob("*/server"))
             assert len(sockets) == 1

@@ -13,24 +13,36 @@ def forwarded(*headers: tuple[bytes, bytes]) -> bytes:
 @pytest.mark.parametrize(
     "name",
     [
-        "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer",
-        "transfer-encoding", "upgrade", "host", "content-length", "expect", "x-request-id",
-        "k-network-probe", "k-proxy-request",
-        "x-pilotlight-load-token", "x-pilotlight-reservation", "x-pilotlight-seed",
-        "x-pilotlight-predict", "x-pilotlight-stage", "x-pilotlight-deadline-ms",
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "host",
+        "content-length",
+        "expect",
+        "x-request-id",
+        "k-network-probe",
+        "k-proxy-request",
+        "x-pilotlight-load-token",
+        "x-pilotlight-reservation",
+        "x-pilotlight-seed",
+        "x-pilotlight-predict",
+        "x-pilotlight-stage",
+        "x-pilotlight-deadline-ms",
     ],
-)  # fmt: skip
+)
 def test_header_is_not_forwarded(name: str) -> None:
     assert name.encode() not in forwarded((name.encode(), b"1"), (b"accept", b"*/*"))
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "authorization", "content-type", "x-pilotlight-simulate",
-        "inference-header-content-length",
-    ],
-)  # fmt: skip
+    ["authorization", "content-type", "x-pilotlight-simulate", "inference-header-content-length"],
+)
 def test_header_is_forwarded(name: str) -> None:
     assert b"\r\n" + name.encode() + b": kept\r\n" in forwarded((name.encode(), b"kept"))
 

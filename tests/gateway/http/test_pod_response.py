@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.http.headers import MAX_KNOWN, MAX_KNOWN_HEADERS
-from gateway.http.pod_response import (
-    KnownResponses,
-    Shape,
-    read_response,
-    shape_of,
-    stage_times_ms,
-)
+from gateway.http.pod_response import KnownResponses, Shape, read_response, shape_of, stage_times_ms
 
 KEY = b"HTTP/1.1 200 OK\r\ncontent-length: \r\n\r\n"
 
@@ -65,16 +59,18 @@ def test_clients_see_that_a_pod_without_memory_executed_nothing() -> None:
         pytest.param(KEY, 200, [(b"connection", b"keep-alive")], True, id="kept-open"),
         pytest.param(KEY, 200, [(b"connection", b"close")], False, id="closes"),
         pytest.param(KEY, 200, [(b"transfer-encoding", b"x")], False, id="coding"),
-        pytest.param(KEY, 200, [(b"server-timing", b"a"), (b"server-timing", b"b")], False,
-                     id="twice"),
+        pytest.param(
+            KEY, 200, [(b"server-timing", b"a"), (b"server-timing", b"b")], False, id="twice"
+        ),
         pytest.param(KEY.replace(b"200", b"103"), 200, [], False, id="interim"),
         pytest.param(KEY.replace(b"200", b"204"), 204, [], False, id="no-body"),
         pytest.param(KEY.replace(b"/1.1", b"/1.0"), 200, [], False, id="HTTP/1.0"),
         pytest.param(KEY + bytes(2048), 200, [], False, id="long"),
-        pytest.param(KEY, 200, [(b"%d" % each, b"") for each in range(MAX_KNOWN_HEADERS)], False,
-                     id="many"),
+        pytest.param(
+            KEY, 200, [(b"%d" % each, b"") for each in range(MAX_KNOWN_HEADERS)], False, id="many"
+        ),
     ],
-)  # fmt: skip
+)
 def test_only_usual_short_heads_are_kept(
     key: bytes, status: int, headers: list[tuple[bytes, bytes]], is_kept: bool
 ) -> None:

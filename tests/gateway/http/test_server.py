@@ -70,9 +70,15 @@ async def connected(
     config = uvicorn.Config(not_inference, timeout_keep_alive=keep_alive_s, ws="none")
     protocols: list[GatewayProtocol] = []
     make = partial(
-        protocol_class, find, handle, ConnectionStarts(), KnownHeads(), take_warm,
-        config=config, app_state={},
-    )  # fmt: skip
+        protocol_class,
+        find,
+        handle,
+        ConnectionStarts(),
+        KnownHeads(),
+        take_warm,
+        config=config,
+        app_state={},
+    )
 
     def protocol() -> GatewayProtocol:
         protocols.append(make(server_state=ServerState()))
@@ -143,13 +149,16 @@ KNOWN = HEAD + b"content-length: 2\r\n\r\n"
         ),
         pytest.param(
             [HEAD + b"content-length: %d\r\n\r\n" % len(KNOWN + b"ok"), KNOWN + b"ok"],
-            [KNOWN + b"ok"], 0, id="as-a-body",
+            [KNOWN + b"ok"],
+            0,
+            id="as-a-body",
         ),
-        pytest.param([KNOWN + b"ok" + HEAD + b"x-a: ", KNOWN + b"ok"], [b"ok", None], 0,
-                     id="as-a-header"),
+        pytest.param(
+            [KNOWN + b"ok" + HEAD + b"x-a: ", KNOWN + b"ok"], [b"ok", None], 0, id="as-a-header"
+        ),
         pytest.param([KNOWN + b"okNONSENSE\r\n\r\n"], [b"ok", None], 0, id="nonsense-behind"),
     ],
-)  # fmt: skip
+)
 @run_async
 async def test_a_known_head_begins_a_request_only_where_the_parser_would_read_one(
     segments: list[bytes], bodies: list[bytes | None], known_total: int

@@ -54,8 +54,10 @@ async def listening() -> AsyncIterator[tuple[Served, int]]:
     config = uvicorn.Config(not_inference, ws="none")
     create = partial(
         create_protocol(find_target, served.handle),
-        config=config, server_state=ServerState(), app_state={},
-    )  # fmt: skip
+        config=config,
+        server_state=ServerState(),
+        app_state={},
+    )
     (found,) = listen("127.0.0.1", 0, 1024)
     listener = Listener(found, create, lambda _: None)
     try:

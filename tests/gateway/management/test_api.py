@@ -100,9 +100,12 @@ def test_model_lists_and_readiness(shared: GatewayHarness, spec: ModelSpec) -> N
     assert shared.client.get(f"{url}/v1/models/{name}").json() == {"name": name, "ready": True}
     metadata = shared.client.get(f"{url}/v2/models/{name}").json()
     assert metadata == {
-        "name": name, "versions": [spec.generation], "platform": "fake",
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}], "outputs": [],
-    }  # fmt: skip
+        "name": name,
+        "versions": [spec.generation],
+        "platform": "fake",
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [],
+    }
     assert shared.client.get(f"{url}/v2/models/nobody").status_code == 404
     assert shared.client.get(f"{url}/v2/health/ready").json() == {"ready": True}
     index = shared.client.post(f"{url}/v2/repository/index").json()

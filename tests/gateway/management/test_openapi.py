@@ -35,9 +35,11 @@ def test_every_status_that_is_sent_is_documented_with_its_error(
             for body in BODIES if method in ("post", "put") else (None,):
                 shown = re.sub(r"\{\w+\}", name.format(declared=spec.name.name), path)
                 response = shared.client.request(
-                    method, shared.gateway.url + shown, content=body,
+                    method,
+                    shared.gateway.url + shown,
+                    content=body,
                     headers={"x-pilotlight-deadline-ms": "3000"},
-                )  # fmt: skip
+                )
                 documented = operation["responses"].get(str(response.status_code))
                 is_error = response.status_code >= 400 and "ready" not in path
                 has_form = not is_error or is_of_form(response.json(), documented)

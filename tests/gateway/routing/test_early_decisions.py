@@ -26,9 +26,11 @@ def random_pool(rng: random.Random, key: str = KEY) -> ClusterState:
     products = rng.choice([[""], [""], ["A", "B"]])
     sketches = []
     for index in range(rng.choice([1, 2, 8, 32])):
-        at = "warm" if rng.random() < warm_share else rng.choice(
-            ["nothing", "nothing", "disk", "host", "loading:disk"]
-        )  # fmt: skip
+        at = (
+            "warm"
+            if rng.random() < warm_share
+            else rng.choice(["nothing", "nothing", "disk", "host", "loading:disk"])
+        )
         sketches.append(
             PodSketch(
                 f"pod-{index:02d}", at, slots=rng.choice([2, 8, 64]), product=rng.choice(products)
@@ -36,10 +38,14 @@ def random_pool(rng: random.Random, key: str = KEY) -> ClusterState:
         )
     infer_s = rng.choice([0.002, 0.05, 0.4])
     measured = {
-        "infer": infer_s, "share": infer_s / rng.choice([1, 4]), "preprocess": 0.001,
-        "postprocess": 0.001, "network": 0.002, "load:disk": rng.choice([0.05, 0.6]),
+        "infer": infer_s,
+        "share": infer_s / rng.choice([1, 4]),
+        "preprocess": 0.001,
+        "postprocess": 0.001,
+        "network": 0.002,
+        "load:disk": rng.choice([0.05, 0.6]),
         "load:remote": 1.5,
-    }  # fmt: skip
+    }
     known = {k: v for k, v in measured.items() if rng.random() < 0.95}
     state = cluster(*sketches, key=key, measured=known)
     for pod in state.pods.values():
@@ -73,11 +79,13 @@ def place(rng: random.Random, state: ClusterState, now_s: float, key: str = KEY)
 
 def random_request(rng: random.Random, now_s: float) -> RequestView:
     return request(
-        arrival_s=now_s - rng.choice([0.0, 0.1]), draw=rng.random(),
-        ahead=rng.choice([0, 0, 0, 0, 3]), queued=rng.choice([0, 0, 5]),
+        arrival_s=now_s - rng.choice([0.0, 0.1]),
+        draw=rng.random(),
+        ahead=rng.choice([0, 0, 0, 0, 3]),
+        queued=rng.choice([0, 0, 5]),
         deadline_s=now_s + rng.uniform(0.01, 2.0) if rng.random() < 0.4 else None,
         lost_s=rng.choice([0.0, 0.0, 0.5, 10.0]),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -119,9 +127,7 @@ def test_the_soonest_of_the_pods_kept_in_order_is_the_soonest_of_all(seed: int) 
         if len(state.pods.kinds) > 1:
             return
         free = state.free_warm(KEY).first(MAX_COMPARED)
-        in_order = free and soonest_of(
-            free, KEY, asked.size_class, asked.deadline_s, state, now_s
-        )  # fmt: skip
+        in_order = free and soonest_of(free, KEY, asked.size_class, asked.deadline_s, state, now_s)
         of_all = run_soonest(state.warm(KEY), asked, state, now_s)
         assert (in_order or None) == of_all
         assert not of_all or (in_order and in_order.pod is of_all.pod)

@@ -193,9 +193,10 @@ def test_more_load_never_makes_a_pod_chosen(
     busier = data.draw(st.sampled_from(others))
     more = list(sketches)
     more[busier] = replace(
-        more[busier], busy=min(more[busier].slots, more[busier].busy + 1),
+        more[busier],
+        busy=min(more[busier].slots, more[busier].busy + 1),
         ongoing=(more[busier].ongoing or 0) + 1,
-    )  # fmt: skip
+    )
     after = decide(policy, cluster(*more))
     assert isinstance(after, SendTo)
     assert after.entry != more[busier].name

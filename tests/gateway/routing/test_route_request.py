@@ -28,8 +28,12 @@ NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
 CONTAINERS = machine_needs({"transformer": {"containers": [{}]}})
 MEASURED = {
-    "load:remote": 0.8, "infer": 0.3, "preprocess": 0.0, "postprocess": 0.0, "network": 0.002,
-}  # fmt: skip
+    "load:remote": 0.8,
+    "infer": 0.3,
+    "preprocess": 0.0,
+    "postprocess": 0.0,
+    "network": 0.002,
+}
 
 
 def routed(
@@ -56,9 +60,12 @@ def measured_cluster(*pods: PodSketch, **declared: Any) -> ClusterState:
 
 def failure(**fields: Any) -> LoadFailure:
     known = {
-        "key": KEY, "reason": "ModelLoadFailed", "message": "truncated", "attempts": 1,
+        "key": KEY,
+        "reason": "ModelLoadFailed",
+        "message": "truncated",
+        "attempts": 1,
         "retry_at_s": NOW_S + 7.0,
-    }  # fmt: skip
+    }
     return LoadFailure(**{**known, **fields})
 
 

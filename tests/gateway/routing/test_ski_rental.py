@@ -59,8 +59,12 @@ def test_losses_count_after_the_time_of_a_load_though_the_clock_jumps(jump_s: fl
 
 def test_repeated_queueing_leads_to_another_copy() -> None:
     times = {
-        "load:remote": 3.0, "infer": 1.0, "preprocess": 0.0, "postprocess": 0.0, "network": 9.0,
-    }  # fmt: skip
+        "load:remote": 3.0,
+        "infer": 1.0,
+        "preprocess": 0.0,
+        "postprocess": 0.0,
+        "network": 9.0,
+    }
     state = cluster(PodSketch("pod-a", "warm", busy=1), PodSketch("pod-b"), measured=times)
     spec = declare(state)
     ChangeApplier(state).apply(
@@ -82,5 +86,7 @@ def test_repeated_queueing_leads_to_another_copy() -> None:
     assert isinstance(bought, SendTo)
     assert bought.mode is LoadMode.LOAD
     assert {option.name: option.credit_s for option in bought.options} == {
-        "queue": 0.0, "proxy": 0.0, "cold start": pytest.approx(3.0),
-    }  # fmt: skip
+        "queue": 0.0,
+        "proxy": 0.0,
+        "cold start": pytest.approx(3.0),
+    }

@@ -89,7 +89,10 @@ def test_locally_optimal_takes_what_is_best_after_what_is_planned_before() -> No
     plan = plan_window(SelectionPolicy.LO_EDF, _window(ONE))
     # r0: slow ends at 160 ms (0.9 * 0.4), fast at 115 ms (0.6 * 0.85). r1 to r3: fast again.
     assert [(each.request, each.variant) for each in plan.assignments] == [
-        ("r0", "fast"), ("r1", "fast"), ("r2", "fast"), ("r3", "fast"),
-    ]  # fmt: skip
+        ("r0", "fast"),
+        ("r1", "fast"),
+        ("r2", "fast"),
+        ("r3", "fast"),
+    ]
     most = plan_window("max-accuracy-edf", _window(ONE))
     assert {each.variant for each in most.assignments} == {"slow"}

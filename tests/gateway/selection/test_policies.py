@@ -13,12 +13,7 @@ import pytest
 from gateway.selection import local_search
 from gateway.selection.best_order import best_order
 from gateway.selection.greedy_placement import by_application, by_deadline, share_among_workers
-from gateway.selection.planning_problem import (
-    evaluated,
-    mean_utility,
-    plan_of,
-    planning_problem,
-)
+from gateway.selection.planning_problem import evaluated, mean_utility, plan_of, planning_problem
 from gateway.selection.selection_policies import FULL, PLAIN, plan_window
 from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions
 from registry.domain.application import Penalty, SelectionPolicy
@@ -39,10 +34,16 @@ ALL_OPTIONS = [
 
 def _windows(count: int, *, seed: int, requests: int = 5, workers: int = 1) -> list[Window]:
     return [
-        random_window(seed * 1000 + at, requests=1 + at % requests, workers=workers,
-                      applications=1 + at % 3, variants=1 + at % 3, has_evidence=True)
+        random_window(
+            seed * 1000 + at,
+            requests=1 + at % requests,
+            workers=workers,
+            applications=1 + at % 3,
+            variants=1 + at % 3,
+            has_evidence=True,
+        )
         for at in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def _steps(problem: PlanningProblem) -> list[list[int]]:
@@ -110,17 +111,11 @@ def test_grouped_is_the_best_grouped_plan(options: SelectionOptions) -> None:
         best = max(
             plan_of(
                 problem,
-                [
-                    steps[request][chosen[at]]
-                    for at in order
-                    for request in groups[at].tolist()
-                ],
+                [steps[request][chosen[at]] for at in order for request in groups[at].tolist()],
             ).mean_utility
             for order in itertools.permutations(range(len(groups)))
-            for chosen in itertools.product(*(
-                range(len(steps[each[0]])) for each in groups
-            ))
-        )  # fmt: skip
+            for chosen in itertools.product(*(range(len(steps[each[0]])) for each in groups))
+        )
         grouped = plan_window(SelectionPolicy.GROUPED, window, options)
         assert grouped.mean_utility == pytest.approx(best, abs=1e-9)
 
@@ -233,8 +228,10 @@ def test_many_groups_are_ordered_greedily_and_split_only_where_that_is_better(
 
 def test_without_penalty_the_most_accurate_variant_wins() -> None:
     window = random_window(3, requests=6, penalty=Penalty.NONE)
-    best = {app.name: max(app.variants, key=lambda each: each.accuracy).name
-            for app in window.applications}  # fmt: skip
+    best = {
+        app.name: max(app.variants, key=lambda each: each.accuracy).name
+        for app in window.applications
+    }
     owner = {each.id: each.application for each in window.requests}
     for policy in SELECTION:
         for each in plan_window(policy, window).assignments:

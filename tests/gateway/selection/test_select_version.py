@@ -48,10 +48,7 @@ def test_an_id_keeps_its_canary_when_the_percentage_grows(
     [
         (ModelTarget(STABLE, "m", Verb.PREDICT), b"/v1/models/team~m-next:predict"),
         (ModelTarget(STABLE, "m", Verb.INFER), b"/v2/models/team~m-next/infer"),
-        (
-            openai_target("team", "m", "embeddings"),
-            b"/serving/team~m-next/openai/v1/embeddings",
-        ),
+        (openai_target("team", "m", "embeddings"), b"/serving/team~m-next/openai/v1/embeddings"),
     ],
 )
 def test_a_version_has_its_own_path_at_pods(target: ModelTarget, path: bytes) -> None:

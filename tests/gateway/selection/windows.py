@@ -23,9 +23,15 @@ def variant(name: str, confusion: list[list[float]]) -> VariantProfile:
 
 
 def random_window(
-    seed: int, *, requests: int, applications: int = 2, variants: int = 3, workers: int = 1,
-    has_evidence: bool = False, penalty: Penalty | None = None,
-) -> Window:  # fmt: skip
+    seed: int,
+    *,
+    requests: int,
+    applications: int = 2,
+    variants: int = 3,
+    workers: int = 1,
+    has_evidence: bool = False,
+    penalty: Penalty | None = None,
+) -> Window:
     rng = random.Random(seed)
     apps = []
     for at in range(applications):

@@ -150,9 +150,11 @@ def test_files_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     arrays.write_bytes(arrays.read_bytes()[:-100])
     _run(_state(uri), act)
     expected = (
-        "cannot be read", "trained and profiled with k 5, spec.sneakPeek.k is 7",
+        "cannot be read",
+        "trained and profiled with k 5, spec.sneakPeek.k is 7",
         "trained for the classes even, odd; the application has a, b",
-        "namespace default may not have", "not what `pilotlight sneakpeek train` writes",
-    )  # fmt: skip
+        "namespace default may not have",
+        "not what `pilotlight sneakpeek train` writes",
+    )
     for problem, text in zip(problems, expected, strict=True):
         assert text in problem

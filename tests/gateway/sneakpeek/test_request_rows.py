@@ -36,12 +36,20 @@ def test_binary_tensors_follow_the_json_part_in_order() -> None:
     first, second = np.array([[7.0]], "<f8"), np.array([[1, 2]], "<f4")
     document = {
         "inputs": [
-            {"name": "b", "datatype": "FP64", "shape": [1, 1],
-             "parameters": {"binary_data_size": 8}},
-            {"name": "a", "datatype": "FP32", "shape": [1, 2],
-             "parameters": {"binary_data_size": 8}},
+            {
+                "name": "b",
+                "datatype": "FP64",
+                "shape": [1, 1],
+                "parameters": {"binary_data_size": 8},
+            },
+            {
+                "name": "a",
+                "datatype": "FP32",
+                "shape": [1, 2],
+                "parameters": {"binary_data_size": 8},
+            },
         ]
-    }  # fmt: skip
+    }
     read = _read(document, first.tobytes() + second.tobytes(), ("a", "b"))
     np.testing.assert_array_equal(read.rows, [[1, 2, 7]])
 
@@ -54,11 +62,12 @@ def test_binary_tensors_follow_the_json_part_in_order() -> None:
         pytest.param({"outputs": [{"name": "scores"}]}, False, id="another output"),
         pytest.param({"parameters": {"binary_data_output": True}}, False, id="binary"),
         pytest.param(
-            {"outputs": [{"name": "label", "parameters": {"binary_data": True}}]}, False,
+            {"outputs": [{"name": "label", "parameters": {"binary_data": True}}]},
+            False,
             id="its output, binary",
         ),
     ],
-)  # fmt: skip
+)
 def test_a_short_circuit_answers_only_what_it_can(
     more: dict[str, object], is_answerable: bool
 ) -> None:
@@ -73,10 +82,11 @@ def test_a_short_circuit_answers_only_what_it_can(
         pytest.param(_v2([1, 2, 3], [1, 3]), r"shape \[-1, 2\], was \[1, 3\]", id="shape"),
         pytest.param(
             {"inputs": [{"name": "b", "datatype": "FP32", "shape": [1], "data": [1]}]},
-            "'a' is missing; the request has 'b'", id="other tensor",
+            "'a' is missing; the request has 'b'",
+            id="other tensor",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_no_variant_can_answer_is_named(document: dict[str, Any], text: str) -> None:
     with pytest.raises(MismatchedBody, match=text):
         _read(document)
@@ -84,8 +94,12 @@ def test_what_no_variant_can_answer_is_named(document: dict[str, Any], text: str
 
 def test_not_finite_numbers_of_binary_tensors_are_named_by_row() -> None:
     values = np.array([[1, 2], [np.nan, 4], [5, np.inf]], "<f4")
-    tensor = {"name": "a", "datatype": "FP32", "shape": [3, 2],
-              "parameters": {"binary_data_size": 24}}  # fmt: skip
+    tensor = {
+        "name": "a",
+        "datatype": "FP32",
+        "shape": [3, 2],
+        "parameters": {"binary_data_size": 24},
+    }
     with pytest.raises(MismatchedBody, match="input 'a' must be finite, was not in row 1, 2"):
         _read({"inputs": [tensor]}, values.tobytes())
 
@@ -93,12 +107,17 @@ def test_not_finite_numbers_of_binary_tensors_are_named_by_row() -> None:
 @pytest.mark.parametrize(
     "document",
     [
-        [], {"text": "x"}, {"instances": [["a", "b"]]}, {"instances": []},
-        _v2([1, 2, 3], [2, 2]), _v2(None, [1, 2]), {"inputs": [3]},
+        [],
+        {"text": "x"},
+        {"instances": [["a", "b"]]},
+        {"instances": []},
+        _v2([1, 2, 3], [2, 2]),
+        _v2(None, [1, 2]),
+        {"inputs": [3]},
         {"inputs": [{"name": "a", "datatype": "BYTES", "shape": [1], "data": ["x"]}]},
         _v2([0.0] * 400, [200, 2]),
     ],
-)  # fmt: skip
+)
 def test_bodies_of_other_kinds_are_left_to_the_pods(document: object) -> None:
     with pytest.raises(UnreadableBody):
         _read(document)

@@ -7,12 +7,7 @@ import orjson
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gateway.sneakpeek.trained_file import (
-    ARRAYS,
-    FACTS,
-    InvalidSneakPeek,
-    read_sneakpeek,
-)
+from gateway.sneakpeek.trained_file import ARRAYS, FACTS, InvalidSneakPeek, read_sneakpeek
 from pilotlight.sneakpeek_training import train, write_sneakpeek
 
 

@@ -38,8 +38,9 @@ def real_collector(folder: Path) -> Iterator[tuple[str, Path]]:
     with printed.open("wb") as output:
         process = subprocess.Popen(
             [_PROGRAM, "--config", _CONFIG.replace("PORT", str(port))],
-            stdout=output, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
 
     def is_ready() -> bool:
         assert process.poll() is None, printed.read_text()

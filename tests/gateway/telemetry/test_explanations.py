@@ -24,9 +24,14 @@ MEASURED = {"load:remote": 1.0, "infer": 0.1, "preprocess": 0.0, "postprocess": 
 
 WARM = RoutingOption("colocate", LatencyEstimate(0.021, True), Reason.WARM, "pod-3", "pod-3")
 COLD = RoutingOption(
-    "cold start", LatencyEstimate(0.3, False), Reason.COLD_WARM_BUSY, "pod-1", "pod-1",
-    LoadMode.LOAD, evicts_s=0.2,
-)  # fmt: skip
+    "cold start",
+    LatencyEstimate(0.3, False),
+    Reason.COLD_WARM_BUSY,
+    "pod-1",
+    "pod-1",
+    LoadMode.LOAD,
+    evicts_s=0.2,
+)
 QUEUE = RoutingOption("queue", LatencyEstimate(0.9, True), Reason.QUEUE_WARM_BUSY)
 
 
@@ -52,9 +57,7 @@ def test_explains_decision_candidates_and_options() -> None:
     assert found["model"] == "default/m"
     assert found["policy"] == "auto"
     assert found["decision"]["reason"]
-    assert [option["way"] for option in found["options"]] == [
-        "queue", "proxy", "cold start",
-    ]  # fmt: skip
+    assert [option["way"] for option in found["options"]] == ["queue", "proxy", "cold start"]
     assert {pod["pod"]: pod["tier"] for pod in found["candidates"]} == {
         "pod-a": "device",
         "pod-b": "remote",
@@ -98,8 +101,9 @@ def test_a_fixed_policy_shows_the_ways_there_were_and_says_which_one_it_took(
     assert found is not None
     taken = found["options"][0]
     assert (taken["entry"], taken["predict"]) == (
-        found["decision"]["entry"], found["decision"]["predict"],
-    )  # fmt: skip
+        found["decision"]["entry"],
+        found["decision"]["predict"],
+    )
     assert taken["expected_s"] > 0
     assert " expected" in found["summary"]
 
@@ -111,8 +115,9 @@ def test_a_fixed_policy_says_what_a_cheaper_way_would_have_cost_less() -> None:
     found = explanations.get("r")
     assert found is not None
     assert [(each["way"], each["predict"]) for each in found["options"]] == [
-        ("cold start", "pod-b"), ("colocate", "pod-a"),
-    ]  # fmt: skip
+        ("cold start", "pod-b"),
+        ("colocate", "pod-a"),
+    ]
     assert found["summary"] == (
         "sent to pod-b by a policy that does not look at models: 1.1 s expected; "
         "cheaper: colocate at pod-a, 1.0 s less in all"
@@ -230,9 +235,13 @@ def test_another_tenants_explanation_of_the_same_id_is_hidden() -> None:
 
 def sent(option: RoutingOption, *options: RoutingOption) -> SendTo:
     return SendTo(
-        option.entry, option.predict, LoadMode.WARM, option.reason, forecast=option.forecast,
+        option.entry,
+        option.predict,
+        LoadMode.WARM,
+        option.reason,
+        forecast=option.forecast,
         options=options,
-    )  # fmt: skip
+    )
 
 
 def test_a_request_that_was_sent_names_the_pod_its_time_and_the_next_best_way() -> None:
@@ -275,9 +284,14 @@ def test_every_reason_has_words(reason: Reason) -> None:
 
 
 REJECTIONS = {
-    Reason.DEADLINE, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.LOAD_FAILED,
-    Reason.MODEL_GONE, Reason.NO_SUPPORTING_RUNTIME, Reason.POLICY_FAILED,
-}  # fmt: skip
+    Reason.DEADLINE,
+    Reason.QUEUE_FULL,
+    Reason.QUEUE_TIMEOUT,
+    Reason.LOAD_FAILED,
+    Reason.MODEL_GONE,
+    Reason.NO_SUPPORTING_RUNTIME,
+    Reason.POLICY_FAILED,
+}
 
 
 def is_of_waiting(reason: Reason) -> bool:

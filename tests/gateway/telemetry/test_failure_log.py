@@ -9,9 +9,7 @@ from gateway.telemetry.recent_requests import INTERVAL_S, FailureLog, RecentRequ
 
 
 def failed(model: str, at_s: float, error: str = "no disk") -> RecentRequest:
-    return RecentRequest(
-        "r", at_s, model, "auto", "disk-full", "", 507, "pod-0", None, None, error
-    )  # fmt: skip
+    return RecentRequest("r", at_s, model, "auto", "disk-full", "", 507, "pod-0", None, None, error)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:

@@ -60,10 +60,15 @@ def test_headers_whose_names_end_like_the_trace_context_stay_whole() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        None, "", "nonsense", f"ff-{TRACE}-{PARENT}-01", f"00-{'0' * 32}-{PARENT}-01",
-        f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE.upper()}-{PARENT}-01",
+        None,
+        "",
+        "nonsense",
+        f"ff-{TRACE}-{PARENT}-01",
+        f"00-{'0' * 32}-{PARENT}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE.upper()}-{PARENT}-01",
     ],
-)  # fmt: skip
+)
 def test_without_a_valid_context_a_new_trace_begins(given: str | None) -> None:
     trace_id, forwarded = traced(Tracer(1.0), given)
     assert len(trace_id) == 32
@@ -119,10 +124,16 @@ def test_a_collector_gets_a_span_per_stage(
         kept = stack.enter_context(collector())
         harness = stack.enter_context(
             running_harness(
-                tmp_path, redis.url, "traces", client, otlp_endpoint=kept.url, trace_ratio=0,
-                access_log="true", log_format="json",
+                tmp_path,
+                redis.url,
+                "traces",
+                client,
+                otlp_endpoint=kept.url,
+                trace_ratio=0,
+                access_log="true",
+                log_format="json",
             )
-        )  # fmt: skip
+        )
         spec, _ = harness.start_warm_pod()
         context = f"00-{TRACE}-{PARENT}-01"
         sent = harness.predict(spec, x_test="response=headers", traceparent=context)
@@ -150,10 +161,15 @@ def test_histograms_name_the_trace_of_a_request_as_an_exemplar(
         kept = stack.enter_context(collector())
         harness = stack.enter_context(
             running_harness(
-                tmp_path, redis.url, "exemplars", client, otlp_endpoint=kept.url, trace_ratio=0,
+                tmp_path,
+                redis.url,
+                "exemplars",
+                client,
+                otlp_endpoint=kept.url,
+                trace_ratio=0,
                 health_port=health_port,
             )
-        )  # fmt: skip
+        )
         spec, _ = harness.start_warm_pod()
         harness.predict(spec, traceparent=f"00-{TRACE}-{PARENT}-01")
         url = f"http://127.0.0.1:{health_port}" if is_at_health_port else harness.gateway.url

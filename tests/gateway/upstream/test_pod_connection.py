@@ -155,8 +155,9 @@ async def test_known_heads_are_read_as_by_the_parser() -> None:
             assert connection.length == b"%d" % len(body)
             assert connection.times_ms == (0.0, 1.0, number + 0.5, 0.0)
             assert connection.all_headers[1:] == [
-                (b"server-timing", connection.timing), (b"content-length", connection.length),
-            ]  # fmt: skip
+                (b"server-timing", connection.timing),
+                (b"content-length", connection.length),
+            ]
             received = b""
             while not connection.is_taken:
                 await connection.wait_body()
@@ -196,13 +197,29 @@ def read(connection: PodConnection, data: bytes) -> tuple[object, ...]:
         return (connection.is_closed,)
     response = connection.response
     return (
-        connection.is_closed, connection.is_complete, response.status, response.forwarded,
-        connection.length, connection.times_ms, b"".join(connection.take_body()),
-    )  # fmt: skip
+        connection.is_closed,
+        connection.is_complete,
+        response.status,
+        response.forwarded,
+        connection.length,
+        connection.times_ms,
+        b"".join(connection.take_body()),
+    )
 
 
-INSERTED = (b"", b"\0", b"\n", b"\r\n", b" ", b":", b"+", b"9", b"\r\ncontent-length: 3",
-            b"\r\ntransfer-encoding: chunked", b"\r\n x")  # fmt: skip
+INSERTED = (
+    b"",
+    b"\0",
+    b"\n",
+    b"\r\n",
+    b" ",
+    b":",
+    b"+",
+    b"9",
+    b"\r\ncontent-length: 3",
+    b"\r\ntransfer-encoding: chunked",
+    b"\r\n x",
+)
 
 
 @pytest.mark.parametrize("more", INSERTED)

@@ -13,18 +13,22 @@ MIB = 1 << 20
     ("status", "body", "expected"),
     [
         pytest.param(
-            502, b"dial tcp 127.0.0.1:8080: connect: connection refused\n",
-            QueueProxyFailure.NOT_REACHED, id="nobody-listens",
+            502,
+            b"dial tcp 127.0.0.1:8080: connect: connection refused\n",
+            QueueProxyFailure.NOT_REACHED,
+            id="nobody-listens",
         ),
         pytest.param(502, b"EOF\n", QueueProxyFailure.BROKEN, id="closed"),
         pytest.param(
-            502, b"read tcp 127.0.0.1:4->127.0.0.1:8080: read: connection reset by peer\n",
-            QueueProxyFailure.BROKEN, id="reset",
+            502,
+            b"read tcp 127.0.0.1:4->127.0.0.1:8080: read: connection reset by peer\n",
+            QueueProxyFailure.BROKEN,
+            id="reset",
         ),
         pytest.param(503, b"pending request queue full\n", QueueProxyFailure.FULL, id="full"),
         pytest.param(503, b"context deadline exceeded\n", QueueProxyFailure.FULL, id="timed-out"),
     ],
-)  # fmt: skip
+)
 def test_classifies_responses_of_the_queue_proxy(
     status: int, body: bytes, expected: QueueProxyFailure
 ) -> None:

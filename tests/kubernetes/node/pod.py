@@ -121,9 +121,11 @@ class Pod:
             lookup=lambda kind, name: self._cluster.entries(kind, self._namespace, name),
         )
         variables = {
-            "PATH": program.path, "PYTHONPYCACHEPREFIX": BYTE_CODE,
-            **program.variables, **variables,
-        }  # fmt: skip
+            "PATH": program.path,
+            "PYTHONPYCACHEPREFIX": BYTE_CODE,
+            **program.variables,
+            **variables,
+        }
         of_image = {**program.folders, "/etc/hosts": self._cluster.hosts_file(self._namespace)}
         always = [
             {"source": str(source), "target": target, "read_only": True}

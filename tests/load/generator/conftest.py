@@ -50,9 +50,15 @@ class WriteTrace:
         self._folder = folder
 
     def __call__(
-        self, models: list[str], *, count: int, gap_s: float, deadline_s: float | None = None,
-        tenant: str = "default", output_size: int = 0,
-    ) -> str:  # fmt: skip
+        self,
+        models: list[str],
+        *,
+        count: int,
+        gap_s: float,
+        deadline_s: float | None = None,
+        tenant: str = "default",
+        output_size: int = 0,
+    ) -> str:
         """A trace of `count` arrivals, a model after the other; returns its path."""
         lines = ["at_s,tenant,model,input_size,output_size,deadline_s"]
         for row in range(count):

@@ -26,7 +26,9 @@ _RESPONSES = {
     "half-locked": _response("401 Unauthorized", b'{"error": "an API key is needed"}'),
     "openai-wrong": _response("404 Not Found", b'{"error": {"message": "no such model"}}'),
     "odd-headers": _response(
-        "200 OK", b"{}", "server-timing: infer;dur=x, load;dur=nan, queue;dur=1.5, db;dur=9",
+        "200 OK",
+        b"{}",
+        "server-timing: infer;dur=x, load;dur=nan, queue;dur=1.5, db;dur=9",
         "x-pilotlight-start: \xff",
     ),
     "truncated": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{}",
@@ -36,11 +38,12 @@ _RESPONSES = {
     "stream-usage": _response(
         "200 OK",
         b'data: {"choices": [{}], "usage": null}\n\n'
-        b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\ndata: [DONE]\n\n', _EVENTS,
+        b'data: {"choices": [], "usage": {"completion_tokens": 7}}\n\ndata: [DONE]\n\n',
+        _EVENTS,
     ),
     "stream-broken": _response("200 OK", b'data: {"a": 1}\n\n', _EVENTS),
     "stream-error": _response("200 OK", b'data: {"error": {"message": "too slow"}}\n\n', _EVENTS),
-}  # fmt: skip
+}
 _METADATA = {
     "absent": _response("404 Not Found", b'{"error": "no metadata"}'),
     "bare": _response("200 OK", b'{"name": "bare", "inputs": [], "outputs": []}'),
@@ -102,8 +105,10 @@ class OddServer:
         """One request; False when the connection is over."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         first, *lines = head.strip().split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (
-            line.partition(":") for line in lines)}  # fmt: skip
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         self.credentials.add(headers.get("authorization", ""))
         self.hosts.add((first.partition(" ")[0], headers["host"]))
         body = await reader.readexactly(int(headers.get("content-length", "0")))
@@ -113,8 +118,14 @@ class OddServer:
             return True
         self.requests.append(first)
         self.bodies.append(body)
-        model = next((m for m in sorted(_RESPONSES, key=len, reverse=True)
-                      if f"/{m}:" in first or f'"{m}"'.encode() in body), "plain")  # fmt: skip
+        model = next(
+            (
+                m
+                for m in sorted(_RESPONSES, key=len, reverse=True)
+                if f"/{m}:" in first or f'"{m}"'.encode() in body
+            ),
+            "plain",
+        )
         return await self._respond(model, writer)
 
     async def _respond(self, model: str, writer: asyncio.StreamWriter) -> bool:

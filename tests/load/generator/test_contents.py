@@ -100,16 +100,26 @@ def test_bodies_depend_only_on_seed_and_row() -> None:
         ),
         pytest.param(
             {"inputs": [{"name": "q", "datatype": "BYTES", "shape": [-1]}]},
-            Content(ContentKind.TEXT, "q"), id="text",
+            Content(ContentKind.TEXT, "q"),
+            id="text",
         ),
         pytest.param(
-            {"platform": "transformers", "inputs": [
-                {"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("text", "task")]},
-            TEXT, id="text-with-an-option",
+            {
+                "platform": "transformers",
+                "inputs": [
+                    {"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("text", "task")
+                ],
+            },
+            TEXT,
+            id="text-with-an-option",
         ),
         pytest.param(
-            {"platform": "scikit-learn", "inputs": [
-                {"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("text", "task")]},
+            {
+                "platform": "scikit-learn",
+                "inputs": [
+                    {"name": name, "datatype": "BYTES", "shape": [-1]} for name in ("text", "task")
+                ],
+            },
             Content(
                 ContentKind.TENSORS, inputs=(("text", "BYTES", (-1,)), ("task", "BYTES", (-1,)))
             ),
@@ -117,10 +127,11 @@ def test_bodies_depend_only_on_seed_and_row() -> None:
         ),
         pytest.param(
             {"inputs": [{"name": "x", "datatype": "FP32", "shape": ["-1", 4]}]},
-            Content(ContentKind.TENSORS, inputs=(("x", "FP32", (-1, 4)),)), id="numbers",
+            Content(ContentKind.TENSORS, inputs=(("x", "FP32", (-1, 4)),)),
+            id="numbers",
         ),
     ],
-)  # fmt: skip
+)
 def test_metadata_determine_the_content_of_a_model(metadata: Any, expected: Content | None) -> None:
     assert content_of_metadata(metadata) == expected
     if expected is not None:

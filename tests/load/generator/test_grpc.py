@@ -15,11 +15,14 @@ from tests.load.generator.conftest import LoadRun, WriteTrace
 def _infer(request: Any, context: grpc.ServicerContext) -> Any:
     if request.model_name.endswith("full"):
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no room")
-    context.set_trailing_metadata((
-        ("x-pilotlight-start", "disk"), ("server-timing", "infer;dur=2.5"),
-        ("x-pilotlight-pod", f"{len(request.raw_input_contents)}-{request.inputs[0].shape[0]}"),
-        ("x-pilotlight-predict-pod", request.model_name),
-    ))  # fmt: skip
+    context.set_trailing_metadata(
+        (
+            ("x-pilotlight-start", "disk"),
+            ("server-timing", "infer;dur=2.5"),
+            ("x-pilotlight-pod", f"{len(request.raw_input_contents)}-{request.inputs[0].shape[0]}"),
+            ("x-pilotlight-predict-pod", request.model_name),
+        )
+    )
     return messages.ModelInferResponse(model_name=request.model_name)
 
 

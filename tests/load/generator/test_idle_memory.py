@@ -33,10 +33,12 @@ def test_a_run_counts_the_idle_memory_of_a_deregistered_pod(
             async with asyncio.TaskGroup() as group:
                 playing = group.create_task(
                     run_trace(
-                        prepared, output, stop=stop,
+                        prepared,
+                        output,
+                        stop=stop,
                         on_progress=lambda progress: has_started.set() if progress.done else None,
                     )
-                )  # fmt: skip
+                )
                 await has_started.wait()
                 await pod.heartbeat(PodReport(idle_byte_s=8e9))
                 await registry.deregister_pod("other", pod.epoch)

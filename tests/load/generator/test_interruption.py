@@ -20,10 +20,26 @@ from tests.load.generator.odd_server import OddServer, odd_server
 
 def _start(trace: str, url: str, output: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "pilotlight", "load", "run", "--trace", trace, "--url", url,
-         "-o", str(output), "--processes", "2"],
-        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "pilotlight",
+            "load",
+            "run",
+            "--trace",
+            trace,
+            "--url",
+            url,
+            "-o",
+            str(output),
+            "--processes",
+            "2",
+        ],
+        cwd=servers.REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _both_arrived(server: OddServer) -> bool:

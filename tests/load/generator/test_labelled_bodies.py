@@ -21,8 +21,9 @@ def _arrival(row: int = 0, deadline_s: float | None = None) -> TraceArrival:
 
 
 def _response(label: int) -> bytes:
-    return orjson.dumps({"outputs": [{"name": "scores", "data": [0.5]},
-                                     {"name": "label", "data": [label]}]})  # fmt: skip
+    return orjson.dumps(
+        {"outputs": [{"name": "scores", "data": [0.5]}, {"name": "label", "data": [label]}]}
+    )
 
 
 def test_bodies_hold_one_example_drawn_by_seed_and_row(tmp_path: Path) -> None:
@@ -68,8 +69,13 @@ def test_the_applications_deadline_holds_where_the_trace_has_none(tmp_path: Path
     part.add(record_row(_arrival(), result, request_id="r", policy=None))
     part.close()
     assert schema_of(tmp_path) == ANSWER_SCHEMA
-    row = dict(zip(ANSWER_SCHEMA.names, record_row(
-        _arrival(), result, request_id="r", policy=None), strict=True))  # fmt: skip
+    row = dict(
+        zip(
+            ANSWER_SCHEMA.names,
+            record_row(_arrival(), result, request_id="r", policy=None),
+            strict=True,
+        )
+    )
     assert (row["deadline_s"], row["label"], row["prediction"]) == (0.5, 3, 3)
 
 

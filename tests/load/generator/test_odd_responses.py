@@ -47,9 +47,14 @@ def test_every_odd_response_is_recorded(load_run: LoadRun, write_trace: WriteTra
 
 
 def _send(
-    models: list[str], folder: Path, url: str, *, output_size: int = 0, max_in_flight: int = 100,
+    models: list[str],
+    folder: Path,
+    url: str,
+    *,
+    output_size: int = 0,
+    max_in_flight: int = 100,
     **settings: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Send requests that arrive together from this process; returns the records."""
     arrivals = [
         TraceArrival(row, 0.0, "default", model, 2, output_size, None)
@@ -85,9 +90,12 @@ def test_an_openai_stream_succeeds_only_if_it_is_complete(tmp_path: Path) -> Non
 def test_a_record_has_the_tokens_that_the_stream_reports(tmp_path: Path) -> None:
     with odd_server() as server:
         rows = _send(
-            ["stream", "stream-usage"], tmp_path, server.url,
-            protocol=RequestProtocol.OPENAI, output_size=5,
-        )  # fmt: skip
+            ["stream", "stream-usage"],
+            tmp_path,
+            server.url,
+            protocol=RequestProtocol.OPENAI,
+            output_size=5,
+        )
         asked = [json.loads(body)["stream_options"] for body in server.bodies]
     assert asked == [{"include_usage": True}] * 2
     assert {row["model"]: row["output_size"] for row in rows} == {"stream": 5, "stream-usage": 7}
@@ -127,11 +135,25 @@ def test_all_mistakes_in_flags_are_reported_together(
 ) -> None:
     (tmp_path / "body.txt").write_text("no JSON")
     ran = load_run(
-        write_trace(["m"], count=1, gap_s=1.0), "http://h",
-        "--protocol", "soap", "--policy", "best", "--duration", "5", "--timeout", "0s",
-        "--payload", "m", "--payload", f"m={tmp_path / 'body.txt'}", "--payload", "m=absent.json",
-        "--host-header", "{name}.example.com",
-    )  # fmt: skip
+        write_trace(["m"], count=1, gap_s=1.0),
+        "http://h",
+        "--protocol",
+        "soap",
+        "--policy",
+        "best",
+        "--duration",
+        "5",
+        "--timeout",
+        "0s",
+        "--payload",
+        "m",
+        "--payload",
+        f"m={tmp_path / 'body.txt'}",
+        "--payload",
+        "m=absent.json",
+        "--host-header",
+        "{name}.example.com",
+    )
     assert ran.status == 2
     assert len(ran.err.splitlines()) == 8
     for part in ("'soap'", "'best'", "'5'", "'0s'", "'m'", "body.txt", "absent.json", "{name}"):

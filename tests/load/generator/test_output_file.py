@@ -28,9 +28,12 @@ def test_a_trace_is_never_overwritten_by_its_own_run(
     (tmp_path / "link.parquet").symlink_to(trace)
     with odd_server() as server:
         ran = load_run(
-            f"({trace} + poisson:rate=1,duration=1s)|rate=1", server.url,
-            "-o", str(tmp_path / "link.parquet"), "--overwrite",
-        )  # fmt: skip
+            f"({trace} + poisson:rate=1,duration=1s)|rate=1",
+            server.url,
+            "-o",
+            str(tmp_path / "link.parquet"),
+            "--overwrite",
+        )
     assert ran.status == 2
     assert "link.parquet is a file of the trace; name another" in ran.err
     assert Path(trace).read_bytes() == before

@@ -50,9 +50,13 @@ def test_records_every_request_with_the_headers_of_the_gateway(
     ],
 )
 def test_other_protocols_reach_pods_by_their_own_paths(
-    load_run: LoadRun, harness: GatewayHarness, write_trace: WriteTrace,
-    protocol: str, output_size: int, path: str,
-) -> None:  # fmt: skip
+    load_run: LoadRun,
+    harness: GatewayHarness,
+    write_trace: WriteTrace,
+    protocol: str,
+    output_size: int,
+    path: str,
+) -> None:
     spec = harness.declare(namespace="team")
     pods = harness.start_pods("pod-a", warm=spec, slots=8)
     trace = write_trace(

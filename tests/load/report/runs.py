@@ -19,10 +19,14 @@ def steady_run(folder: Path, rows: int = 4, *, name: str = "run", **columns: Any
     """A run of one model on one pod, warm and without delays, with the given columns changed."""
     path = folder / f"{name}.parquet"
     steady = {
-        "model": ["a"] * rows, "predict_pod": ["p"] * rows, "start": ["warm"] * rows,
-        "status": [200] * rows, "error": [None] * rows, "tenant": ["t"] * rows,
+        "model": ["a"] * rows,
+        "predict_pod": ["p"] * rows,
+        "start": ["warm"] * rows,
+        "status": [200] * rows,
+        "error": [None] * rows,
+        "tenant": ["t"] * rows,
         **{f"{stage}_ms": [0.0] * rows for stage in STAGES},
-    }  # fmt: skip
+    }
     write_run(path, rows, **{**steady, **columns})
     return read_run(path, name)
 
@@ -51,10 +55,13 @@ def write_run(
     is_cold = random.random(rows) < cold_rate
     load = np.where(is_cold, np.array([80.0, 400.0, 2000.0])[tier], 0.0)
     stages = {
-        "queue": random.exponential(6, rows), "load": load,
-        "preprocess": random.gamma(2, 0.6, rows), "infer": random.gamma(3, 9, rows),
-        "postprocess": random.gamma(2, 0.2, rows), "network": random.gamma(2, 0.5, rows),
-    }  # fmt: skip
+        "queue": random.exponential(6, rows),
+        "load": load,
+        "preprocess": random.gamma(2, 0.6, rows),
+        "infer": random.gamma(3, 9, rows),
+        "postprocess": random.gamma(2, 0.2, rows),
+        "network": random.gamma(2, 0.5, rows),
+    }
     sent = scheduled + random.exponential(0.0004, rows)
     status = np.where(random.random(rows) < 0.01, 503, 200)
     start = np.where(is_cold, np.array(["host", "disk", "remote"])[tier], "warm")

@@ -36,10 +36,13 @@ def test_answers_are_summed_up_overall_and_by_application(tmp_path: Path) -> Non
     assert found is not None
     digits, wine = found.pop("by_application").values()
     assert found == {
-        "requests": 3, "utility": pytest.approx(1.25 / 3), "missed": 1,
-        "expected_utility": pytest.approx(2.2 / 3), "accuracy": pytest.approx(2 / 3),
+        "requests": 3,
+        "utility": pytest.approx(1.25 / 3),
+        "missed": 1,
+        "expected_utility": pytest.approx(2.2 / 3),
+        "accuracy": pytest.approx(2 / 3),
         "variants": {"digits-small": 1, "short-circuit": 1, "wine-large": 1},
-    }  # fmt: skip
+    }
     assert (digits["utility"], digits["accuracy"], digits["missed"]) == (0.5, 0.5, 0)
     assert (wine["utility"], wine["accuracy"], wine["missed"]) == (0.25, 1.0, 1)
 
@@ -64,9 +67,10 @@ def test_the_plot_has_a_bar_of_each_measure_per_run(tmp_path: Path) -> None:
             if isinstance(bars, BarContainer)
         ]
     assert heights == [
-        pytest.approx([1.25 / 3, 2 / 3]), pytest.approx([2 / 3, 2 / 3]),
+        pytest.approx([1.25 / 3, 2 / 3]),
+        pytest.approx([2 / 3, 2 / 3]),
         pytest.approx([1 / 3, 1 / 3]),
-    ]  # fmt: skip
+    ]
 
 
 def test_runs_without_examples_are_left_out(tmp_path: Path) -> None:

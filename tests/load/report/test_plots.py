@@ -118,9 +118,12 @@ def test_rarest_models_are_combined(tmp_path: Path) -> None:
 
 def test_completion_times_end_at_the_answered_share(tmp_path: Path) -> None:
     half = steady_run(
-        tmp_path, name="half", scheduled_s=[0.0, 1.0, 2.0, 3.0], status=[200, 503, 200, 503],
+        tmp_path,
+        name="half",
+        scheduled_s=[0.0, 1.0, 2.0, 3.0],
+        status=[200, 503, 200, 503],
         finished_s=[0.2, 1.1, 2.1, 3.1],
-    )  # fmt: skip
+    )
     none = steady_run(tmp_path, name="none", status=[503] * 4)
     figure = _figure(completion_times([half, none]))
     axes = figure.axes[0]
@@ -136,9 +139,12 @@ def test_completion_times_end_at_the_answered_share(tmp_path: Path) -> None:
 
 def test_deadline_misses_per_minute_of_arrival(tmp_path: Path) -> None:
     one = steady_run(
-        tmp_path, name="one", scheduled_s=[0.0, 30.0, 61.0, 359.0], deadline_s=[1.0] * 4,
+        tmp_path,
+        name="one",
+        scheduled_s=[0.0, 30.0, 61.0, 359.0],
+        deadline_s=[1.0] * 4,
         finished_s=[0.5, 31.5, 63.0, 359.5],
-    )  # fmt: skip
+    )
     free = steady_run(tmp_path, name="free", deadline_s=[None] * 4)
     drawn = deadline_misses([one, free])
     figure = _figure(drawn)
@@ -151,10 +157,13 @@ def test_deadline_misses_per_minute_of_arrival(tmp_path: Path) -> None:
 
 
 _LOADS: dict[str, Any] = {
-    "scheduled_s": [0.0, 1.0, 5.0, 9.0], "sent_s": [0.0, 1.0, 5.0, 9.0],
-    "start": ["remote", "remote", "warm", "disk"], "load_ms": [2000.0, 1000.0, 0.0, 500.0],
-    "infer_ms": [100.0] * 4, "finished_s": [2.1, 2.1, 5.1, 9.6],
-}  # fmt: skip
+    "scheduled_s": [0.0, 1.0, 5.0, 9.0],
+    "sent_s": [0.0, 1.0, 5.0, 9.0],
+    "start": ["remote", "remote", "warm", "disk"],
+    "load_ms": [2000.0, 1000.0, 0.0, 500.0],
+    "infer_ms": [100.0] * 4,
+    "finished_s": [2.1, 2.1, 5.1, 9.6],
+}
 
 
 def test_loading_time_of_runs_that_record_only_requests(tmp_path: Path) -> None:
@@ -177,8 +186,10 @@ def test_loading_time_of_all_loads_beside_those_waited_for(tmp_path: Path) -> No
     axes = figure.axes[0]
     assert _legend(figure) == ["all loads", "loads that an answered request waited for"]
     assert [bar for bar in _bars(axes) if bar[2]] == [
-        [0, 0, pytest.approx(10.0)], [0, 0, pytest.approx(2.5)], [1, 0, pytest.approx(2.5)],
-    ]  # fmt: skip
+        [0, 0, pytest.approx(10.0)],
+        [0, 0, pytest.approx(2.5)],
+        [1, 0, pytest.approx(2.5)],
+    ]
     assert _texts(axes) == ["10 s, 2.5 s waited for", "2.5 s waited for"]
     assert isinstance(drawn, Plot)
     assert "as the run records them (all_loading_s)" in drawn.caption
@@ -202,18 +213,24 @@ def test_cold_starts_are_stacked_by_tier(tmp_path: Path) -> None:
     assert _named(axes) == ("Requests that waited for a load", "")
     assert _rows(axes) == ["cold", "warm"]
     assert _legend(figure) == [
-        "from the node's memory", "from the node's disk", "from object storage"
-    ]  # fmt: skip
+        "from the node's memory",
+        "from the node's disk",
+        "from object storage",
+    ]
     assert [bar for bar in _bars(axes) if bar[0] == 0] == [[0, 0, 1], [0, 1, 1], [0, 2, 2]]
     assert _texts(axes) == ["4 (80.00%)", "0 (0.00%)"]
 
 
 def test_stages_are_means_on_a_logarithmic_axis(tmp_path: Path) -> None:
     plain = steady_run(
-        tmp_path, 2, name="plain",
-        **{f"{name}_ms": [None, None] for name in
-           ("queue", "load", "preprocess", "infer", "postprocess", "network")},
-    )  # fmt: skip
+        tmp_path,
+        2,
+        name="plain",
+        **{
+            f"{name}_ms": [None, None]
+            for name in ("queue", "load", "preprocess", "infer", "postprocess", "network")
+        },
+    )
     one = steady_run(tmp_path, 2, name="one", load_ms=[2000.0, 0.0], infer_ms=[10.0, 30.0])
     drawn = stages([plain, one])
     figure = _figure(drawn)
@@ -221,8 +238,13 @@ def test_stages_are_means_on_a_logarithmic_axis(tmp_path: Path) -> None:
     assert _named(axes) == ("Stage", "Mean time per request (ms)")
     assert axes.get_yscale() == "log"
     assert [text.get_text() for text in axes.get_xticklabels()] == [
-        "queue", "load", "preprocess", "infer", "postprocess", "network"
-    ]  # fmt: skip
+        "queue",
+        "load",
+        "preprocess",
+        "infer",
+        "postprocess",
+        "network",
+    ]
     assert _legend(figure) == ["plain", "one"]
     heights = [bar.get_height() for bar in axes.containers[1]]
     assert heights == pytest.approx([np.nan, 1000.0, np.nan, 20.0, np.nan, np.nan], nan_ok=True)
@@ -237,13 +259,15 @@ def test_stages_are_left_out_if_no_request_reached_a_pod(tmp_path: Path) -> None
 
 def test_goodput_has_a_point_per_run_against_the_offered_rate(tmp_path: Path) -> None:
     late = steady_run(
-        tmp_path, name="late", scheduled_s=[0.0, 1.0, 1.5, 2.0], deadline_s=[1.0] * 4,
+        tmp_path,
+        name="late",
+        scheduled_s=[0.0, 1.0, 1.5, 2.0],
+        deadline_s=[1.0] * 4,
         finished_s=[0.1, 1.1, 4.0, 2.1],
-    )  # fmt: skip
+    )
     slow = steady_run(
-        tmp_path, name="slow", scheduled_s=[0.0, 1.0, 2.0, 4.0],
-        finished_s=[0.1, 1.1, 2.1, 4.0],
-    )  # fmt: skip
+        tmp_path, name="slow", scheduled_s=[0.0, 1.0, 2.0, 4.0], finished_s=[0.1, 1.1, 2.1, 4.0]
+    )
     figure = _figure(goodput([late, slow]))
     axes = figure.axes[0]
     assert _named(axes) == ("Offered load (requests/s)", "Goodput (requests/s answered in time)")
@@ -259,12 +283,13 @@ def test_goodput_is_left_out_for_one_request(tmp_path: Path) -> None:
 def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
     cold = ["remote", "warm", "warm", "warm"]
     runs = [
-        steady_run(tmp_path, name="lean", start=["remote"] * 4,
-                   metadata={"wasted_memory_byte_s": 1e9}),
+        steady_run(
+            tmp_path, name="lean", start=["remote"] * 4, metadata={"wasted_memory_byte_s": 1e9}
+        ),
         steady_run(tmp_path, name="warm", start=cold, metadata={"wasted_memory_byte_s": 5e9}),
         steady_run(tmp_path, name="both", start=cold, metadata={"wasted_memory_byte_s": 9e9}),
         steady_run(tmp_path, name="unrecorded"),
-    ]  # fmt: skip
+    ]
     drawn = wasted_memory(runs)
     figure = _figure(drawn)
     axes = figure.axes[0]
@@ -273,8 +298,10 @@ def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
     assert _legend(figure) == [front, "lean", "warm", "both"]
     assert _points(axes, front) == [[1.0, 1.0], [5.0, 0.25]]
     assert [_points(axes, name) for name in ("lean", "warm", "both")] == [
-        [[1.0, 1.0]], [[5.0, 0.25]], [[9.0, 0.25]],
-    ]  # fmt: skip
+        [[1.0, 1.0]],
+        [[5.0, 0.25]],
+        [[9.0, 0.25]],
+    ]
     assert isinstance(drawn, Plot)
     assert drawn.caption.endswith("Not shown, for lack of data: unrecorded.")
 
@@ -286,9 +313,12 @@ def test_run_without_start_tiers_is_not_on_the_front(tmp_path: Path) -> None:
 
 def test_fairness_has_a_mark_per_tenant(tmp_path: Path) -> None:
     run = steady_run(
-        tmp_path, name="uneven", tenant=["x", "x", "y", "y"], status=[200, 200, 200, 503],
+        tmp_path,
+        name="uneven",
+        tenant=["x", "x", "y", "y"],
+        status=[200, 200, 200, 503],
         deadline_s=[None] * 4,
-    )  # fmt: skip
+    )
     axes = _axes(tenants([run]))
     assert _named(axes) == ("Share of a tenant's requests served in time", "")
     assert _rows(axes) == ["uneven"]
@@ -313,8 +343,10 @@ def test_machine_usage_draws_loading_loaded_and_inferring_over_time(tmp_path: Pa
     assert loading == [pytest.approx((0.0, 2.0)), pytest.approx((9.0, 9.5))]
     assert loaded == [pytest.approx((2.0, 5.1)), pytest.approx((9.5, 9.6))]
     assert inferring == [
-        pytest.approx((2.0, 2.1)), pytest.approx((5.0, 5.1)), pytest.approx((9.5, 9.6))
-    ]  # fmt: skip
+        pytest.approx((2.0, 2.1)),
+        pytest.approx((5.0, 5.1)),
+        pytest.approx((9.5, 9.6)),
+    ]
     assert to_hex(_face(axes.collections[1])).upper() == COLOURS[1]
     assert isinstance(drawn, Plot)
     assert "Not shown: loads that no record shows (preloads, and" in drawn.caption

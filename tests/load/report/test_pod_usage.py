@@ -51,17 +51,31 @@ def test_union_of_spans() -> None:
 
 def test_refused_request_has_no_inference(tmp_path: Path) -> None:
     [usage] = pod_usages(
-        steady_run(tmp_path, 2, scheduled_s=[0.0, 5.0], sent_s=[0.0, 5.0], status=[200, 503],
-                   infer_ms=[100.0, None])
-    )  # fmt: skip
+        steady_run(
+            tmp_path,
+            2,
+            scheduled_s=[0.0, 5.0],
+            sent_s=[0.0, 5.0],
+            status=[200, 503],
+            infer_ms=[100.0, None],
+        )
+    )
     assert usage.inferring.begins.tolist() == [0.0]
     assert usage.loaded.ends.tolist() == pytest.approx([0.1])
 
 
 def test_load_without_inference_has_no_loaded_span(tmp_path: Path) -> None:
     [usage] = pod_usages(
-        steady_run(tmp_path, 1, scheduled_s=[1.0], sent_s=[1.0], status=[504], start=["remote"],
-                   load_ms=[2000.0], infer_ms=[None])
-    )  # fmt: skip
+        steady_run(
+            tmp_path,
+            1,
+            scheduled_s=[1.0],
+            sent_s=[1.0],
+            status=[504],
+            start=["remote"],
+            load_ms=[2000.0],
+            infer_ms=[None],
+        )
+    )
     assert usage.loading.total_s == pytest.approx(2.0)
     assert (usage.inferring.total_s, usage.loaded.total_s) == (0.0, 0.0)

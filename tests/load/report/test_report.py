@@ -48,10 +48,15 @@ def test_run_of_one_request_from_a_plain_predictor(cli: Cli, tmp_path: Path) -> 
     ran = cli("report", str(path), "-o", str(tmp_path / "out"), "--json")
     assert ran.status == 0, ran.err
     assert set(ran.document["left_out"]) == {
-        "Deadline misses", "Total loading time", "Cold starts by tier", "Where the time goes",
-        "Goodput against offered load", "Wasted memory against cold starts",
-        "Fairness between tenants", "Machine usage: one",
-    }  # fmt: skip
+        "Deadline misses",
+        "Total loading time",
+        "Cold starts by tier",
+        "Where the time goes",
+        "Goodput against offered load",
+        "Wasted memory against cold starts",
+        "Fairness between tenants",
+        "Machine usage: one",
+    }
     assert "one was interrupted" in ran.err
     assert "one was interrupted" in (tmp_path / "out" / "index.html").read_text()
 
@@ -59,9 +64,15 @@ def test_run_of_one_request_from_a_plain_predictor(cli: Cli, tmp_path: Path) -> 
 def test_run_without_responses(cli: Cli, tmp_path: Path) -> None:
     none = [None] * 5
     path = write_run(
-        tmp_path / "none.parquet", 5, is_plain=True, status=[0] * 5, error=["no"] * 5,
-        sent_s=none, first_byte_s=none, finished_s=none,
-    )  # fmt: skip
+        tmp_path / "none.parquet",
+        5,
+        is_plain=True,
+        status=[0] * 5,
+        error=["no"] * 5,
+        sent_s=none,
+        first_byte_s=none,
+        finished_s=none,
+    )
     ran = cli("report", str(path), "-o", str(tmp_path / "out"), "--json")
     assert ran.status == 0, ran.err
     assert ran.document["runs"][0]["goodput_rps"] == 0
@@ -75,10 +86,20 @@ def _broken_files(folder: Path) -> dict[str, Path]:
     found = {
         name: folder / f"{name}.parquet"
         for name in (
-            "missing", "other", "text", "nothing", "rowless", "truncated", "middle", "nulls",
-            "mistyped", "endless", "early", "folder",
+            "missing",
+            "other",
+            "text",
+            "nothing",
+            "rowless",
+            "truncated",
+            "middle",
+            "nulls",
+            "mistyped",
+            "endless",
+            "early",
+            "folder",
         )
-    }  # fmt: skip
+    }
     parquet.write_table(pa.table({"name": ["x"], "price": [1.5]}), found["other"])
     found["folder"].mkdir()
     parquet.write_table(table.drop_columns(["status", "infer_ms"]), found["missing"])
@@ -135,8 +156,10 @@ def test_all_errors_in_files_are_reported_together(cli: Cli, tmp_path: Path) -> 
     ran = cli("report", str(broken["text"]), "absent.parquet", str(broken["rowless"]))
     assert ran.status == 2
     assert [line.split(":")[1].strip() for line in ran.err.splitlines()] == [
-        str(broken["text"]), "absent.parquet", str(broken["rowless"]),
-    ]  # fmt: skip
+        str(broken["text"]),
+        "absent.parquet",
+        str(broken["rowless"]),
+    ]
 
 
 def test_two_runs_with_one_name_are_refused(cli: Cli, tmp_path: Path) -> None:
@@ -194,9 +217,15 @@ def test_invalid_metadata_are_ignored(cli: Cli, tmp_path: Path) -> None:
 def test_values_from_a_file_are_escaped_on_the_page(cli: Cli, tmp_path: Path) -> None:
     evil = "</p><script>alert(1)</script>"
     path = write_run(
-        tmp_path / "run.parquet", 20, policy=evil, model=[evil] * 20, tenant=[evil] * 20,
-        predict_pod=[evil] * 20, start=[evil] * 20, metadata={"kind": evil},
-    )  # fmt: skip
+        tmp_path / "run.parquet",
+        20,
+        policy=evil,
+        model=[evil] * 20,
+        tenant=[evil] * 20,
+        predict_pod=[evil] * 20,
+        start=[evil] * 20,
+        metadata={"kind": evil},
+    )
     ran = cli("report", f"{evil}={path}", "-o", str(tmp_path / "out"))
     assert ran.status == 0, ran.err
     page = (tmp_path / "out" / "index.html").read_text()
@@ -206,9 +235,11 @@ def test_values_from_a_file_are_escaped_on_the_page(cli: Cli, tmp_path: Path) ->
 
 def test_page_in_a_new_folder_shows_causes_of_failed_requests(cli: Cli, tmp_path: Path) -> None:
     path = write_run(
-        tmp_path / "run.parquet", 6, status=[200, 200, 404, 404, 504, 0],
+        tmp_path / "run.parquet",
+        6,
+        status=[200, 200, 404, 404, 504, 0],
         error=[None, "cut off", "x", "x", "x", "x"],
-    )  # fmt: skip
+    )
     ran = cli("report", str(path), "-o", str(tmp_path / "a" / "b"))
     assert ran.status == 0, ran.err
     page = (tmp_path / "a" / "b" / "index.html").read_text()

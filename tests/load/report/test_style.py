@@ -34,12 +34,14 @@ from tests.load.report.runs import write_run
         ),
         pytest.param(
             [f"{a}{'-' * 20}{b}{'-' * 20}{c}" for a, b, c in ("xyx", "xzx", "zyx", "xyz")],
-            [f"{n}: {a}{'-' * 12}…{'-' * 12}{c}" for n, a, c in
-             ((1, "x", "x"), (2, "x", "x"), (3, "z", "x"), (4, "x", "z"))],
+            [
+                f"{n}: {a}{'-' * 12}…{'-' * 12}{c}"
+                for n, a, c in ((1, "x", "x"), (2, "x", "x"), (3, "z", "x"), (4, "x", "z"))
+            ],
             id="alike-all-the-same",
         ),
     ],
-)  # fmt: skip
+)
 def test_labels_are_short_and_unique(names: list[str], expected: list[str]) -> None:
     assert labels(names) == dict(zip(names, expected, strict=True))
 
@@ -50,10 +52,15 @@ def _runs(folder: Path, names: Sequence[str], *, rows: int = 200) -> list[Run]:
     for seed, name in enumerate(names):
         metadata = {"wasted_memory_byte_s": 1e9 * (seed + 1), "all_loading_s": 20.0 + seed}
         path = write_run(
-            folder / f"{seed}.parquet", rows, seed=seed, cold_rate=0.1, metadata=metadata,
-            model=[f"a-model-of-the-longest-name-number-{row % 17}-of-seventeen"
-                   for row in range(rows)],
-        )  # fmt: skip
+            folder / f"{seed}.parquet",
+            rows,
+            seed=seed,
+            cold_rate=0.1,
+            metadata=metadata,
+            model=[
+                f"a-model-of-the-longest-name-number-{row % 17}-of-seventeen" for row in range(rows)
+            ],
+        )
         runs.append(read_run(path, name))
     return runs
 

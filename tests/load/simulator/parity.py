@@ -57,11 +57,16 @@ def simulated(
     found.sort(key=lambda row: int(row["request_id"].rpartition("-")[2]))
     return [
         Decision(
-            row["model"], row["status"], row["policy"], row["reason"], row["entry_pod"],
-            row["predict_pod"], row["start"],
+            row["model"],
+            row["status"],
+            row["policy"],
+            row["reason"],
+            row["entry_pod"],
+            row["predict_pod"],
+            row["start"],
         )
         for row in found
-    ]  # fmt: skip
+    ]
 
 
 def simulation(

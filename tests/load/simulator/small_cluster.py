@@ -15,12 +15,19 @@ Step = Callable[[ClusterState, SimulatedCluster], Any]
 M = ModelName("default", "m")
 COLOCATION, QUEUEING = RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING
 MODEL: dict[str, Any] = {
-    "name": "m", "size": "100MB", "infer": {1: "100ms", 4: "160ms"}, "preprocess": "10ms",
-    "postprocess": "20ms", "load_fixed": "50ms",
-}  # fmt: skip
+    "name": "m",
+    "size": "100MB",
+    "infer": {1: "100ms", 4: "160ms"},
+    "preprocess": "10ms",
+    "postprocess": "20ms",
+    "load_fixed": "50ms",
+}
 NODE: dict[str, Any] = {
-    "name": "n", "object_storage_rate": "100MB/s", "disk_rate": "1GB/s", "pods": [{}],
-}  # fmt: skip
+    "name": "n",
+    "object_storage_rate": "100MB/s",
+    "disk_rate": "1GB/s",
+    "pods": [{}],
+}
 
 
 def cluster(node: dict[str, Any], *models: dict[str, Any], **more: Any) -> Any:

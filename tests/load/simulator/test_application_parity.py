@@ -22,10 +22,7 @@ from tests.load.simulator.traces import trace
 CONFUSIONS = {"app-fast": ((6, 4), (4, 6)), "app-slow": ((9, 1), (1, 9))}
 INFER_S = {"app-fast": 0.01, "app-slow": 0.2}
 WINDOW_S = 0.4
-ARRIVALS = (
-    (0.0, 3.0), (0.05, 0.45), (0.1, 1.2), (0.15, 3.0),
-    (1.5, 0.5), (1.55, 3.0), (1.6, 0.42),
-)  # fmt: skip
+ARRIVALS = ((0.0, 3.0), (0.05, 0.45), (0.1, 1.2), (0.15, 3.0), (1.5, 0.5), (1.55, 3.0), (1.6, 0.42))
 """Time and deadline in seconds: two windows, each with requests that have time and others.
 
 These times, and the others here, are multiplied by a pace of `PACES`.
@@ -48,12 +45,17 @@ def _declare(harness: GatewayHarness, pace: float) -> None:
     harness.start_pods("n", slots=4, warm=tuple(specs))
 
     async def profile(registry: Registry) -> None:
-        await registry.put_applications([
-            ApplicationSpec(
-                ModelName("default", "app"), ("no", "yes"), window_s=pace * WINDOW_S,
-                is_window_fixed=True, policy=SelectionPolicy.LO_EDF,
-            )
-        ])  # fmt: skip
+        await registry.put_applications(
+            [
+                ApplicationSpec(
+                    ModelName("default", "app"),
+                    ("no", "yes"),
+                    window_s=pace * WINDOW_S,
+                    is_window_fixed=True,
+                    policy=SelectionPolicy.LO_EDF,
+                )
+            ]
+        )
         for spec in specs:
             accuracy = AccuracyProfile(spec.key, ("no", "yes"), CONFUSIONS[spec.name.name])
             assert await registry.put_accuracy(accuracy)
@@ -62,9 +64,10 @@ def _declare(harness: GatewayHarness, pace: float) -> None:
             for spec in specs
             for measure, seconds in (
                 ("infer", pace * INFER_S[spec.name.name]),
-                ("preprocess", pace * 0.001), ("postprocess", pace * 0.001),
+                ("preprocess", pace * 0.001),
+                ("postprocess", pace * 0.001),
             )
-        )  # fmt: skip
+        )
         epoch = (await registry.cluster()).pods["n"].epoch
         await registry.heartbeat("n", epoch, PodReport(samples=samples))
 
@@ -76,10 +79,8 @@ def _ask(harness: GatewayHarness, at: int, deadline_s: float) -> httpx.Response:
     return harness.client.post(
         f"{harness.gateway.url}/v1/models/app:predict",
         content=b"{}",
-        headers={
-            "x-request-id": f"r{at}", "x-pilotlight-deadline-ms": f"{deadline_s * 1000:g}",
-        },
-    )  # fmt: skip
+        headers={"x-request-id": f"r{at}", "x-pilotlight-deadline-ms": f"{deadline_s * 1000:g}"},
+    )
 
 
 def _planned(harness: GatewayHarness, sent: Future[httpx.Response]) -> tuple[str, int]:
@@ -95,10 +96,15 @@ def _simulated(pace: float) -> list[tuple[str, int]]:
         {"pods": [{"slots": 4}]},
         *(
             {
-                "name": name, "infer": {1: f"{pace * INFER_S[name]}s"},
-                "preprocess": f"{pace}ms", "postprocess": f"{pace}ms", "assets": "0s",
-                "size": "1MB", "batching": False,
-                "annotations": {"application": "app"}, "at": {"n": "device"},
+                "name": name,
+                "infer": {1: f"{pace * INFER_S[name]}s"},
+                "preprocess": f"{pace}ms",
+                "postprocess": f"{pace}ms",
+                "assets": "0s",
+                "size": "1MB",
+                "batching": False,
+                "annotations": {"application": "app"},
+                "at": {"n": "device"},
             }
             for name in CONFUSIONS
         ),
@@ -106,13 +112,14 @@ def _simulated(pace: float) -> list[tuple[str, int]]:
             {
                 "name": "app",
                 "spec": {
-                    "classes": ["no", "yes"], "policy": "lo-edf",
+                    "classes": ["no", "yes"],
+                    "policy": "lo-edf",
                     "window": {"length": f"{pace * WINDOW_S}s", "fixed": True},
                 },
                 "profile": {name: list(map(list, rows)) for name, rows in CONFUSIONS.items()},
             }
         ],
-    )  # fmt: skip
+    )
     rows = [(pace * at_s, "app") for at_s, _ in ARRIVALS]
     run = Simulation(
         plan, trace(rows, deadline_s=[pace * deadline_s for _, deadline_s in ARRIVALS])

@@ -23,17 +23,23 @@ FIXED: dict[str, Any] = {"window": {"length": "100ms", "fixed": True}}
 
 def _model(name: str, infer: str, application: str, **more: Any) -> dict[str, Any]:
     return {
-        "name": name, "infer": {1: infer}, "batching": False, "assets": "0s", "size": "1MB",
-        "annotations": {"application": application}, "at": {"n": "device"},
-    } | more  # fmt: skip
+        "name": name,
+        "infer": {1: infer},
+        "batching": False,
+        "assets": "0s",
+        "size": "1MB",
+        "annotations": {"application": application},
+        "at": {"n": "device"},
+    } | more
 
 
 def _application(name: str = "app", **spec: Any) -> dict[str, Any]:
     short = name.rpartition("/")[2]
     return {
-        "name": name, "spec": SPEC | spec,
+        "name": name,
+        "spec": SPEC | spec,
         "profile": {f"{short}-fast": POOR, f"{short}-slow": GOOD},
-    }  # fmt: skip
+    }
 
 
 def _plan(*, slots: int = 4, application: dict[str, Any] | None = None) -> ClusterPlan:

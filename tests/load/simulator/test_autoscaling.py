@@ -81,9 +81,10 @@ def test_load_that_waits_for_memory_continues_after_a_demotion() -> None:
         {"name": "b"},
     )
     rows, scaler = _played(
-        plan, [(0.0, "a"), (5.0, "b")],
+        plan,
+        [(0.0, "a"), (5.0, "b")],
         lambda state, actions: actions.demote(ModelName("default", "a"), "n", Tier.DISK),
-    )  # fmt: skip
+    )
     assert scaler.results == [True]
     assert [row["status"] for row in rows] == [200, 200]
     assert rows[1]["finished_s"] > 10.0

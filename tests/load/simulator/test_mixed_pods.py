@@ -42,10 +42,12 @@ def test_sample_has_two_kinds_of_pods() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        RoutingPolicy.AUTO, RoutingPolicy.COLOCATION, RoutingPolicy.REMOTE_PROXY,
+        RoutingPolicy.AUTO,
+        RoutingPolicy.COLOCATION,
+        RoutingPolicy.REMOTE_PROXY,
         RoutingPolicy.LEAST_LOADED,
     ],
-)  # fmt: skip
+)
 def test_faster_pods_serve_more_requests(policy: RoutingPolicy) -> None:
     as_slow, fast = fast_shares(policy)
     assert fast > as_slow + 0.05

@@ -33,9 +33,10 @@ def arrivals(rate: float, seconds: float, deadline_s: float | None) -> Iterator[
             at_s += draws.expovariate(rate / len(TENANTS))
     found.sort()
     return trace(
-        [(at_s, "m") for at_s, _ in found], deadline_s=deadline_s,
+        [(at_s, "m") for at_s, _ in found],
+        deadline_s=deadline_s,
         tenants=[tenant for _, tenant in found],
-    )  # fmt: skip
+    )
 
 
 def goodput(plan: Any, rate: float, deadline_s: float | None, scale: float) -> float:
@@ -74,8 +75,9 @@ def test_small_requests_are_served_beside_slow_large_ones_of_their_model() -> No
     small = [(98.0 + 0.05 * number, 1) for number in range(5)]
     rows = large + small
     arrived = trace(
-        [(at_s, "m") for at_s, _ in rows], items=[items for _, items in rows],
+        [(at_s, "m") for at_s, _ in rows],
+        items=[items for _, items in rows],
         deadline_s=[2.0 if items > 1 else 0.5 for _, items in rows],
-    )  # fmt: skip
+    )
     found = [row for row in records(Simulation(plan, arrived)) if row["input_size"] == 1]
     assert [row["status"] for row in found] == [200] * len(small)

@@ -18,9 +18,13 @@ BY_POLICY = {f"m-{policy.value}": policy for policy in RoutingPolicy}
 def measured(times: Times) -> Times:
     """The same times, also as measurements in the registry."""
     known = {
-        "infer": times.infer_s, "share": times.infer_s, "preprocess": 0.0,
-        "postprocess": times.around_s, "network": 0.0, "load:remote": times.load_s,
-    }  # fmt: skip
+        "infer": times.infer_s,
+        "share": times.infer_s,
+        "preprocess": 0.0,
+        "postprocess": times.around_s,
+        "network": 0.0,
+        "load:remote": times.load_s,
+    }
     return Times(times.load_s, times.infer_s, times.around_s, known)
 
 
@@ -41,16 +45,34 @@ PACES = (1, 4, 16)
 QUEUEING, COLOCATION, PROXY, AUTO = (
     f"m-{policy.value}"
     for policy in (
-        RoutingPolicy.COLOCATION_QUEUEING, RoutingPolicy.COLOCATION, RoutingPolicy.REMOTE_PROXY,
+        RoutingPolicy.COLOCATION_QUEUEING,
+        RoutingPolicy.COLOCATION,
+        RoutingPolicy.REMOTE_PROXY,
         RoutingPolicy.AUTO,
     )
-)  # fmt: skip
+)
 CONCURRENT = [
-    (0.0, QUEUEING), (0.11, COLOCATION), (0.26, PROXY), (0.51, QUEUEING), (0.65, AUTO),
-    (0.84, PROXY), (0.93, QUEUEING), (1.15, QUEUEING), (1.22, AUTO), (1.47, QUEUEING),
-    (1.55, COLOCATION), (1.75, PROXY), (1.89, PROXY), (2.11, QUEUEING), (2.24, QUEUEING),
-    (2.48, QUEUEING), (2.59, QUEUEING), (2.68, QUEUEING), (2.88, PROXY), (3.08, AUTO),
-]  # fmt: skip
+    (0.0, QUEUEING),
+    (0.11, COLOCATION),
+    (0.26, PROXY),
+    (0.51, QUEUEING),
+    (0.65, AUTO),
+    (0.84, PROXY),
+    (0.93, QUEUEING),
+    (1.15, QUEUEING),
+    (1.22, AUTO),
+    (1.47, QUEUEING),
+    (1.55, COLOCATION),
+    (1.75, PROXY),
+    (1.89, PROXY),
+    (2.11, QUEUEING),
+    (2.24, QUEUEING),
+    (2.48, QUEUEING),
+    (2.59, QUEUEING),
+    (2.68, QUEUEING),
+    (2.88, PROXY),
+    (3.08, AUTO),
+]
 """Events of different requests are at least 0.03 s apart."""
 
 

@@ -28,11 +28,8 @@ def _run(
 ) -> list[dict[str, Any]]:
     deadline_s = options.pop("deadline_s", None)
     return records(
-        Simulation(
-            plan, trace(rows, deadline_s=deadline_s), QUEUEING,
-            queueing=queueing, **options,
-        )
-    )  # fmt: skip
+        Simulation(plan, trace(rows, deadline_s=deadline_s), QUEUEING, queueing=queueing, **options)
+    )
 
 
 def test_serves_late_serves_requests_past_their_deadline() -> None:
@@ -86,8 +83,13 @@ def test_autoscaler_reads_queued_requests_and_the_use_of_copies() -> None:
     )
     plan = cluster({}, WARM | {"infer": {1: "1500ms"}})
     key = plan.models[0].spec.key
-    _run(plan, [(0.0, "m"), (0.2, "m"), (5.0, "m")], QueueOptions(serves_late=True),
-         autoscaler=watcher, deadline_s=1.0)  # fmt: skip
+    _run(
+        plan,
+        [(0.0, "m"), (0.2, "m"), (5.0, "m")],
+        QueueOptions(serves_late=True),
+        autoscaler=watcher,
+        deadline_s=1.0,
+    )
     first, second, _, later = watcher.results[:4]
     assert first[0][key]["n"].ongoing == 1
     assert first[0][key]["n"].served == 0
@@ -113,8 +115,10 @@ def test_baseline_scheduler_loads_for_queued_requests() -> None:
     plan = cluster({})
     scaler = PlannedAutoscaler(baseline(), plan, every_s=0.25)
     found = _run(
-        plan, [(1.0, "m"), (30.0, "m")], QueueOptions(plans_first=True, may_load=False),
+        plan,
+        [(1.0, "m"), (30.0, "m")],
+        QueueOptions(plans_first=True, may_load=False),
         autoscaler=scaler,
-    )  # fmt: skip
+    )
     assert [(row["status"], row["start"]) for row in found] == [(200, "remote"), (200, "warm")]
     assert scaler.actions == {"load waiting": 1}

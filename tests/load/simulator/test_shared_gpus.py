@@ -12,10 +12,16 @@ from tests.load.simulator.small_cluster import cluster, run, took_s
 from tests.research.placement.igniter_cases import coefficients, igniter_document, measured
 
 TWO_MODELS: list[dict[str, Any]] = [
-    {"name": name, "infer": {1: "100ms", 4: "160ms"}, "preprocess": "0s", "postprocess": "0s",
-     "sm_utilization": {1: 60, 4: 80}, "at": {pod: "device"}}
+    {
+        "name": name,
+        "infer": {1: "100ms", 4: "160ms"},
+        "preprocess": "0s",
+        "postprocess": "0s",
+        "sm_utilization": {1: 60, 4: 80},
+        "at": {pod: "device"},
+    }
     for name, pod in (("a", "n-0"), ("b", "n-1"))
-]  # fmt: skip
+]
 PODS = [{"gpu": "g0", "model": "a", "slots": 100}, {"gpu": "g0", "model": "b", "slots": 100}]
 
 
@@ -73,8 +79,9 @@ def test_measurements_of_igniter_are_checked_with_the_rest_of_the_file() -> None
 def test_a_share_below_the_need_slows_down() -> None:
     pods = [PODS[0] | {"share": 30}, PODS[1]]
     assert _times_s([(0.0, "a"), (1.0, "b")], pods) == [
-        pytest.approx(0.1 * share_factor(60, 30), abs=1e-6), 0.1,
-    ]  # fmt: skip
+        pytest.approx(0.1 * share_factor(60, 30), abs=1e-6),
+        0.1,
+    ]
 
 
 def test_a_placed_model_keeps_to_its_pod_and_batch_cap() -> None:
@@ -88,8 +95,9 @@ def test_a_placed_model_keeps_to_its_pod_and_batch_cap() -> None:
 
 def test_batches_are_built_for_the_replicas_in_turn() -> None:
     model = TWO_MODELS[0] | {
-        "at": {"n-0": "device", "n-1": "device"}, "annotations": {"max-batch-wait": "100ms"},
-    }  # fmt: skip
+        "at": {"n-0": "device", "n-1": "device"},
+        "annotations": {"max-batch-wait": "100ms"},
+    }
     pods = [
         {"gpu": "g0", "model": "a", "slots": 100, "batch": 2},
         {"gpu": "g1", "model": "a", "slots": 100, "batch": 3},
@@ -112,14 +120,16 @@ def test_batches_are_built_for_the_replicas_in_turn() -> None:
         pytest.param({"pods": [{"share": 10}]}, {}, "share needs gpu", id="share"),
         pytest.param({"pods": [{"batch": 2}]}, {}, "batch needs model", id="batch"),
         pytest.param(
-            {"pods": [{"model": "z"}]}, {}, "model must be one of models, was 'default/z'",
+            {"pods": [{"model": "z"}]},
+            {},
+            "model must be one of models, was 'default/z'",
             id="model",
         ),
         pytest.param({}, {"interference": "table"}, "table needs pairs", id="pairs"),
         pytest.param({}, {"interference": "igniter"}, "needs the mapping igniter", id="igniter"),
         pytest.param({"pods": [{"gpu": "g0", "share": 0}]}, {}, "share", id="zero"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_are_reported(node: dict[str, Any], more: dict[str, Any], expected: str) -> None:
     with pytest.raises(InvalidCluster, match=expected):
         cluster({"gpus": ["g0"]} | node, **more)

@@ -50,12 +50,20 @@ def test_evicted_models_and_dead_pods_waste_no_more_memory() -> None:
     ("at", "action", "start"),
     [
         pytest.param({}, lambda actions: actions.preload(M, "n"), "warm", id="preload"),
-        pytest.param({"n": "device"}, lambda actions: actions.demote(M, "n", Tier.HOST), "host",
-                     id="demote-to-host"),
-        pytest.param({"n": "device"}, lambda actions: actions.demote(M, "n", Tier.DISK), "disk",
-                     id="demote-to-disk"),
+        pytest.param(
+            {"n": "device"},
+            lambda actions: actions.demote(M, "n", Tier.HOST),
+            "host",
+            id="demote-to-host",
+        ),
+        pytest.param(
+            {"n": "device"},
+            lambda actions: actions.demote(M, "n", Tier.DISK),
+            "disk",
+            id="demote-to-disk",
+        ),
     ],
-)  # fmt: skip
+)
 def test_preload_and_demote_decide_the_tier_of_the_start(
     at: dict[str, str], action: Callable[[SimulatedCluster], bool], start: str
 ) -> None:
@@ -97,9 +105,12 @@ def test_one_pod_is_started_and_another_drained() -> None:
 
 def test_pod_that_is_started_again_is_a_new_process() -> None:
     scaler = ScriptedAutoscaler(
-        1.0, None, lambda state, actions: actions.end_pod("n"),
-        None, lambda state, actions: actions.start_pod("n"),
-    )  # fmt: skip
+        1.0,
+        None,
+        lambda state, actions: actions.end_pod("n"),
+        None,
+        lambda state, actions: actions.start_pod("n"),
+    )
     plan = cluster({}, {"at": {"n": "device"}})
     rows = records(simulate(plan, [(0.0, "m"), (9.0, "m")], scaler))
     assert [row["start"] for row in rows] == ["warm", "disk"]

@@ -19,23 +19,29 @@ def run(rows: list[Row], *, slots: int, heavy: str = "60s", light: str = "60s") 
         {"pods": [{"slots": slots}]},
         *(
             {
-                "name": name, "at": {"n": "device"}, "infer": {1: f"{infer_s}s"},
-                "preprocess": "0s", "postprocess": "0s", "batching": False,
+                "name": name,
+                "at": {"n": "device"},
+                "infer": {1: f"{infer_s}s"},
+                "preprocess": "0s",
+                "postprocess": "0s",
+                "batching": False,
                 "annotations": {"deadline": deadline},
             }
             for name, (infer_s, deadline) in deadlines.items()
         ),
-    )  # fmt: skip
+    )
     simulation = Simulation(plan, trace(rows), RoutingPolicy.AUTO)
     simulation.set_measured_times(
         {
             record.spec.key: {
-                "infer": deadlines[name.name][0], "share": deadlines[name.name][0],
-                "preprocess": 0.0, "postprocess": 0.0,
+                "infer": deadlines[name.name][0],
+                "share": deadlines[name.name][0],
+                "preprocess": 0.0,
+                "postprocess": 0.0,
             }
             for name, record in simulation.registry.state.models.items()
         }
-    )  # fmt: skip
+    )
     return records(simulation)
 
 

@@ -42,9 +42,16 @@ def test_an_application_is_applied_listed_trained_for_and_deleted(
     np.savez(tmp_path / "a.npz", features=features, labels=labels)
     out = tmp_path / "peek"
     trained = verb(
-        "sneakpeek", "train", "parity", "--examples", str(tmp_path / "a.npz"), "--k", "auto",
-        "--out", str(out),
-    )  # fmt: skip
+        "sneakpeek",
+        "train",
+        "parity",
+        "--examples",
+        str(tmp_path / "a.npz"),
+        "--k",
+        "auto",
+        "--out",
+        str(out),
+    )
     assert trained.status == 0, trained.err
     assert read_sneakpeek(out).classes == ("even", "odd")
     features[2, 1] = np.nan

@@ -14,8 +14,10 @@ from tests.registry.redis.clients import act
 
 def _canary(name: str, of: str, percent: int, **more: str) -> str:
     annotations = {
-        "pilotlight.io/canary-of": of, "pilotlight.io/canary-percent": f'"{percent}"', **more
-    }  # fmt: skip
+        "pilotlight.io/canary-of": of,
+        "pilotlight.io/canary-percent": f'"{percent}"',
+        **more,
+    }
     lines = "".join(f"\n    {key}: {value}" for key, value in annotations.items())
     named = SERVICE.format(name=name, folder=name)
     return named.replace(f"name: {name}\n", f"name: {name}\n  annotations:{lines}\n", 1)
@@ -60,8 +62,9 @@ def test_promotion_gives_the_model_the_canarys_files_and_ends_the_trial(
     assert record.spec.storage_uri == "s3://models/iris-v2"
     assert record.spec.precision is Precision.BFLOAT16
     assert dict(record.spec.annotations) == {
-        "pilotlight.io/deadline": "3s", "pilotlight.io/dtype": "bfloat16"
-    }  # fmt: skip
+        "pilotlight.io/deadline": "3s",
+        "pilotlight.io/dtype": "bfloat16",
+    }
     assert record.spec.policy.deadline_s == 3
     assert record.spec.policy.canary_of is None
     assert "storageUri" in ran.err

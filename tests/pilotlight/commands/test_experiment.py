@@ -78,11 +78,25 @@ def test_runs_completed_before_a_signal_are_kept(
 ) -> None:
     kept = tmp_path / "liu-grid" / "runs.jsonl"
     command = subprocess.Popen(
-        [sys.executable, "-m", "pilotlight", "experiment", "liu-grid", "--simulated-only",
-         "--out", str(tmp_path), "--processes", str(processes), "--json"],
-        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "pilotlight",
+            "experiment",
+            "liu-grid",
+            "--simulated-only",
+            "--out",
+            str(tmp_path),
+            "--processes",
+            str(processes),
+            "--json",
+        ],
+        cwd=servers.REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     servers.wait_until(
         lambda: kept.exists() and len(kept.read_bytes().splitlines()) >= 3,
         what="three runs have ended",
@@ -103,8 +117,16 @@ def test_runs_completed_before_a_signal_are_kept(
 
 @pytest.mark.slow
 def test_a_result_is_replaced_only_with_overwrite(cli: Cli, tmp_path: Path) -> None:
-    asked = ["experiment", "liu-wins", "--quick", "--simulated-only", "--out", str(tmp_path),
-             "--processes", "1"]  # fmt: skip
+    asked = [
+        "experiment",
+        "liu-wins",
+        "--quick",
+        "--simulated-only",
+        "--out",
+        str(tmp_path),
+        "--processes",
+        "1",
+    ]
     assert cli(*asked, "--seed", "1").status == 0
     table = tmp_path / "liu-wins" / "result.md"
     before = table.read_bytes()

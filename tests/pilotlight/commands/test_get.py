@@ -99,12 +99,18 @@ def test_a_dry_run_prints_the_plan_and_does_nothing(
     plan = verb("autoscaler", "--dry-run", "--explain", "--json").document
     [load] = plan["actions"]
     assert (load["verb"], load["model"], load["pod"], load["reason"]) == (
-        "load", "default/kept", "pod-a", "floor",
-    )  # fmt: skip
+        "load",
+        "default/kept",
+        "pod-a",
+        "floor",
+    )
     [model] = plan["models"]
     assert (model["model"], model["warm"], model["waiting"], model["idle_s"]) == (
-        "default/kept", 0, 0, None,
-    )  # fmt: skip
+        "default/kept",
+        0,
+        0,
+        None,
+    )
     table = verb("autoscaler", "--dry-run", "--explain").out
     assert "P(60 S)" in table
     assert "pod-a" in table
@@ -136,8 +142,10 @@ def test_pods_are_shown_with_their_share_of_an_accelerator(
     assert "37 %, 12 GB, 61 °C, XID 31" in table[1]
     start = table[0].index("ACCELERATOR")
     assert [line[start:].split("   ")[0] for line in table] == [
-        "ACCELERATOR", "NVIDIA H200, 50 %", "-",
-    ]  # fmt: skip
+        "ACCELERATOR",
+        "NVIDIA H200, 50 %",
+        "-",
+    ]
     shared, older = verb("get", "pods", "--json").document
     assert shared["accelerator"] == asdict(gpu)
     assert (shared["share"], older["share"]) == (0.5, 1.0)
@@ -190,8 +198,11 @@ def test_watching_prints_the_rows_that_change(verb: Cli, tmp_path: Path) -> None
     """In a process of its own, as it ends by a signal only."""
     program = subprocess.Popen(
         [sys.executable, "-m", "pilotlight", "get", "models", "-w", *verb.more],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=servers.REPOSITORY,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=servers.REPOSITORY,
+    )
     try:
         assert program.stdout is not None
         assert program.stdout.readline().split()[0] == "NAME"

@@ -22,9 +22,10 @@ def test_measured_times_and_tiers_become_those_of_the_simulated_cluster() -> Non
         info = PodInfo(name, "127.0.0.1:1", node, slots=4, memory_bytes=10**9)
         state.pods[name] = PodState(info)
     spec = ModelSpec(
-        ModelName("team", "embed"), "s3://models/embed",
+        ModelName("team", "embed"),
+        "s3://models/embed",
         annotations=(("pilotlight.io/policy", "colocation"), ("other", "x")),
-    )  # fmt: skip
+    )
     state.models[spec.name] = ModelRecord(spec)
     state.residency.put(spec.key, "pod-1", Residency(Tier.DEVICE, None, 0.0, 5 * 10**6))
     points = (ProfilePoint(1, 0.01), ProfilePoint(8, 0.04))
@@ -33,8 +34,9 @@ def test_measured_times_and_tiers_become_those_of_the_simulated_cluster() -> Non
     measured.add(spec.key, "load:remote", [1.5, 1.5])
     plan = cluster_of(yaml.safe_load(live_cluster_file(state)), source="live")
     assert [[pod.name for pod in node.pods] for node in plan.nodes] == [
-        ["pod-0"], ["two-0", "two-1"],
-    ]  # fmt: skip
+        ["pod-0"],
+        ["two-0", "two-1"],
+    ]
     (model,) = plan.models
     assert model.size_bytes == 5 * 10**6
     assert [(point.rows, point.latency_s) for point in model.infer] == [(1, 0.01), (8, 0.04)]

@@ -35,8 +35,9 @@ def test_lines_are_followed(tmp_path: Path) -> None:
     log = write_log(tmp_path, "pod-0", "old\n")
     program = subprocess.Popen(
         [sys.executable, "-m", "pilotlight", "logs", "pod-0", "-f", "--home", str(tmp_path)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert program.stdout is not None
         assert program.stdout.readline() == "old\n"

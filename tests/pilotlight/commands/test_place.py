@@ -27,9 +27,17 @@ def rates(tmp_path: Path) -> Path:
 
 def test_prints_plans_and_why_each_model_is_there(cli: Cli, rates: Path) -> None:
     ran = cli(
-        "place", "--profiles", str(_PROFILES), "--rates", str(rates), "--gpus", "v100:3",
-        "--planner", "usher,wsm-milp", "--explain",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(_PROFILES),
+        "--rates",
+        str(rates),
+        "--gpus",
+        "v100:3",
+        "--planner",
+        "usher,wsm-milp",
+        "--explain",
+    )
     assert ran.status == 0
     assert "large: not served: needs 4 replicas at its largest batch, of 3 GPUs" in ran.out
     assert "v100-2: shared by medium and small" in ran.out
@@ -56,9 +64,18 @@ def test_json_holds_every_plan(cli: Cli, rates: Path) -> None:
 
 def test_a_shortfall_fails_where_all_must_be_served(cli: Cli, rates: Path) -> None:
     ran = cli(
-        "place", "--profiles", str(_PROFILES), "--rates", str(rates), "--gpus", "v100:3",
-        "--planner", "ao-milp", "--require-all", "--json",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(_PROFILES),
+        "--rates",
+        str(rates),
+        "--gpus",
+        "v100:3",
+        "--planner",
+        "ao-milp",
+        "--require-all",
+        "--json",
+    )
     assert ran.status == 1
     assert "large short by 275.00 req/s" in ran.document["error"]
     assert "6 GPUs are needed" in ran.document["error"]
@@ -69,9 +86,16 @@ def test_all_mistakes_are_reported_together(cli: Cli, tmp_path: Path) -> None:
     rates = tmp_path / "rates.csv"
     rates.write_text("model,rps,slo_ms\nlarge,nan,150\nsmall,-1,150\nnobody,1,150\n")
     ran = cli(
-        "place", "--profiles", str(_PROFILES), "--rates", str(rates), "--gpus", "v100:2",
-        "--planner", "magic,usher",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(_PROFILES),
+        "--rates",
+        str(rates),
+        "--gpus",
+        "v100:2",
+        "--planner",
+        "magic,usher",
+    )
     assert ran.status == 2
     for part in ("was 'magic'", "rps must be a number", "was -1", "nobody: has no profile"):
         assert part in ran.err
@@ -88,14 +112,25 @@ def test_mistakes_of_flags_rates_and_profiles_are_reported_together(
     cells[column] = str(2 * float(cells[column]))
     profiles.write_text("\n".join([header, ",".join(cells), *rest]) + "\n")
     ran = cli(
-        "place", "--profiles", str(profiles), "--rates", str(rates), "--gpus", "v100:0",
-        "--planner", "magic",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(profiles),
+        "--rates",
+        str(rates),
+        "--gpus",
+        "v100:0",
+        "--planner",
+        "magic",
+    )
     assert ran.status == 2
     for part in (
-        "--planner must be one of", "--gpus must be", "rps must be a number of 0 or more, was nan",
-        "slo must be a positive time", "largest batch must be 1 or more", "contradicts latency",
-    ):  # fmt: skip
+        "--planner must be one of",
+        "--gpus must be",
+        "rps must be a number of 0 or more, was nan",
+        "slo must be a positive time",
+        "largest batch must be 1 or more",
+        "contradicts latency",
+    ):
         assert part in ran.err
 
 
@@ -132,9 +167,17 @@ def test_wrong_files_and_flags(
 
 def test_every_plan_is_measured_by_the_same_two_functions(cli: Cli, rates: Path) -> None:
     ran = cli(
-        "place", "--profiles", str(_PROFILES), "--rates", str(rates), "--gpus", "v100:3", "--json",
-        "--planner", "usher,wsm-milp,predicted-goodput",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(_PROFILES),
+        "--rates",
+        str(rates),
+        "--gpus",
+        "v100:3",
+        "--json",
+        "--planner",
+        "usher,wsm-milp,predicted-goodput",
+    )
     plans = {each["planner"]: each for each in ran.document["placements"]}
     assert plans["usher"]["profiled_rps"] == plans["usher"]["goodput_rps"]
     ours = plans["predicted-goodput"]
@@ -145,17 +188,25 @@ def test_every_plan_is_measured_by_the_same_two_functions(cli: Cli, rates: Path)
 
 def test_the_measures_are_compared_in_one_table(cli: Cli, rates: Path) -> None:
     ran = cli(
-        "place", "--profiles", str(_PROFILES), "--rates", str(rates), "--gpus", "v100:3",
-        "--planner", "usher,predicted-goodput",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(_PROFILES),
+        "--rates",
+        str(rates),
+        "--gpus",
+        "v100:3",
+        "--planner",
+        "usher,predicted-goodput",
+    )
     lines = ran.out.splitlines()
     [title] = [at for at, line in enumerate(lines) if line.startswith("PLANNER")]
     assert lines[title].split("   ")[1:] != []
     assert "PROFILED GOODPUT" in lines[title]
     assert "PREDICTED IN TIME" in lines[title]
     assert [line.split()[:2] for line in lines[title + 1 :]] == [
-        ["usher", "1200.00"], ["predicted-goodput", "1200.00"],
-    ]  # fmt: skip
+        ["usher", "1200.00"],
+        ["predicted-goodput", "1200.00"],
+    ]
 
 
 def _export(folder: Path, model: str, **changed: object) -> str:
@@ -219,9 +270,17 @@ def test_the_samples_can_be_planned(cli: Cli, planner: str) -> None:
     if planner == "igniter":
         pytest.skip("the samples have no coefficients of iGniter")
     ran = cli(
-        "place", "--profiles", str(_SAMPLES / "profiles.csv"), "--rates",
-        str(_SAMPLES / "rates.csv"), "--gpus", "cpu:2", "--planner", planner, "--json",
-    )  # fmt: skip
+        "place",
+        "--profiles",
+        str(_SAMPLES / "profiles.csv"),
+        "--rates",
+        str(_SAMPLES / "rates.csv"),
+        "--gpus",
+        "cpu:2",
+        "--planner",
+        planner,
+        "--json",
+    )
     assert ran.status == 0, ran.err
     [plan] = ran.document["placements"]
     assert plan["replicas"]

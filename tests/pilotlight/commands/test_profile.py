@@ -58,18 +58,21 @@ def test_profiles_survive_export_and_import(
         "profiles": [
             {"accelerator": "NVIDIA H200", "points": [{"rows": 1, "latency_s": 0.01}]},
             {
-                "accelerator": "NVIDIA L4", "source": "measured", "limited_by": "memory",
+                "accelerator": "NVIDIA L4",
+                "source": "measured",
+                "limited_by": "memory",
                 "points": [{"rows": 1, "latency_s": 0.1, "memory_bytes": 5}],
             },
         ]
-    }  # fmt: skip
+    }
     file = tmp_path / "profiles.json"
     file.write_text(json.dumps(hand_written))
     verb("profile", "m", "--import", str(file))
     before = stored(redis.url, "m")
     assert [(each.product, each.source, each.limited_by) for each in before] == [
-        ("NVIDIA H200", "imported", ""), ("NVIDIA L4", "measured", "memory"),
-    ]  # fmt: skip
+        ("NVIDIA H200", "imported", ""),
+        ("NVIDIA L4", "measured", "memory"),
+    ]
 
     exported = verb("profile", "m", "--export", "-").document
     assert exported["model"] == "default/m"
@@ -133,7 +136,7 @@ def changed(path: str, value: Any) -> str:
         ("pilotlight_profiles", 2, "f: pilotlight_profiles must be 1, was 2"),
         ("generation", "old", f"f: generation must be {SPEC.generation}, that of default/m"),
         ("profiles", {}, "f: profiles must be a list that is not empty, was {}"),
-        ("extra", 1, 'f: the file may hold pilotlight_profiles, model, generation, weights_bytes'),
+        ("extra", 1, "f: the file may hold pilotlight_profiles, model, generation, weights_bytes"),
         ("profiles.0", 3, "f: profiles[0] must be an object with accelerator, "),
         ("profiles.0.accelerator", " ", "f: profiles[0].accelerator must be a text of 1 to 200"),
         ("profiles.0.source", 3, "f: profiles[0].source must be a text"),
@@ -141,7 +144,7 @@ def changed(path: str, value: Any) -> str:
         ("profiles.0.points.0.rows", True, "rows must be an integer from 1 to 1000000, was true"),
         ("profiles.0.points.1.rows", 1, "points must ascend by rows, each size once, was [1, 1]"),
         ("profiles.0.points.0.latency_s", -1, "latency_s must be a positive number of seconds"),
-        ("profiles.0.points.0.latency_s", "5 ms", "of seconds, was \"5 ms\""),
+        ("profiles.0.points.0.latency_s", "5 ms", 'of seconds, was "5 ms"'),
         ("profiles.0.points.0.latency_s", float("nan"), "of seconds, was NaN"),
         ("profiles.0.points.0.latency_s", 1e-320, "of seconds, was 1e-320"),
         ("profiles.0.points.0.latency_s", 10**400, "f: not JSON: Integer exceeds 64-bit range"),
@@ -150,7 +153,7 @@ def changed(path: str, value: Any) -> str:
         ("profiles.0.points.0.memory_bytes", -1, "memory_bytes must be null or bytes, 0 or more"),
         ("profiles.0.points.0.latency_ms", 5, "points[0] may hold rows, latency_s, rows_per_s"),
     ],
-)  # fmt: skip
+)
 def test_says_what_is_wrong_in_a_file(path: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_profiles(changed(path, value), SPEC, file="f")
@@ -254,8 +257,13 @@ def test_all_mistakes_in_slowdowns_are_refused_together() -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_profiles(json.dumps(document), SPEC, file="f")
     text = str(refused.value)
-    for place in ("shares[0].share_pct", "shares[1] may hold", "shares[1].rows", "shares[1].factor",
-                  "pairs[0].factor must be a number from 1"):  # fmt: skip
+    for place in (
+        "shares[0].share_pct",
+        "shares[1] may hold",
+        "shares[1].rows",
+        "shares[1].factor",
+        "pairs[0].factor must be a number from 1",
+    ):
         assert f"profiles[0].{place}" in text
 
 

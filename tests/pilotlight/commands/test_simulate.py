@@ -47,8 +47,11 @@ def test_runs_every_policy_with_every_value(
     plan = SimulationPlan(CLUSTER, arrivals, "auto,own", "nodes.0.count=2,4", 3, tmp_path / "runs")
     found = simulated(capsys, plan)
     assert [(run["policy"], run["value"]) for run in found["runs"]] == [
-        ("auto", 2), ("own", 2), ("auto", 4), ("own", 4),
-    ]  # fmt: skip
+        ("auto", 2),
+        ("own", 2),
+        ("auto", 4),
+        ("own", 4),
+    ]
     assert {run["requests"] for run in found["runs"]} == {6}
     assert found["simulated"]
     table = pq.read_table(tmp_path / "runs" / "auto-4.parquet")
@@ -148,12 +151,29 @@ def test_results_before_a_signal_are_kept(
 ) -> None:
     out = tmp_path / "runs"
     command = subprocess.Popen(
-        [sys.executable, "-m", "pilotlight", "simulate", "--cluster", str(CLUSTER),
-         "--trace", poisson(900), "--policy", "random,colocation,auto,own", "--out", str(out),
-         "--processes", str(processes), "--json"],
-        cwd=servers.REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "pilotlight",
+            "simulate",
+            "--cluster",
+            str(CLUSTER),
+            "--trace",
+            poisson(900),
+            "--policy",
+            "random,colocation,auto,own",
+            "--out",
+            str(out),
+            "--processes",
+            str(processes),
+            "--json",
+        ],
+        cwd=servers.REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
     def is_far_enough() -> bool:
         under_way = [path for path in out.glob("*.unfinished") if path.stat().st_size > 100_000]
@@ -193,9 +213,19 @@ def long_trace(tmp_path: Path, *, bad: str) -> Path:
 def test_results_before_an_invalid_row_are_kept(cli: Cli, tmp_path: Path) -> None:
     trace, out = long_trace(tmp_path, bad="soon,t5-00,"), tmp_path / "runs"
     ran = cli(
-        "simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--policy", "auto,random",
-        "--out", str(out), "--processes", "1", "--json",
-    )  # fmt: skip
+        "simulate",
+        "--cluster",
+        str(CLUSTER),
+        "--trace",
+        str(trace),
+        "--policy",
+        "auto,random",
+        "--out",
+        str(out),
+        "--processes",
+        "1",
+        "--json",
+    )
     assert ran.status == 2
     assert f"{trace}, row 5002: at_s must be" in ran.err
     assert f"0 of 2 runs are complete; {out} holds the requests up to then" in ran.err
@@ -215,9 +245,16 @@ def test_an_invalid_first_row_leaves_no_file(cli: Cli, tmp_path: Path, flags: li
     trace = tmp_path / "t.csv"
     trace.write_text("at_s,model\nsoon,t5-00\n")
     ran = cli(
-        "simulate", "--cluster", str(CLUSTER), "--trace", str(trace),
-        "--out", str(tmp_path / "runs"), "--json", *flags,
-    )  # fmt: skip
+        "simulate",
+        "--cluster",
+        str(CLUSTER),
+        "--trace",
+        str(trace),
+        "--out",
+        str(tmp_path / "runs"),
+        "--json",
+        *flags,
+    )
     assert ran.status == 2
     assert f"{trace}, row 2: at_s must be" in ran.document["problems"][0]
     assert ran.document.get("runs", []) == []
@@ -252,8 +289,16 @@ def test_files_are_replaced_only_with_overwrite(cli: Cli, arrivals: str, tmp_pat
 
 def test_a_trace_is_not_replaced_by_its_records(cli: Cli, arrivals: str, tmp_path: Path) -> None:
     trace = Path(arrivals).rename(tmp_path / "own.parquet")
-    ran = cli("simulate", "--cluster", str(CLUSTER), "--trace", str(trace), "--out", str(tmp_path),
-              "--overwrite")  # fmt: skip
+    ran = cli(
+        "simulate",
+        "--cluster",
+        str(CLUSTER),
+        "--trace",
+        str(trace),
+        "--out",
+        str(tmp_path),
+        "--overwrite",
+    )
     assert ran.status == 2
     assert f"--out: {trace} is a file of the trace; name another" in ran.err
     assert trace.read_text().startswith("at_s,")
@@ -354,9 +399,14 @@ def test_a_folder_at_the_path_of_records_is_reported(
 
 def test_workflows_take_known_applications_and_a_trace(cli: Cli, tmp_path: Path) -> None:
     wrong = cli(
-        "simulate", "--workflows", "gill,chat", "--policy", "fastest",
-        "--trace", str(tmp_path / "none.csv.gz"),
-    )  # fmt: skip
+        "simulate",
+        "--workflows",
+        "gill,chat",
+        "--policy",
+        "fastest",
+        "--trace",
+        str(tmp_path / "none.csv.gz"),
+    )
     assert wrong.status == 2
     assert "--workflows must be one or more of gill" in wrong.err
     assert "was 'chat'" in wrong.err
@@ -368,8 +418,11 @@ def test_workflows_take_known_applications_and_a_trace(cli: Cli, tmp_path: Path)
 
 
 def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) -> None:
-    rows = [f"{227 * 120 + minute},m{model},{count}" for minute in range(2)
-            for model, count in enumerate((5, 9, 2))]  # fmt: skip
+    rows = [
+        f"{227 * 120 + minute},m{model},{count}"
+        for minute in range(2)
+        for model, count in enumerate((5, 9, 2))
+    ]
     trace = tmp_path / "minutes.csv.gz"
     with gzip.open(trace, "wt") as file:
         file.write("\n".join(["minute,model,count", *rows]))

@@ -47,9 +47,17 @@ def _trace(folder: Path, *, periods: int) -> str:
 def asked(tmp_path: Path) -> list[str]:
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     return [
-        "simulate", "--cluster", str(tmp_path / "cluster.yaml"),
-        "--trace", _trace(tmp_path, periods=9), "--json", "--tick", "30", "--processes", "1",
-    ]  # fmt: skip
+        "simulate",
+        "--cluster",
+        str(tmp_path / "cluster.yaml"),
+        "--trace",
+        _trace(tmp_path, periods=9),
+        "--json",
+        "--tick",
+        "30",
+        "--processes",
+        "1",
+    ]
 
 
 def test_a_plug_in_that_raises_is_named(cli: Cli, asked: list[str], tmp_path: Path) -> None:
@@ -86,9 +94,14 @@ def test_a_loading_value_sets_the_policys_parameter(
     found = {}
     for minutes in ("1", "20"):
         ran = cli(
-            *asked, "--loading", "none,keep-alive", "--loading-value", minutes,
-            "--out", str(tmp_path),
-        )  # fmt: skip
+            *asked,
+            "--loading",
+            "none,keep-alive",
+            "--loading-value",
+            minutes,
+            "--out",
+            str(tmp_path),
+        )
         [_, found[minutes]] = ran.document["runs"]
         (tmp_path / "own-none.parquet").unlink()
     assert found["1"]["run"] == "own-keep-alive-1"
@@ -112,8 +125,11 @@ def test_results_are_equal_in_any_number_of_processes(
         found.append(([records(run) for run in runs], [{**run, "output": ""} for run in runs]))
     assert found[0] == found[1]
     assert [run["run"] for run in found[0][1]] == [
-        "auto-predictive", "auto-round-robin", "random-predictive", "random-round-robin",
-    ]  # fmt: skip
+        "auto-predictive",
+        "auto-round-robin",
+        "random-predictive",
+        "random-round-robin",
+    ]
 
 
 def test_the_table_has_a_column_for_loading_policies(cli: Cli, asked: list[str]) -> None:

@@ -24,9 +24,13 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pilotlight", "top", *arguments],
-            stdin=slave, stdout=slave, stderr=slave, cwd=servers.REPOSITORY,
-            env={**os.environ, "TERM": "xterm-256color"}, start_new_session=True,
-        )  # fmt: skip
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=servers.REPOSITORY,
+            env={**os.environ, "TERM": "xterm-256color"},
+            start_new_session=True,
+        )
         os.close(slave)
         self.text = ""
 
@@ -63,7 +67,10 @@ def test_shows_models_and_obeys_keys(redis: servers.RedisServer, tmp_path: Path)
 def test_needs_a_terminal(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pilotlight", "top", "--gateway", "http://127.0.0.1:1"],
-        capture_output=True, text=True, cwd=servers.REPOSITORY, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd=servers.REPOSITORY,
+        check=False,
+    )
     assert done.returncode == 2
     assert "top needs a terminal" in done.stderr

@@ -9,17 +9,31 @@ from rich.console import Console
 from pilotlight.commands.top_screen import Screen, render
 
 POD = {
-    "node": "node-a", "accelerator": "CPU", "phase": "ready", "slots": 8, "busy": 3,
-    "memory_bytes": 2e9, "device_bytes": 5e8, "host_bytes": 0, "disk_bytes": 0,
-}  # fmt: skip
-TOTALS = {"models": 40, "pods": 1, "rps": 3.2, "cold": 1, "failed": 0, "p50_ms": 10.0,
-          "p99_ms": None, "age_s": 0, "queued": 0}  # fmt: skip
+    "node": "node-a",
+    "accelerator": "CPU",
+    "phase": "ready",
+    "slots": 8,
+    "busy": 3,
+    "memory_bytes": 2e9,
+    "device_bytes": 5e8,
+    "host_bytes": 0,
+    "disk_bytes": 0,
+}
+TOTALS = {
+    "models": 40,
+    "pods": 1,
+    "rps": 3.2,
+    "cold": 1,
+    "failed": 0,
+    "p50_ms": 10.0,
+    "p99_ms": None,
+    "age_s": 0,
+    "queued": 0,
+}
 
 
 def model(**cells: str) -> dict[str, Any]:
-    return {
-        "cells": cells, "ready": True, "pinned": False, "failure": "", "rps": 0.1, "queued": 0,
-    }  # fmt: skip
+    return {"cells": cells, "ready": True, "pinned": False, "failure": "", "rps": 0.1, "queued": 0}
 
 
 def shown(screen: Screen) -> str:

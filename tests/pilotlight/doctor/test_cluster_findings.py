@@ -38,23 +38,33 @@ def ours(name: str = "pilotlight-gateway", **more: Any) -> dict[str, Any]:
 
 
 def service(
-    name: str, *, labels: dict[str, str] | None = None, mode: str, scaler: str = "external",
+    name: str,
+    *,
+    labels: dict[str, str] | None = None,
+    mode: str,
+    scaler: str = "external",
     **predictor: Any,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     annotations = {
-        "serving.kserve.io/deploymentMode": mode, "serving.kserve.io/autoscalerClass": scaler
-    }  # fmt: skip
+        "serving.kserve.io/deploymentMode": mode,
+        "serving.kserve.io/autoscalerClass": scaler,
+    }
     if not labels:
         annotations = {"serving.kserve.io/deploymentMode": mode, "pilotlight.io/pool": "default"}
     return {
-        "apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService",
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
         "metadata": {
-            "name": name, "namespace": NAMESPACE, "uid": name, "resourceVersion": "1",
-            "creationTimestamp": "2026-01-01T00:00:00Z", "labels": labels or {},
+            "name": name,
+            "namespace": NAMESPACE,
+            "uid": name,
+            "resourceVersion": "1",
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": labels or {},
             "annotations": annotations,
         },
         "spec": {"predictor": predictor},
-    }  # fmt: skip
+    }
 
 
 def pool(name: str = "pool", *, mode: str = "Standard", **more: Any) -> dict[str, Any]:
@@ -112,56 +122,115 @@ FEATURES = {
     ("lists", "expected"),
     [
         pytest.param({"crds": []}, "problem KServe: is not installed", id="no-kserve"),
-        pytest.param({"deployments": [manager("v0.15.2"), ours()]},
-                     "problem KServe: version 0.15 does not know the modes", id="old-kserve"),
-        pytest.param({"deployments": [manager("v0.21.0"), ours()]},
-                     "warning KServe: version 0.21 is newer", id="new-kserve"),
-        pytest.param({"deployments": [manager(available=0), ours()]},
-                     "problem KServe: version 0.20, but its controller", id="kserve-is-down"),
-        pytest.param({"deployments": [manager(), ours(), deployment("modelmesh-controller")]},
-                     "problem modelmesh-serving: is installed", id="modelmesh"),
-        pytest.param({"deployments": [manager()]}, "problem Pilotlight: is not installed",
-                     id="not-installed"),
-        pytest.param({"deployments": [manager(), ours(available=0)]},
-                     "problem pilotlight-gateway: 0 of 1 pods", id="gateway-is-down"),
-        pytest.param({"secrets": []}, "problem Secret pilotlight-pods: is missing",
-                     id="no-pod-secret"),
-        pytest.param({"network_policies": []}, "warning network policies: there are none",
-                     id="no-policies"),
         pytest.param(
-            {"webhooks": [{"metadata": {"name": "annotations.pilotlight.io"},
-                           "webhooks": [{"clientConfig": {}}]}]},
-            "problem webhooks: have no caBundle", id="no-ca-bundle"),
-        pytest.param({"services": [pool(mode="ModelMesh"), model()]},
-                     "problem pool default: KServe runs it in mode 'ModelMesh'", id="pools-mode"),
-        pytest.param({"services": [pool(scaler="hpa"), model()]},
-                     "warning pool default: its autoscalerClass", id="pools-scaler"),
-        pytest.param({"services": [pool(), pool("other"), model()]},
-                     "problem pool default: is the name of several", id="two-of-a-name"),
+            {"deployments": [manager("v0.15.2"), ours()]},
+            "problem KServe: version 0.15 does not know the modes",
+            id="old-kserve",
+        ),
+        pytest.param(
+            {"deployments": [manager("v0.21.0"), ours()]},
+            "warning KServe: version 0.21 is newer",
+            id="new-kserve",
+        ),
+        pytest.param(
+            {"deployments": [manager(available=0), ours()]},
+            "problem KServe: version 0.20, but its controller",
+            id="kserve-is-down",
+        ),
+        pytest.param(
+            {"deployments": [manager(), ours(), deployment("modelmesh-controller")]},
+            "problem modelmesh-serving: is installed",
+            id="modelmesh",
+        ),
+        pytest.param(
+            {"deployments": [manager()]}, "problem Pilotlight: is not installed", id="not-installed"
+        ),
+        pytest.param(
+            {"deployments": [manager(), ours(available=0)]},
+            "problem pilotlight-gateway: 0 of 1 pods",
+            id="gateway-is-down",
+        ),
+        pytest.param(
+            {"secrets": []}, "problem Secret pilotlight-pods: is missing", id="no-pod-secret"
+        ),
+        pytest.param(
+            {"network_policies": []}, "warning network policies: there are none", id="no-policies"
+        ),
+        pytest.param(
+            {
+                "webhooks": [
+                    {
+                        "metadata": {"name": "annotations.pilotlight.io"},
+                        "webhooks": [{"clientConfig": {}}],
+                    }
+                ]
+            },
+            "problem webhooks: have no caBundle",
+            id="no-ca-bundle",
+        ),
+        pytest.param(
+            {"services": [pool(mode="ModelMesh"), model()]},
+            "problem pool default: KServe runs it in mode 'ModelMesh'",
+            id="pools-mode",
+        ),
+        pytest.param(
+            {"services": [pool(scaler="hpa"), model()]},
+            "warning pool default: its autoscalerClass",
+            id="pools-scaler",
+        ),
+        pytest.param(
+            {"services": [pool(), pool("other"), model()]},
+            "problem pool default: is the name of several",
+            id="two-of-a-name",
+        ),
         pytest.param({"services": []}, "problem pools: there is none", id="no-pool"),
-        pytest.param({"services": [pool(), model(storageUri="nonsense")]},
-                     "problem model pilotlight/model: ", id="mistaken-model"),
-        pytest.param({"services": [pool(mode="Knative")]},
-                     "problem pool default: is in Knative mode, and Knative", id="no-knative"),
+        pytest.param(
+            {"services": [pool(), model(storageUri="nonsense")]},
+            "problem model pilotlight/model: ",
+            id="mistaken-model",
+        ),
+        pytest.param(
+            {"services": [pool(mode="Knative")]},
+            "problem pool default: is in Knative mode, and Knative",
+            id="no-knative",
+        ),
         pytest.param(
             {"services": [pool(mode="Knative", tolerations=[{}])], "config_maps": [FEATURES]},
             "problem pool default: needs Knative's feature kubernetes.podspec-tolerations",
-            id="knative-feature"),
-        pytest.param({"services": [GPU_POOL]}, "problem pool default: asks for nvidia.com/gpu",
-                     id="no-gpu"),
-        pytest.param({"services": [GPU_POOL], "nodes": [node("570")]},
-                     "problem node n: has NVIDIA driver 570", id="old-driver"),
-        pytest.param({"services": [GPU_POOL], "nodes": [node(None)]},
-                     "warning node n: has no label", id="no-feature-discovery"),
+            id="knative-feature",
+        ),
+        pytest.param(
+            {"services": [GPU_POOL]}, "problem pool default: asks for nvidia.com/gpu", id="no-gpu"
+        ),
+        pytest.param(
+            {"services": [GPU_POOL], "nodes": [node("570")]},
+            "problem node n: has NVIDIA driver 570",
+            id="old-driver",
+        ),
+        pytest.param(
+            {"services": [GPU_POOL], "nodes": [node(None)]},
+            "warning node n: has no label",
+            id="no-feature-discovery",
+        ),
         pytest.param(
             {"services": [pool(containers=[{"envFrom": [{"secretRef": {"name": "s"}}]}])]},
-            "warning pool default: the Secret s with its storage credentials", id="no-credentials"),
+            "warning pool default: the Secret s with its storage credentials",
+            id="no-credentials",
+        ),
         pytest.param(
-            {"peer_authentications": [{"metadata": {"name": "default", "namespace": NAMESPACE},
-                                       "spec": {"mtls": {"mode": "STRICT"}}}]},
-            "warning Istio: PeerAuthentication pilotlight/default is STRICT", id="strict-mesh"),
+            {
+                "peer_authentications": [
+                    {
+                        "metadata": {"name": "default", "namespace": NAMESPACE},
+                        "spec": {"mtls": {"mode": "STRICT"}},
+                    }
+                ]
+            },
+            "warning Istio: PeerAuthentication pilotlight/default is STRICT",
+            id="strict-mesh",
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_fault_is_said_with_the_way_out(lists: dict[str, Any], expected: str) -> None:
     found = complaints(facts(**lists))
     assert any(each.startswith(expected) for each in found), found

@@ -21,8 +21,19 @@ from tests.pilotlight.conftest import Cli
 def test_the_command_examines_this_machine(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [sys.executable, "-P", "-m", "pilotlight", "doctor", "--machine", "--json",
-                   "--home", str(tmp_path), "--port", str(port)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "pilotlight",
+            "doctor",
+            "--machine",
+            "--json",
+            "--home",
+            str(tmp_path),
+            "--port",
+            str(port),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = {each["subject"]: each for each in json.loads(done.stdout)}
     assert done.returncode == 1
@@ -73,9 +84,13 @@ def test_without_a_kubeconfig_this_machine_is_examined(
     ],
 )
 def test_with_a_kubeconfig_its_cluster_is_examined(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    arguments: tuple[str, ...], status: int, text: str,
-) -> None:  # fmt: skip
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    status: int,
+    text: str,
+) -> None:
     pytest.importorskip("kubernetes")
     file = tmp_path / "config"
     file.write_text("apiVersion: v1\nkind: Config\n")

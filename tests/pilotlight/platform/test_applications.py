@@ -63,9 +63,10 @@ class Variant(nn.Module):
 def _export(folder: Path, column: int, layers: int) -> None:
     folder.mkdir(parents=True)
     program = torch.export.export(
-        Variant(column, layers).eval(), (torch.zeros(2, 3),),
+        Variant(column, layers).eval(),
+        (torch.zeros(2, 3),),
         dynamic_shapes=({0: torch.export.Dim("rows", min=1, max=64)},),
-    )  # fmt: skip
+    )
     torch.export.save(program, folder / "model.pt2")
 
 
@@ -121,9 +122,18 @@ def test_a_user_profiles_trains_asks_and_measures_an_application(platform: Runni
     assert before.status != 0
     assert "has no accuracy profile" in before.err + before.out
     profiled = platform.cli(
-        "profile", "parity", "--examples", examples, "--limit", "60", "--max-batch-size", "2",
-        "--repeats", "1", "--json",
-    )  # fmt: skip
+        "profile",
+        "parity",
+        "--examples",
+        examples,
+        "--limit",
+        "60",
+        "--max-batch-size",
+        "2",
+        "--repeats",
+        "1",
+        "--json",
+    )
     assert profiled.status == 0, profiled.err
     fast, slow = profiled.document
     assert slow["accuracy"] > fast["accuracy"] > 0.5
@@ -144,9 +154,17 @@ def test_a_user_profiles_trains_asks_and_measures_an_application(platform: Runni
         assert text in explained.out
 
     trained = platform.cli(
-        "sneakpeek", "train", "parity", "--examples", examples, "--k", "auto",
-        "--out", str(folder / "peek"), "--json",
-    )  # fmt: skip
+        "sneakpeek",
+        "train",
+        "parity",
+        "--examples",
+        examples,
+        "--k",
+        "auto",
+        "--out",
+        str(folder / "peek"),
+        "--json",
+    )
     assert trained.status == 0, trained.err
     assert trained.document["accuracy"] > slow["accuracy"]
     _apply(platform, f'sneakPeek: {{uri: "file://{folder}/peek"}}')
@@ -158,10 +176,17 @@ def test_a_user_profiles_trains_asks_and_measures_an_application(platform: Runni
     for policy in ("lo-edf", "sneakpeek"):
         runs.append(f"{policy}={folder / policy}.parquet")
         ran = platform.cli(
-            "load", "run", "--trace", "poisson:rate=8,duration=3s|model=parity",
-            "--examples", f"parity={examples}", "--policy", policy,
-            "-o", str(folder / f"{policy}.parquet"),
-        )  # fmt: skip
+            "load",
+            "run",
+            "--trace",
+            "poisson:rate=8,duration=3s|model=parity",
+            "--examples",
+            f"parity={examples}",
+            "--policy",
+            policy,
+            "-o",
+            str(folder / f"{policy}.parquet"),
+        )
         assert ran.status == 0, ran.err
         rows = pq.read_table(folder / f"{policy}.parquet").to_pylist()
         assert {each["status"] for each in rows} == {200}

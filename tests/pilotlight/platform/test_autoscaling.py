@@ -38,9 +38,23 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
     folder = tmp_path_factory.mktemp("platform")
     assert run_cli("make-model", "tiny-t5", str(folder / "tiny-t5")).status == 0
     ran = run_cli(
-        "up", "--detach", "--json", "--port", "0", "--home", str(folder / "home"), "--no-s3",
-        "--pods", "2", "--min-pods", "0", "--pod-idle", "8", "--pod-stable", "3",
-    )  # fmt: skip
+        "up",
+        "--detach",
+        "--json",
+        "--port",
+        "0",
+        "--home",
+        str(folder / "home"),
+        "--no-s3",
+        "--pods",
+        "2",
+        "--min-pods",
+        "0",
+        "--pod-idle",
+        "8",
+        "--pod-stable",
+        "3",
+    )
     assert ran.status == 0, ran.err
     running = RunningPlatform(folder / "home", ran.document)
     try:
@@ -146,13 +160,21 @@ def test_metrics_are_served_at_the_printed_address(platform: RunningPlatform) ->
 
     servers.wait_until(
         lambda: metric(answer(), "pilotlight_autoscaler_forecast_seconds_count"),
-        timeout_s=LIMIT_S, what="a forecast counted",
-    )  # fmt: skip
+        timeout_s=LIMIT_S,
+        what="a forecast counted",
+    )
     names = {line.split()[2] for line in answer().splitlines() if line.startswith("# TYPE ")}
     documented = (
-        "actions_total", "skipped_actions_total", "failures_total", "plan_seconds",
-        "forecast_seconds", "is_leader", "wanted_pods", "pods_left_alone", "pods",
-    )  # fmt: skip
+        "actions_total",
+        "skipped_actions_total",
+        "failures_total",
+        "plan_seconds",
+        "forecast_seconds",
+        "is_leader",
+        "wanted_pods",
+        "pods_left_alone",
+        "pods",
+    )
     assert {f"pilotlight_autoscaler_{name}" for name in documented} <= names
     assert metric(answer(), "pilotlight_autoscaler_is_leader") == 1
 

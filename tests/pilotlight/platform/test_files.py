@@ -50,12 +50,13 @@ def platform(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 def service(name: str, uri: str) -> dict[str, Any]:
     return {
-        "apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService",
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
         "metadata": {"name": name},
-        "spec": {"predictor": {"model": {
-            "modelFormat": {"name": "huggingface"}, "storageUri": uri,
-        }}},
-    }  # fmt: skip
+        "spec": {
+            "predictor": {"model": {"modelFormat": {"name": "huggingface"}, "storageUri": uri}}
+        },
+    }
 
 
 def write(folder: Path, *documents: dict[str, Any]) -> str:

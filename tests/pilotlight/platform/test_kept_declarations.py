@@ -75,10 +75,13 @@ def test_what_is_known_of_a_model_outlives_the_run(
             for each in (broken, failed):
                 await first.registry.report_unreadable(each)
             await first.wait_until(
-                lambda: all(each.failure for each in first.state.models.values())
-                and len(first.state.models) == 2,
-                timeout_s=120, what="failures",
-            )  # fmt: skip
+                lambda: (
+                    all(each.failure for each in first.state.models.values())
+                    and len(first.state.models) == 2
+                ),
+                timeout_s=120,
+                what="failures",
+            )
             declared = await read_declared_times(first.registry)
             await KeptDeclarations(file, first).save()
         async with cluster(redis, "kept-9") as second:

@@ -86,9 +86,19 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningPlatfo
         text = MODEL.format(name=name, annotations=values, uri=f"file://{folder / 'tiny-t5'}")
         (folder / f"{name}.yaml").write_text(text)
     ran = run_cli(
-        "up", "--detach", "--json", "--port", "0", "--home", str(folder / "home"), "--no-s3",
-        "--pods", "1", "--placement", "predicted-goodput",
-    )  # fmt: skip
+        "up",
+        "--detach",
+        "--json",
+        "--port",
+        "0",
+        "--home",
+        str(folder / "home"),
+        "--no-s3",
+        "--pods",
+        "1",
+        "--placement",
+        "predicted-goodput",
+    )
     assert ran.status == 0, ran.err
     running = RunningPlatform(folder / "home", ran.document)
     try:
@@ -129,21 +139,24 @@ def test_a_doubled_rate_adds_a_copy_and_no_request_fails(platform: RunningPlatfo
         load.rates_rps = {"a": 6.0, "b": 1.0}
         servers.wait_until(
             lambda: set(_warm(platform)) == {"default/a", "default/b"},
-            timeout_s=LIMIT_S, what="both models placed",
-        )  # fmt: skip
+            timeout_s=LIMIT_S,
+            what="both models placed",
+        )
         before = len(load.statuses)
         load.rates_rps = {"a": 12.0, "b": 1.0}
         servers.wait_until(
             lambda: _warm(platform).get("default/a") == ["cpu-0", "cpu-1"],
-            timeout_s=LIMIT_S, what="a second copy of the model",
-        )  # fmt: skip
+            timeout_s=LIMIT_S,
+            what="a second copy of the model",
+        )
         served = len(load.statuses)
         servers.wait_until(lambda: len(load.statuses) > served + 40, what="more responses")
     assert before < served
     assert set(load.statuses) == {200}
     records = platform.cli("autoscaler", "--json").document
-    assert any(each["verb"] == "place" and "off the planned rate" in each["words"]
-               for each in records)  # fmt: skip
+    assert any(
+        each["verb"] == "place" and "off the planned rate" in each["words"] for each in records
+    )
 
 
 def _placed_pids(platform: RunningPlatform) -> dict[str, dict[str, int]]:
@@ -162,8 +175,9 @@ def test_neighbours_that_a_fault_ends_together_restart_and_serve(platform: Runni
         load.rates_rps = {"a": 12.0, "b": 1.0}
         servers.wait_until(
             lambda: any(len(pods) == 2 for pods in _placed_pids(platform).values()),
-            timeout_s=LIMIT_S, what="two copies on one accelerator",
-        )  # fmt: skip
+            timeout_s=LIMIT_S,
+            what="two copies on one accelerator",
+        )
         name, ended = next(
             (name, pods) for name, pods in _placed_pids(platform).items() if len(pods) == 2
         )

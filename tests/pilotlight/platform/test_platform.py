@@ -150,9 +150,15 @@ def test_runs_of_several_policies_begin_with_all_models_unloaded(
     platform.cli("predict", "embed", "warm")
     output = tmp_path / "run.parquet"
     ran = platform.cli(
-        "load", "run", "--trace", "poisson:rate=2,duration=2s,names=embed", "-o", str(output),
-        "--policy", "colocation,least-loaded",
-    )  # fmt: skip
+        "load",
+        "run",
+        "--trace",
+        "poisson:rate=2,duration=2s,names=embed",
+        "-o",
+        str(output),
+        "--policy",
+        "colocation,least-loaded",
+    )
     assert ran.status == 0, ran.err
     for policy in ("colocation", "least-loaded"):
         found = read_run(output.with_stem(f"run-{policy}"), policy)

@@ -38,5 +38,6 @@ def test_only_existing_pod_names_are_started() -> None:
 def test_the_pod_starts_first_whose_disk_has_what_requests_wait_for() -> None:
     wanted, cached = WantedPods((PodShape(2),)), {"pod-0": 9, "pod-2": 5, "pod-3": 7}
     assert pods_to_start(set(), wanted, NAMES, busy={"pod-0"}, cached_bytes=cached) == [
-        "pod-3", "pod-2",
-    ]  # fmt: skip
+        "pod-3",
+        "pod-2",
+    ]

@@ -28,8 +28,11 @@ except StartFailed as error:
 def test_a_failed_write_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", WITHOUT_ROOM, str(tmp_path)],
-        cwd=servers.REPOSITORY, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=servers.REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(f"cannot make the sample models in {tmp_path}/models: ")
     assert "File too large" in ran.stdout

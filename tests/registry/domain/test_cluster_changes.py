@@ -169,8 +169,9 @@ def test_a_profile_of_an_older_version_is_kept_beside_those_by_product() -> None
     older = orjson.dumps({"key": KEY, "device": "cuda:0", "points": []}).decode()
     state = state_of([(1, [["profile", str(SPEC.name), older]]), (2, [profile(1)])])
     assert [(each.product, each.source) for each in state.profiles_of(KEY)] == [
-        ("cpu", "measured"), ("cuda:0", "measured"),
-    ]  # fmt: skip
+        ("cpu", "measured"),
+        ("cuda:0", "measured"),
+    ]
     assert state.profiles[SPEC.name][""].product == "cuda:0"
 
 

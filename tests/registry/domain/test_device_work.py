@@ -53,10 +53,18 @@ class History:
             ready_s += 0.5
         start_s = max(ready_s, self.work.backlog_of_each(key, due_s, *self.asked()).free_s)
         request = PlacedRequest(
-            key, self.now_s, due_s, self.now_s + ready_s, self.now_s + start_s, share_s,
+            key,
+            self.now_s,
+            due_s,
+            self.now_s + ready_s,
+            self.now_s + start_s,
+            share_s,
             share_s * self.rng.choice([1, 4]),
-            not (self.may_fall_back and self.rng.random() < 0.05), 0.0, self.work, self.work,
-        )  # fmt: skip
+            not (self.may_fall_back and self.rng.random() < 0.05),
+            0.0,
+            self.work,
+            self.work,
+        )
         self.placed.append(request)
         self.work.add(request, times_of(share_s, 0.0))
 

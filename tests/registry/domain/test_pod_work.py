@@ -16,9 +16,16 @@ HEAVY, LIGHT = "default/heavy@0", "default/light@0"
 
 def place(work: PodWork, key: str, share_s: float, **times: Any) -> PlacedRequest:
     known = {
-        "placed_s": NOW_S, "due_s": DUE_S, "ready_s": NOW_S, "start_s": NOW_S, "infer_s": share_s,
-        "after_s": 0.0, "is_measured": True, "entry": work, "predict": work,
-    }  # fmt: skip
+        "placed_s": NOW_S,
+        "due_s": DUE_S,
+        "ready_s": NOW_S,
+        "start_s": NOW_S,
+        "infer_s": share_s,
+        "after_s": 0.0,
+        "is_measured": True,
+        "entry": work,
+        "predict": work,
+    }
     placed = PlacedRequest(key, share_s=share_s, **{**known, **times})
     work.add(placed, times_of(share_s, 0.0))
     return placed
@@ -26,9 +33,12 @@ def place(work: PodWork, key: str, share_s: float, **times: Any) -> PlacedReques
 
 def free_s(work: PodWork, key: str = LIGHT, **fields: Any) -> float:
     known = {
-        "due_s": DUE_S + 1.0, "ready_in_s": 0.0, "inferring": len(work.inferences), "now_s": NOW_S,
+        "due_s": DUE_S + 1.0,
+        "ready_in_s": 0.0,
+        "inferring": len(work.inferences),
+        "now_s": NOW_S,
         "times": times_of(0.01, 0.0),
-    }  # fmt: skip
+    }
     return work.backlog(key, **{**known, **fields}).free_s
 
 

@@ -35,13 +35,21 @@ spec:
   normaliseAccuracy: true
 """
 SPEC = ApplicationSpec(
-    ModelName("clinic", "tumours"), ("benign", "malignant"),
-    (InputTensor("features", "FP32", (-1, 30)),), "label", 0.15,
-    refuses_late=True, penalty=Penalty.LINEAR, policy=SelectionPolicy.SNEAKPEEK, window_s=0.05,
-    is_window_fixed=True, prior=Prior.WEAK, frequencies=(0.95, 0.05),
+    ModelName("clinic", "tumours"),
+    ("benign", "malignant"),
+    (InputTensor("features", "FP32", (-1, 30)),),
+    "label",
+    0.15,
+    refuses_late=True,
+    penalty=Penalty.LINEAR,
+    policy=SelectionPolicy.SNEAKPEEK,
+    window_s=0.05,
+    is_window_fixed=True,
+    prior=Prior.WEAK,
+    frequencies=(0.95, 0.05),
     sneak_peek=SneakPeekSpec("file:///peek", 7, short_circuit=False, split_groups=False),
     normalises_accuracy=True,
-)  # fmt: skip
+)
 SMALL = """
 apiVersion: pilotlight.io/v1alpha1
 kind: InferenceApplication

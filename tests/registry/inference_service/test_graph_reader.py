@@ -46,10 +46,13 @@ def test_reads_all_routers() -> None:
     [graph] = read_graphs([("graph.yaml", FULL)])
     assert graph.name == ModelName("zoo", "animals")
     assert graph.timeout_s == 30
-    assert graph.nodes["root"] == GraphNode(RouterType.SEQUENCE, (
-        GraphStep("find", "finder", is_hard=True),
-        GraphStep(node="breeds", takes_response=True, condition='predictions.#(=="dog")'),
-    ))  # fmt: skip
+    assert graph.nodes["root"] == GraphNode(
+        RouterType.SEQUENCE,
+        (
+            GraphStep("find", "finder", is_hard=True),
+            GraphStep(node="breeds", takes_response=True, condition='predictions.#(=="dog")'),
+        ),
+    )
     cats, dogs, _ = graph.nodes["both"].steps
     assert (cats.model, cats.protocol) == ("cats", "v1")
     assert (dogs.model, dogs.protocol) == ("dogs", "v2")
@@ -78,16 +81,17 @@ MISTAKES = {
     "dependency: Hard": ("dependency: hard", "must be Soft or Hard, was 'hard'"),
     "name: find,": ("name: find, condition: a,", "must stand at a later step"),
     "- {serviceName: one, weight: 30}": (
-        "- {serviceName: one, nodeName: both, weight: 30}", "must have one of serviceName",
+        "- {serviceName: one, nodeName: both, weight: 30}",
+        "must have one of serviceName",
     ),
     "cats.zoo.svc": ("cats.farm.svc", "other services are not called"),
     "v2/models/dogs/infer": ("v2/models/dogs/generate", "other services are not called"),
     '[@this].#(kind=="dog")': ("{ .input == 1 }", "outside of the subset of GJSON"),
-    "condition: \"predictions\"": ("weight: 3", "breeds.steps[1].condition must be a GJSON path"),
+    'condition: "predictions"': ("weight: 3", "breeds.steps[1].condition must be a GJSON path"),
     "timeout: 30": ("timeout: 0", "1 to 3600 whole seconds, was 0"),
     "minReplicas: 2": ("replicas: 2", "spec may have the fields"),
     "serving.kserve.io/v1alpha1": ("serving.kserve.io/v1beta1", "apiVersion must be"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("seen", MISTAKES)
@@ -103,30 +107,37 @@ def test_a_mistake_is_named(seen: str) -> None:
     ("seen", "replacement", "warning"),
     [
         pytest.param(
-            "weight: 30", "weight: 30, condition: '[@this].#(kind==\"dog\")'",
+            "weight: 30",
+            "weight: 30, condition: '[@this].#(kind==\"dog\")'",
             "split.steps[0].condition changes nothing in a node of type Splitter",
             id="condition-of-a-splitter",
         ),
         pytest.param(
-            "{nodeName: split}", "{nodeName: split, condition: a}",
+            "{nodeName: split}",
+            "{nodeName: split, condition: a}",
             "both.steps[2].condition changes nothing in a node of type Ensemble",
             id="condition-of-an-ensemble",
         ),
         pytest.param(
-            "weight: 30", "weight: 30, mapPredictionsToInstances: true",
-            "split.steps[0].mapPredictionsToInstances changes nothing", id="mapping-of-a-splitter",
+            "weight: 30",
+            "weight: 30, mapPredictionsToInstances: true",
+            "split.steps[0].mapPredictionsToInstances changes nothing",
+            id="mapping-of-a-splitter",
         ),
         pytest.param(
-            "data: $response", "data: $response.predictions",
+            "data: $response",
+            "data: $response.predictions",
             "root.steps[1].data '$response.predictions' is not $response",
             id="data-of-another-form",
         ),
         pytest.param(
-            "timeout: 30", "timeout: 30\n  routerTimeouts: {serviceClient: 5}",
-            "routerTimeouts.serviceClient is not applied", id="time-of-a-step",
+            "timeout: 30",
+            "timeout: 30\n  routerTimeouts: {serviceClient: 5}",
+            "routerTimeouts.serviceClient is not applied",
+            id="time-of-a-step",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_kserves_router_ignores_is_a_warning(
     seen: str, replacement: str, warning: str
 ) -> None:

@@ -38,11 +38,16 @@ def test_the_older_form_names_the_format(kind: str) -> None:
 
 
 def test_counts_times_and_batches_become_a_policy() -> None:
-    found = _read({
-        "sklearn": {"storageUri": "gs://bucket/iris", "protocolVersion": "v2"},
-        "minReplicas": 2, "maxReplicas": 4, "timeout": 30, "containerConcurrency": 5,
-        "batcher": {"maxBatchSize": 32, "maxLatency": 50},
-    })  # fmt: skip
+    found = _read(
+        {
+            "sklearn": {"storageUri": "gs://bucket/iris", "protocolVersion": "v2"},
+            "minReplicas": 2,
+            "maxReplicas": 4,
+            "timeout": 30,
+            "containerConcurrency": 5,
+            "batcher": {"maxBatchSize": 32, "maxLatency": 50},
+        }
+    )
     policy = found.policy
     assert (policy.min_copies, policy.max_copies, policy.deadline_s) == (2, 4, 30.0)
     assert (policy.max_batch_size, policy.max_batch_wait_s) == (32, 0.05)
@@ -83,15 +88,19 @@ def test_probabilities_by_kserves_environment_variable() -> None:
         pytest.param({"tensorflow": {"storageUri": "gs://b/m"}}, {}, "tf2onnx", id="tensorflow"),
         pytest.param({"containers": [{"image": "mine"}]}, {}, "containers", id="own server"),
         pytest.param(
-            {"sklearn": {"storageUri": "gs://b/m"}}, {"transformer": {"containers": [{}]}},
-            "spec.transformer", id="transformer",
+            {"sklearn": {"storageUri": "gs://b/m"}},
+            {"transformer": {"containers": [{}]}},
+            "spec.transformer",
+            id="transformer",
         ),
         pytest.param(
-            {"sklearn": {"storageUri": "gs://b/m"}}, {"explainer": {"alibi": {}}},
-            "spec.explainer", id="explainer",
+            {"sklearn": {"storageUri": "gs://b/m"}},
+            {"explainer": {"alibi": {}}},
+            "spec.explainer",
+            id="explainer",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_a_pool_has_not_is_said_and_kept(
     predictor: dict[str, Any], spec: dict[str, Any], names: str
 ) -> None:

@@ -14,18 +14,23 @@ from registry.inference_service.reader import read_documents
 
 def service(name: str, **metadata: str) -> dict[str, Any]:
     return {
-        "apiVersion": "serving.kserve.io/v1beta1", "kind": "InferenceService",
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
         "metadata": {"name": name, **metadata},
-        "spec": {"predictor": {"model": {
-            "modelFormat": {"name": "sklearn"}, "storageUri": "s3://models/iris",
-        }}},
-    }  # fmt: skip
+        "spec": {
+            "predictor": {
+                "model": {"modelFormat": {"name": "sklearn"}, "storageUri": "s3://models/iris"}
+            }
+        },
+    }
 
 
 GRAPH = {
-    "apiVersion": "serving.kserve.io/v1alpha1", "kind": "InferenceGraph", "metadata": {"name": "g"},
+    "apiVersion": "serving.kserve.io/v1alpha1",
+    "kind": "InferenceGraph",
+    "metadata": {"name": "g"},
     "spec": {"nodes": {"root": {"routerType": "Sequence", "steps": [{"serviceName": "a"}]}}},
-}  # fmt: skip
+}
 
 
 def names(*documents: Any) -> list[str]:

@@ -10,9 +10,11 @@ from registry.inference_service.reader import read_object
 
 CODE = {"loader_module": "mlflow.sklearn", "model_path": "model.pkl", "python_version": "3.11.4"}
 NETWORK = {
-    "task": "text-classification", "pipeline_model_type": "BertForSequenceClassification",
-    "source_model_name": "google-bert/bert-base-cased", "components": ["tokenizer"],
-}  # fmt: skip
+    "task": "text-classification",
+    "pipeline_model_type": "BertForSequenceClassification",
+    "source_model_name": "google-bert/bert-base-cased",
+    "components": ["tokenizer"],
+}
 SAVED = {**NETWORK, "model_binary": "model"}
 URI = "s3://models/iris"
 
@@ -33,7 +35,8 @@ def imported(
     [
         pytest.param(
             {"sklearn": {"pickled_model": "model.skops", "serialization_format": "skops"}},
-            ("sklearn", URI), id="skops",
+            ("sklearn", URI),
+            id="skops",
         ),
         pytest.param({"xgboost": {"data": "model.xgb"}}, ("xgboost", URI), id="xgboost"),
         pytest.param({"lightgbm": {"data": "model.lgb"}}, ("lightgbm", URI), id="lightgbm"),
@@ -41,14 +44,16 @@ def imported(
         pytest.param({"transformers": SAVED}, ("huggingface", f"{URI}/model"), id="transformers"),
         pytest.param(
             {"transformers": {**NETWORK, "source_model_revision": "abc"}},
-            ("huggingface", "hf://google-bert/bert-base-cased@abc"), id="reference-to-the-hub",
+            ("huggingface", "hf://google-bert/bert-base-cased@abc"),
+            id="reference-to-the-hub",
         ),
         pytest.param(
-            {"sentence_transformers": {}}, ("huggingface", f"{URI}/model.sentence_transformer"),
+            {"sentence_transformers": {}},
+            ("huggingface", f"{URI}/model.sentence_transformer"),
             id="sentence-transformers",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_flavor_of_a_library_is_declared(
     flavors: dict[str, Any], expected: tuple[str, str]
 ) -> None:

@@ -121,69 +121,117 @@ def _top(**changes: object) -> Change:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        pytest.param(_top(apiVersion="serving.kserve.io/v1alpha1"),
-                     "apiVersion must be 'serving.kserve.io/v1beta1', "
-                     "was 'serving.kserve.io/v1alpha1'", id="wrong-version"),
+        pytest.param(
+            _top(apiVersion="serving.kserve.io/v1alpha1"),
+            "apiVersion must be 'serving.kserve.io/v1beta1', was 'serving.kserve.io/v1alpha1'",
+            id="wrong-version",
+        ),
         pytest.param(_top(spec=None), "spec must be an object, was null", id="no-spec"),
         pytest.param(_top(spec={}), "spec must be an object, was {}", id="empty-spec"),
         pytest.param(_top(spec=[1]), "spec must be an object, was [1]", id="spec-a-list"),
-        pytest.param(_top(spec={"predictor": {}}), "spec.predictor must be an object, was {}",
-                     id="empty-predictor"),
-        pytest.param(_top(spec={"predictor": {"minReplicas": 1}}),
-                     "spec.predictor must have model, or one of sklearn, xgboost, tensorflow, "
-                     "pytorch, triton, onnx, huggingface, pmml, lightgbm, paddle, catboost; "
-                     "it has ['minReplicas']", id="no-model"),
-        pytest.param(_top(spec={"predictor": {"model": {}}}),
-                     "spec.predictor.model must be an object, was {}", id="empty-model"),
-        pytest.param(_top(spec={"predictor": {"sklearn": {}}}),
-                     "spec.predictor.sklearn must be an object, was {}", id="old-predictor"),
-        pytest.param(_top(spec={"predictor": {"sklearn": {"a": 1}, "onnx": {"a": 1}}}),
-                     "spec.predictor must have one of model, sklearn, onnx; it has several",
-                     id="several-predictors"),
-        pytest.param(_predictor(minReplicas=-1),
-                     "spec.predictor.minReplicas must be a whole number from 0 to 10000, was -1",
-                     id="negative-replicas"),
-        pytest.param(_predictor(minReplicas=3, maxReplicas=2),
-                     "spec.predictor.minReplicas must be at most maxReplicas, was 3 with "
-                     "maxReplicas 2", id="more-replicas-than-the-most"),
-        pytest.param(_predictor(batcher={"maxBatchSize": "many"}),
-                     "spec.predictor.batcher.maxBatchSize must be a whole number from 0 to 4096, "
-                     "was 'many'", id="batch-that-is-no-number"),
-        pytest.param(_predictor(logger={"mode": "all"}),
-                     "spec.predictor.logger.url must be http://HOST[:PORT][/PATH], without user "
-                     "and fragment, was null", id="logger-without-url"),
-        pytest.param(_model(modelFormat=None),
-                     "spec.predictor.model.modelFormat must be an object, was null",
-                     id="no-format"),
-        pytest.param(_model(modelFormat={"name": "word2vec"}),
-                     "spec.predictor.model.modelFormat.name must be one of huggingface, "
-                     "safetensors, pytorch, onnx, xgboost, lightgbm, sklearn, triton, tensorflow, "
-                     "paddle, pmml, catboost, mlflow, tensorrt, keras, openvino_ir, pytorch-mar, "
-                     "python, alibi-detect, alibi-explain, was 'word2vec'", id="unknown-format"),
-        pytest.param(_model(protocolVersion="v3"),
-                     "spec.predictor.model.protocolVersion must be one of v1, v2, grpc-v1, "
-                     "grpc-v2, was 'v3'",
-                     id="unknown-protocol"),
-        pytest.param(_metadata(labels={"a": 1}),
-                     "metadata.labels[a] must be a string (put it in quotes), was 1",
-                     id="label-a-number"),
-        pytest.param(_metadata(annotations={"pilotlight.io/queue-depth": 5}),
-                     "metadata.annotations[pilotlight.io/queue-depth] must be a string "
-                     "(put it in quotes), was 5", id="annotation-a-number"),
-        pytest.param(_metadata(annotations={"pilotlight.io/pin": True}),
-                     "metadata.annotations[pilotlight.io/pin] must be a string "
-                     "(put it in quotes), was true", id="annotation-a-boolean"),
-        pytest.param(_metadata(annotations={"pilotlight.io/canary-of": "translate"}),
-                     "metadata.annotations[pilotlight.io/canary-of] must name another model, "
-                     "was 'translate' itself", id="its-own-canary"),
-        pytest.param(lambda declared: declared["spec"]["predictor"].update(canaryTrafficPercent=9),
-                     "spec.predictor.canaryTrafficPercent is not supported; declare the new "
-                     "version as a model of its own, with the annotations pilotlight.io/canary-of "
-                     "and pilotlight.io/canary-percent", id="kserves-canary"),
-        pytest.param(_metadata(annotations=["a"]),
-                     "metadata.annotations must be an object, was ['a']", id="annotations-a-list"),
+        pytest.param(
+            _top(spec={"predictor": {}}),
+            "spec.predictor must be an object, was {}",
+            id="empty-predictor",
+        ),
+        pytest.param(
+            _top(spec={"predictor": {"minReplicas": 1}}),
+            "spec.predictor must have model, or one of sklearn, xgboost, tensorflow, "
+            "pytorch, triton, onnx, huggingface, pmml, lightgbm, paddle, catboost; "
+            "it has ['minReplicas']",
+            id="no-model",
+        ),
+        pytest.param(
+            _top(spec={"predictor": {"model": {}}}),
+            "spec.predictor.model must be an object, was {}",
+            id="empty-model",
+        ),
+        pytest.param(
+            _top(spec={"predictor": {"sklearn": {}}}),
+            "spec.predictor.sklearn must be an object, was {}",
+            id="old-predictor",
+        ),
+        pytest.param(
+            _top(spec={"predictor": {"sklearn": {"a": 1}, "onnx": {"a": 1}}}),
+            "spec.predictor must have one of model, sklearn, onnx; it has several",
+            id="several-predictors",
+        ),
+        pytest.param(
+            _predictor(minReplicas=-1),
+            "spec.predictor.minReplicas must be a whole number from 0 to 10000, was -1",
+            id="negative-replicas",
+        ),
+        pytest.param(
+            _predictor(minReplicas=3, maxReplicas=2),
+            "spec.predictor.minReplicas must be at most maxReplicas, was 3 with maxReplicas 2",
+            id="more-replicas-than-the-most",
+        ),
+        pytest.param(
+            _predictor(batcher={"maxBatchSize": "many"}),
+            "spec.predictor.batcher.maxBatchSize must be a whole number from 0 to 4096, was 'many'",
+            id="batch-that-is-no-number",
+        ),
+        pytest.param(
+            _predictor(logger={"mode": "all"}),
+            "spec.predictor.logger.url must be http://HOST[:PORT][/PATH], without user "
+            "and fragment, was null",
+            id="logger-without-url",
+        ),
+        pytest.param(
+            _model(modelFormat=None),
+            "spec.predictor.model.modelFormat must be an object, was null",
+            id="no-format",
+        ),
+        pytest.param(
+            _model(modelFormat={"name": "word2vec"}),
+            "spec.predictor.model.modelFormat.name must be one of huggingface, "
+            "safetensors, pytorch, onnx, xgboost, lightgbm, sklearn, triton, tensorflow, "
+            "paddle, pmml, catboost, mlflow, tensorrt, keras, openvino_ir, pytorch-mar, "
+            "python, alibi-detect, alibi-explain, was 'word2vec'",
+            id="unknown-format",
+        ),
+        pytest.param(
+            _model(protocolVersion="v3"),
+            "spec.predictor.model.protocolVersion must be one of v1, v2, grpc-v1, "
+            "grpc-v2, was 'v3'",
+            id="unknown-protocol",
+        ),
+        pytest.param(
+            _metadata(labels={"a": 1}),
+            "metadata.labels[a] must be a string (put it in quotes), was 1",
+            id="label-a-number",
+        ),
+        pytest.param(
+            _metadata(annotations={"pilotlight.io/queue-depth": 5}),
+            "metadata.annotations[pilotlight.io/queue-depth] must be a string "
+            "(put it in quotes), was 5",
+            id="annotation-a-number",
+        ),
+        pytest.param(
+            _metadata(annotations={"pilotlight.io/pin": True}),
+            "metadata.annotations[pilotlight.io/pin] must be a string (put it in quotes), was true",
+            id="annotation-a-boolean",
+        ),
+        pytest.param(
+            _metadata(annotations={"pilotlight.io/canary-of": "translate"}),
+            "metadata.annotations[pilotlight.io/canary-of] must name another model, "
+            "was 'translate' itself",
+            id="its-own-canary",
+        ),
+        pytest.param(
+            lambda declared: declared["spec"]["predictor"].update(canaryTrafficPercent=9),
+            "spec.predictor.canaryTrafficPercent is not supported; declare the new "
+            "version as a model of its own, with the annotations pilotlight.io/canary-of "
+            "and pilotlight.io/canary-percent",
+            id="kserves-canary",
+        ),
+        pytest.param(
+            _metadata(annotations=["a"]),
+            "metadata.annotations must be an object, was ['a']",
+            id="annotations-a-list",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_reported_with_file_object_field_and_value(change: Change, line: str) -> None:
     declared = declaration()
     change(declared)
@@ -192,12 +240,35 @@ def test_a_mistake_is_reported_with_file_object_field_and_value(change: Change, 
 
 @pytest.mark.parametrize(
     "uri",
-    [None, 5, "", "t5", "gs://", "https:///m", "hf://org", "hf://org/", "hf://org/m/file", "pvc:///m",
-     "https://user:secret@host/m", "ftp://host/m", "s3://", "s3://b", "s3://key@bucket/m",
-     "s3://bucket/../m", "s3://bucket/m?x=1", "s3://bucket/m#x", "file://host/m", "file:m",
-     "file:///models/m%00",
-     "file:///a/%2e%2e/etc", "file:///a/./b", "s3://buck\net/m", "s3://bucket/m\t", "s3://[bad/m"],
-)  # fmt: skip
+    [
+        None,
+        5,
+        "",
+        "t5",
+        "gs://",
+        "https:///m",
+        "hf://org",
+        "hf://org/",
+        "hf://org/m/file",
+        "pvc:///m",
+        "https://user:secret@host/m",
+        "ftp://host/m",
+        "s3://",
+        "s3://b",
+        "s3://key@bucket/m",
+        "s3://bucket/../m",
+        "s3://bucket/m?x=1",
+        "s3://bucket/m#x",
+        "file://host/m",
+        "file:m",
+        "file:///models/m%00",
+        "file:///a/%2e%2e/etc",
+        "file:///a/./b",
+        "s3://buck\net/m",
+        "s3://bucket/m\t",
+        "s3://[bad/m",
+    ],
+)
 def test_refuses_unsupported_storage_uris(uri: object) -> None:
     declared = declaration()
     declared["spec"]["predictor"]["model"]["storageUri"] = uri
@@ -229,9 +300,18 @@ def test_says_what_is_wrong_with_a_storage_uri(uri: str, rule: str) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["s3://bucket/m", "file:///models/m", "pvc://claim/m", "pvc://claim", "hf://org/model",
-     "hf://org/model:main", "gs://bucket/m", "https://host/m.tar.gz", "oci://host/image:tag"],
-)  # fmt: skip
+    [
+        "s3://bucket/m",
+        "file:///models/m",
+        "pvc://claim/m",
+        "pvc://claim",
+        "hf://org/model",
+        "hf://org/model:main",
+        "gs://bucket/m",
+        "https://host/m.tar.gz",
+        "oci://host/image:tag",
+    ],
+)
 def test_accepts_supported_storage_uris(uri: str) -> None:
     declared = declaration()
     declared["spec"]["predictor"]["model"]["storageUri"] = uri
@@ -380,8 +460,15 @@ def test_kserves_protocols_are_read(given: str, read: str) -> None:
         pytest.param(_metadata(labels={"a": None}, annotations=None), id="metadata-null"),
         pytest.param(
             _predictor(
-                minReplicas=None, maxReplicas=None, timeout=None, batcher=None, logger=None,
-                sklearn=None, containers=None, serviceAccountName=None, tolerations=None,
+                minReplicas=None,
+                maxReplicas=None,
+                timeout=None,
+                batcher=None,
+                logger=None,
+                sklearn=None,
+                containers=None,
+                serviceAccountName=None,
+                tolerations=None,
             ),
             id="nulls-of-a-client-that-writes-all-fields",
         ),
@@ -390,7 +477,7 @@ def test_kserves_protocols_are_read(given: str, read: str) -> None:
             id="nulls-of-the-model",
         ),
     ],
-)  # fmt: skip
+)
 def test_fields_that_ask_nothing_change_nothing(change: Change) -> None:
     declared = declaration()
     change(declared)

@@ -61,19 +61,29 @@ def test_the_name_is_read_from_the_older_form_of_a_predictor() -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        pytest.param(["--return_probabilities"],
-                     TaskOptions(answers=Answers.KSERVE, scores=Scores.ALL), id="probabilities"),
-        pytest.param(["--return_raw_logits"],
-                     TaskOptions(answers=Answers.KSERVE, scores=Scores.LOGITS), id="logits"),
-        pytest.param(["--backend", "huggingface"], TaskOptions(answers=Answers.KSERVE),
-                     id="backend"),
+        pytest.param(
+            ["--return_probabilities"],
+            TaskOptions(answers=Answers.KSERVE, scores=Scores.ALL),
+            id="probabilities",
+        ),
+        pytest.param(
+            ["--return_raw_logits"],
+            TaskOptions(answers=Answers.KSERVE, scores=Scores.LOGITS),
+            id="logits",
+        ),
+        pytest.param(
+            ["--backend", "huggingface"], TaskOptions(answers=Answers.KSERVE), id="backend"
+        ),
         pytest.param(["--backend=auto"], TaskOptions(), id="any-backend"),
-        pytest.param(["--disable_lower_case", "--disable_special_tokens"],
-                     TaskOptions(keeps_case=True, adds_special_tokens=False), id="tokenizer"),
+        pytest.param(
+            ["--disable_lower_case", "--disable_special_tokens"],
+            TaskOptions(keeps_case=True, adds_special_tokens=False),
+            id="tokenizer",
+        ),
         pytest.param(["--max_length", "128"], TaskOptions(max_tokens=128), id="length"),
         pytest.param(["--max-model-len=64"], TaskOptions(max_tokens=64), id="vllm-length"),
     ],
-)  # fmt: skip
+)
 def test_options_of_the_task_are_read(arguments: list[str], expected: TaskOptions) -> None:
     spec = read(document(arguments))
     assert spec.options == expected
@@ -121,23 +131,36 @@ def test_annotations_choose_answers_over_arguments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "annotations", "message"),
     [
-        pytest.param(["--task=question_answering"], {}, "--task must be one of text_embedding",
-                     id="task"),
-        pytest.param(["--task=fill_mask"], {"pilotlight.io/task": "text-embedding"},
-                     "task\\] is text-embedding, but .*--task asks for fill-mask", id="two-tasks"),
-        pytest.param(["--dtype=bfloat16"], {"pilotlight.io/dtype": "float32"},
-                     "dtype\\] is float32, but", id="two-types"),
+        pytest.param(
+            ["--task=question_answering"], {}, "--task must be one of text_embedding", id="task"
+        ),
+        pytest.param(
+            ["--task=fill_mask"],
+            {"pilotlight.io/task": "text-embedding"},
+            "task\\] is text-embedding, but .*--task asks for fill-mask",
+            id="two-tasks",
+        ),
+        pytest.param(
+            ["--dtype=bfloat16"],
+            {"pilotlight.io/dtype": "float32"},
+            "dtype\\] is float32, but",
+            id="two-types",
+        ),
         pytest.param(["--dtype=int3"], {}, "--dtype must be one of auto, float32", id="type"),
         pytest.param(["--model_id=bert"], {}, "--model_id must be ORG/NAME", id="id"),
-        pytest.param(["--model_id=org/other"], {}, "has storageUri .* and the argument --model_id",
-                     id="two-models"),
+        pytest.param(
+            ["--model_id=org/other"],
+            {},
+            "has storageUri .* and the argument --model_id",
+            id="two-models",
+        ),
         pytest.param(["--max_length=many"], {}, "--max_length must be a number", id="length"),
         pytest.param(["--return_probabilities", "--return_raw_logits"], {}, "both", id="scores"),
         pytest.param(["--model_name"], {}, "--model_name must be a name", id="no-name"),
         pytest.param(["--model_name", "a\\nb"], {}, "--model_name must be a name", id="name"),
         pytest.param([5], {}, "args must be a list of texts", id="number"),
     ],
-)  # fmt: skip
+)
 def test_mistakes_in_arguments_are_named(
     arguments: list[Any], annotations: dict[str, str], message: str
 ) -> None:
@@ -147,16 +170,28 @@ def test_mistakes_in_arguments_are_named(
 
 def test_what_means_nothing_here_is_named() -> None:
     arguments = [
-        "--task=fill_mask", "--trust_remote_code", "--tensor_input_names", "ids,mask",
-        "--dtype=half", "--backend=vllm", "--model_revision=abc", "--workers", "2",
-    ]  # fmt: skip
+        "--task=fill_mask",
+        "--trust_remote_code",
+        "--tensor_input_names",
+        "ids,mask",
+        "--dtype=half",
+        "--backend=vllm",
+        "--model_revision=abc",
+        "--workers",
+        "2",
+    ]
     declared = document(arguments, resources={"limits": {"cpu": "1"}}, env=[{"name": "A"}])
     path = "spec.predictor.model"
     expected = (
-        f"{path}.env", f"{path}.resources", f"{path}.args --trust_remote_code",
-        f"{path}.args --tensor_input_names", f"{path}.args --dtype", f"{path}.args --backend",
-        f"{path}.args --workers", f"{path}.args --model_revision",
-    )  # fmt: skip
+        f"{path}.env",
+        f"{path}.resources",
+        f"{path}.args --trust_remote_code",
+        f"{path}.args --tensor_input_names",
+        f"{path}.args --dtype",
+        f"{path}.args --backend",
+        f"{path}.args --workers",
+        f"{path}.args --model_revision",
+    )
     assert ignored_fields(declared["spec"]) == expected
     assert read(declared).warnings == expected
 

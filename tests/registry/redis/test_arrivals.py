@@ -110,10 +110,15 @@ async def test_the_largest_hints_count_where_there_are_too_many(registry: Regist
 @pytest.mark.parametrize(
     "text",
     [
-        "{", "[[]]", '[["red/m", "likely", 1, 1]]', "[1]", '["rows"]',
-        '[["red/m", 1.5, 1, 1]]', '[["red/m", 0.5, 1, 0]]',
+        "{",
+        "[[]]",
+        '[["red/m", "likely", 1, 1]]',
+        "[1]",
+        '["rows"]',
+        '[["red/m", 1.5, 1, 1]]',
+        '[["red/m", 0.5, 1, 0]]',
     ],
-)  # fmt: skip
+)
 async def test_an_announcement_of_another_version_is_left_out(
     registry: Registry, text: str
 ) -> None:

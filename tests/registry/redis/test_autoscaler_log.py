@@ -215,9 +215,15 @@ async def test_the_same_wanted_pods_again_have_no_effect(registry: Registry) -> 
 _PLACED = PlacedReplica(NAME, "cpu-0", 8, 50.0, 12.5)
 _PLANNED = PlannedModel(NAME, 20.0, 0.2, 12.5, "short")
 _PLACEMENT = PlacementRecord(
-    "usher", "first plan", 10.0, ("cpu-0", "cpu-1"), (_PLANNED,),
-    (_PLACED,), (PlacedPod("placed-0", _PLACED, 10.0),), 1,
-)  # fmt: skip
+    "usher",
+    "first plan",
+    10.0,
+    ("cpu-0", "cpu-1"),
+    (_PLANNED,),
+    (_PLACED,),
+    (PlacedPod("placed-0", _PLACED, 10.0),),
+    1,
+)
 
 
 async def test_a_placement_is_published_and_kept_for_new_copies(

@@ -29,8 +29,9 @@ async def test_models_are_stored_as_declared(registry: Registry) -> None:
     assert await registry.put_models([SPEC, other]) == ["created", "created"]
     models = (await registry.cluster()).models
     assert {name: each.spec for name, each in models.items()} == {
-        SPEC.name: SPEC, other.name: other,
-    }  # fmt: skip
+        SPEC.name: SPEC,
+        other.name: other,
+    }
     assert await registry.get_model(ModelName("a", "unknown")) is None
 
 

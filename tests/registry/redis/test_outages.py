@@ -25,7 +25,7 @@ from tests.registry.redis.clients import (
     running,
     terms,
     until,
-)  # fmt: skip
+)
 
 SOON_S = 30.0
 """A second, plus the delay of a busy machine; far below the long timeouts of other tests."""

@@ -45,8 +45,11 @@ async def test_samples_are_kept_by_kind_of_accelerator(registry: Registry) -> No
     pods = (await registry.cluster()).pods
     found = {name: pod.estimates[KEY].infer for name, pod in pods.items()}
     assert {name: each.seconds for name, each in found.items()} == {
-        "a": 0.1, "b": 1.0, "c": 3.0, "d": 0.1,
-    }  # fmt: skip
+        "a": 0.1,
+        "b": 1.0,
+        "c": 3.0,
+        "d": 0.1,
+    }
     assert [name for name, each in found.items() if not each.is_measured] == ["d"]
 
 

@@ -230,8 +230,15 @@ async def test_what_comes_in_one_turn_is_one_run_of_the_script(
         results, _ = await asyncio.gather(asyncio.gather(*wanted), asyncio.gather(*released))
         assert direct.info("commandstats")["cmdstat_evalsha"]["calls"] == before + 1
     assert [result is not Refusal.FULL for result in results] == [
-        True, True, True, False, True, True, False, False,
-    ]  # fmt: skip
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
     assert await counts(registry, "a") == (3, 3)
     assert await counts(registry, "b") == (3, 3)
 

@@ -45,13 +45,30 @@ async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) ->
 
 @pytest.mark.parametrize(
     "url",
-    ["", "localhost:6379", "http://h", "unix://", "unix://h/x", "redis://h:port", "redis://h:99999",
-     "redis://h:1/db", "redis://h:1/1/2", "redis://a:1,b:2", "redis+cluster://a:1,b:2",
-     "redis+sentinel://h:1", "redis+sentinel://h:1/", "redis+sentinel://h:x/main",
-     "redis+sentinel://h:1/main/x", "redis+sentinel://h:1/main?password=x",
-     "redis://h:1?sentinel-password=x", "redis://h:1?ssl_ca_certs=f", "rediss://h:1?ssl_ca_certs=",
-     "rediss+sentinel://h:1", "rediss+cluster://a:1,b:2"],
-)  # fmt: skip
+    [
+        "",
+        "localhost:6379",
+        "http://h",
+        "unix://",
+        "unix://h/x",
+        "redis://h:port",
+        "redis://h:99999",
+        "redis://h:1/db",
+        "redis://h:1/1/2",
+        "redis://a:1,b:2",
+        "redis+cluster://a:1,b:2",
+        "redis+sentinel://h:1",
+        "redis+sentinel://h:1/",
+        "redis+sentinel://h:x/main",
+        "redis+sentinel://h:1/main/x",
+        "redis+sentinel://h:1/main?password=x",
+        "redis://h:1?sentinel-password=x",
+        "redis://h:1?ssl_ca_certs=f",
+        "rediss://h:1?ssl_ca_certs=",
+        "rediss+sentinel://h:1",
+        "rediss+cluster://a:1,b:2",
+    ],
+)
 async def test_an_unsupported_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ValueError, match="URL"):
         await Registry.connect(url)

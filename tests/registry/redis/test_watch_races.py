@@ -125,8 +125,9 @@ async def test_a_connection_for_pushes_that_fell_silent_is_replaced(
     await until(lambda: "b" in scene.watch.state.pods)
     await until(
         lambda: sum(each.is_subscription for each in scene.proxy.connections) > len(silent),
-        what="another connection for pushes", timeout_s=10,
-    )  # fmt: skip
+        what="another connection for pushes",
+        timeout_s=10,
+    )
     await until(lambda: scene.watch.is_connected)
     repairs = scene.watch.repairs_total
     await Pod.join(scene.other, "c")

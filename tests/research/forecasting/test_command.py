@@ -18,9 +18,18 @@ def trace(tmp_path: Path) -> Path:
 
 def test_prints_one_json_document(cli: Cli, trace: Path) -> None:
     ran = cli(
-        "forecast", "backtest", "--trace", str(trace), "--method", "typed", "--method", "naive",
-        "--every", "97", "--json",
-    )  # fmt: skip
+        "forecast",
+        "backtest",
+        "--trace",
+        str(trace),
+        "--method",
+        "typed",
+        "--method",
+        "naive",
+        "--every",
+        "97",
+        "--json",
+    )
     assert ran.status == 0
     document = ran.document
     assert document["trace"] == "trace.csv"

@@ -51,9 +51,15 @@ def test_a_burst_runs_live_from_no_pods(live: LocalLivePlatform) -> None:
 
 def test_a_spike_runs_live(live: LocalLivePlatform) -> None:
     scenario = SpikeScenario(
-        base_rps=1.0, times=4.0, infer_s=0.3, first_pods=1, most_pods=2,
-        spike_at_s=4.0, spike_s=6.0, after_s=1.0,
-    )  # fmt: skip
+        base_rps=1.0,
+        times=4.0,
+        infer_s=0.3,
+        first_pods=1,
+        most_pods=2,
+        spike_at_s=4.0,
+        spike_s=6.0,
+        after_s=1.0,
+    )
     found = live.spike(scenario, seed=1)
     assert found.failed == 0
     assert found.worst_p99_s >= scenario.infer_s

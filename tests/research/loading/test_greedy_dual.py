@@ -47,8 +47,9 @@ def test_frequencies_add_up_and_age_with_the_clock() -> None:
     old = model("a", at=AT_P, arrived=2)
     evicted, state = _step([old, model("b", at=AT_P)])
     for newcomer in "cde":
-        evicted, state = _step([model("a", at=AT_P), model("b", at=AT_P), model(newcomer, at=AT_P)],
-                            state)  # fmt: skip
+        evicted, state = _step(
+            [model("a", at=AT_P), model("b", at=AT_P), model(newcomer, at=AT_P)], state
+        )
     assert evicted != ["e"]
     assert state.clock > 0
     assert _step([model("a", at=AT_P), model("x", at=AT_P), model("y", at=AT_P)], state)[0] == ["a"]

@@ -124,9 +124,12 @@ def test_baseline_skips_a_machine_that_has_not_served_since_its_load() -> None:
 def test_a_machine_has_served_only_if_its_own_copies_have() -> None:
     """Requests for the model were served by its copy elsewhere."""
     old = model(
-        "old", at={"p": Tier.DEVICE, "q": Tier.DEVICE}, since_s=NOW_S - 5, last_arrival_s=NOW_S - 1,
+        "old",
+        at={"p": Tier.DEVICE, "q": Tier.DEVICE},
+        since_s=NOW_S - 5,
+        last_arrival_s=NOW_S - 1,
         uses={"p": CopyUse(), "q": CopyUse(ongoing=1, last_s=NOW_S - 1, served=3)},
-    )  # fmt: skip
+    )
     machines = [pod("p", memory_bytes=1_000, used_bytes=1_000), pod("q", slots_busy=1)]
     assert _baseline(pool(machines, [model("new", waiting=WAITS), old]))[0] == []
 
@@ -137,8 +140,9 @@ def test_baseline_evicts_the_least_recently_used_models_needed() -> None:
         model("b", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 30)}),
         model("c", at={"p": Tier.DEVICE}, policy={"pin": True}),
     ]
-    view = pool([pod("p", memory_bytes=3_000, used_bytes=3_000)],
-                [*held, model("new", waiting=WAITS)])  # fmt: skip
+    view = pool(
+        [pod("p", memory_bytes=3_000, used_bytes=3_000)], [*held, model("new", waiting=WAITS)]
+    )
     assert _baseline(view)[0] == ["b<p", "new>p"]
 
 
@@ -154,10 +158,14 @@ def test_baseline_reserves_a_machine_for_earlier_requests(
 ) -> None:
     """The idle machine holds `a`, whose request arrived 3 s ago."""
     held = [
-        model("a", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 20)},
-              waiting=QueueStats(1, 0, NOW_S - 3)),
+        model(
+            "a",
+            at={"p": Tier.DEVICE},
+            uses={"p": CopyUse(last_s=NOW_S - 20)},
+            waiting=QueueStats(1, 0, NOW_S - 3),
+        ),
         model("b", at={"p": Tier.DEVICE}, uses={"p": CopyUse(last_s=NOW_S - 30)}),
-    ]  # fmt: skip
+    ]
     new = model("new", waiting=QueueStats(1, 0, came_s))
     view = pool([pod("p", memory_bytes=2_000, used_bytes=2_000)], [*held, new])
     assert _baseline(view)[0] == expected

@@ -41,19 +41,27 @@ def igniter_document() -> dict[str, Any]:
             "power": [[90.0, 120.0, 150.0]] * 3,
             "frequency": [[1000.0] * 3] * 3,
             "l2caches": [2.0, 8.0, 14.0],
-            "idletime_1": 0.05, "activetime_1": 10.0, "activetime_2": 11.0,
-            "frequency_2": 1000.0, "l2cache": 20.0, "kernel": 50,
-            "inputdata": 600_000, "outputdata": 4_000,
-        }  # fmt: skip
+            "idletime_1": 0.05,
+            "activetime_1": 10.0,
+            "activetime_2": 11.0,
+            "frequency_2": 1000.0,
+            "l2cache": 20.0,
+            "kernel": 50,
+            "inputdata": 600_000,
+            "outputdata": 4_000,
+        }
 
     return {
         "hardware": {
-            "idlepower": 50.0, "maxGPUpower": 300, "maxGPUfrequency": 1000,
+            "idlepower": 50.0,
+            "maxGPUpower": 300,
+            "maxGPUfrequency": 1000,
             "power": [100.0, 180.0, 260.0, 300.0, 300.0],
             "frequency": [1000.0, 1000.0, 1000.0, 960.0, 880.0],
             "idletime": [0.001, 0.002, 0.004, 0.006, 0.008],
-            "unit": 2.5, "bandwidth": 10_000_000,
+            "unit": 2.5,
+            "bandwidth": 10_000_000,
         },
         "small": model(1.0),
         "large": model(8.0),
-    }  # fmt: skip
+    }

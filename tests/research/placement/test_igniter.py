@@ -54,9 +54,7 @@ def test_the_published_plan(published: Profiles) -> None:
     found = plan_igniter(_PUBLISHED, accelerators_of(KIND, 2), published, (), PlanParams())
     assert [
         (each.model, each.accelerator, each.batch_size, each.share_pct) for each in found.replicas
-    ] == [
-        ("alexnet", "v100-0", 4, 10), ("resnet50", "v100-0", 8, 30), ("vgg19", "v100-0", 6, 37.5),
-    ]  # fmt: skip
+    ] == [("alexnet", "v100-0", 4, 10), ("resnet50", "v100-0", 8, 30), ("vgg19", "v100-0", 6, 37.5)]
     assert not found.has_shortfall
     known = coefficients(published, KIND)
     residents = [

@@ -29,13 +29,16 @@ def _profile(shares: tuple[float, ...] = _SHARES, sizes: tuple[int, ...] = _SIZE
         ProfilePoint(rows, _ms(rows, 100) / 1000, sm_utilization_pct=60.0) for rows in sizes
     )
     return Profile(
-        "m@1", "cpu", points,
+        "m@1",
+        "cpu",
+        points,
         shares=tuple(
             ShareFactor(share, rows, _ms(rows, share) / _ms(rows, 100))
-            for share in shares for rows in sizes
+            for share in shares
+            for rows in sizes
         ),
         pairs=(PairFactor("default/b", 1.3),),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(("rows", "share_pct"), [(3, 100.0), (12, 75.0), (16, 40.0)])

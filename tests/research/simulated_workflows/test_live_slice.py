@@ -53,9 +53,14 @@ class LivePlanner:
     def called(self, run: SimulatedRun, begun: int) -> None:
         if begun == 0:
             self.runs[run.number] = live = Run(
-                str(run.number), ModelName("default", run.request.workflow), {}, self.now_s,
-                self.now_s + 1e6, SchedulingPolicy.SPECULATIVE, run.request.features,
-            )  # fmt: skip
+                str(run.number),
+                ModelName("default", run.request.workflow),
+                {},
+                self.now_s,
+                self.now_s + 1e6,
+                SchedulingPolicy.SPECULATIVE,
+                run.request.features,
+            )
             self.planner.begin(live)
         live = self.runs[run.number]
         for step in run.steps[begun:]:
@@ -171,8 +176,9 @@ def test_placements_are_those_of_the_simulator(live: LivePlanner, tmp_path: Path
     simulation.run()
     simulated: dict[tuple[int, int], Any] = {
         (step.run, step.number): f"device-{step.device:04}"
-        for run in simulation.runs for step in run.steps
-    }  # fmt: skip
+        for run in simulation.runs
+        for step in run.steps
+    }
     assert live.chosen.keys() == simulated.keys()
     assert len(simulated) > 100
     same = sum(live.chosen[each] == simulated[each] for each in simulated)

@@ -200,9 +200,12 @@ def test_several_schedulers_lose_no_step(trace: Path) -> None:
 
 def test_groups_of_devices_run_the_steps_of_their_scheduler_only(trace: Path) -> None:
     asked = replace(
-        task(trace, "gill", "speculative"), devices=12, schedulers=3, is_grouped=True,
+        task(trace, "gill", "speculative"),
+        devices=12,
+        schedulers=3,
+        is_grouped=True,
         is_filtered=True,
-    )  # fmt: skip
+    )
     simulation = WorkflowSimulation(asked)
     result = simulation.run()
     assert result.requests == len(simulation.runs) >= 20

@@ -72,8 +72,12 @@ def test_a_template_over_its_limits_harms_its_model_alone(
 def test_a_pattern_that_backtracks_is_stopped(
     cluster: Cluster, models: Path, tmp_path: Path
 ) -> None:
-    pattern = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated",
-               "invert": False}  # fmt: skip
+    pattern = {
+        "type": "Split",
+        "pattern": {"Regex": "(x+x+)+y"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     folder = servers.copy_model(models / "tiny-bert", tmp_path / "bad")
     cluster.declare("bad", edit_tokenizer(folder, pre_tokenizer=pattern))
     cluster.declare("embedder", models / "tiny-bert")

@@ -146,22 +146,20 @@ def _peak_bytes() -> int:
     [
         pytest.param(
             lambda: _big("ConstantOfShape", ["s"], _ints(s=[ITEMS]), name="filled"),
-            r"'filled' \(ConstantOfShape\)", id="constant of a shape",
+            r"'filled' \(ConstantOfShape\)",
+            id="constant of a shape",
         ),
         pytest.param(_shape_that_is_computed, "ConstantOfShape", id="computed shape"),
         pytest.param(_shape_of_the_request, "ConstantOfShape", id="shape of the request"),
-        pytest.param(
-            lambda: _big("Expand", ["s", "s"], _ints(s=[ITEMS])), "Expand", id="expand"
-        ),
+        pytest.param(lambda: _big("Expand", ["s", "s"], _ints(s=[ITEMS])), "Expand", id="expand"),
         pytest.param(lambda: _big("Tile", ["s", "s"], _ints(s=[ITEMS // 4])), "Tile", id="tile"),
         pytest.param(
             lambda: _big("Range", ["a", "b", "d"], _ints(a=0, b=ITEMS, d=1)), "Range", id="range"
         ),
+        pytest.param(lambda: _big("Pad", ["x", "p"], _ints(p=[0, 0, 0, ITEMS])), "Pad", id="pad"),
         pytest.param(
-            lambda: _big("Pad", ["x", "p"], _ints(p=[0, 0, 0, ITEMS])), "Pad", id="pad"
-        ),
-        pytest.param(
-            lambda: _big("OneHot", ["i", "d", "v"], _ints(i=[0], d=ITEMS, v=[0, 1])), "OneHot",
+            lambda: _big("OneHot", ["i", "d", "v"], _ints(i=[0], d=ITEMS, v=[0, 1])),
+            "OneHot",
             id="one-hot",
         ),
         pytest.param(
@@ -170,7 +168,7 @@ def _peak_bytes() -> int:
         pytest.param(_outer_product, "Mul", id="outer product"),
         pytest.param(_resized, "Resize", id="resize"),
     ],
-)  # fmt: skip
+)
 def test_a_small_file_that_infers_gigabytes_is_not_loaded(
     make: Callable[[], Any], node: str, load_measured: Callable[[Any], None]
 ) -> None:

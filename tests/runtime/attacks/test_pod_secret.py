@@ -38,9 +38,14 @@ OPEN = ["/", "/v2/health/live", "/v2/health/ready", "/metrics"]
 
 def send(url: str, method: str, document: object, **headers: str) -> httpx.Response:
     return httpx.request(
-        method, url, json=document, headers=headers, trust_env=False, verify=False,
+        method,
+        url,
+        json=document,
+        headers=headers,
+        trust_env=False,
+        verify=False,
         timeout=TIMEOUT_S,
-    )  # fmt: skip
+    )
 
 
 def test_only_probes_and_metrics_are_served_without_the_secret(

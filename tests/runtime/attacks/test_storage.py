@@ -40,8 +40,12 @@ POOLS_KEY, POOLS_SECRET = "AKIAPOOL", "pool-secret"
 
 def cache_of(folder: Path, *, prefixes: str = "", **environment: str) -> DiskCache:
     """The cache of a pod on a cluster, with the pool's credentials in its environment."""
-    pools = {"AWS_ACCESS_KEY_ID": POOLS_KEY, "AWS_SECRET_ACCESS_KEY": POOLS_SECRET,
-             "AWS_EC2_METADATA_DISABLED": "true", "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
+    pools = {
+        "AWS_ACCESS_KEY_ID": POOLS_KEY,
+        "AWS_SECRET_ACCESS_KEY": POOLS_SECRET,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     options = StorageOptions(
         environment={**os.environ, **pools, **environment},
         claim_mounts=folder / "pvc",
@@ -172,13 +176,40 @@ def test_a_library_gets_nothing_of_the_pods_environment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "127.1.2.3", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254",
-     "100.64.0.1", "0.0.0.0", "255.255.255.255", "224.0.0.1", "192.0.2.1", "198.18.0.1",
-     "::1", "::", "fe80::1", "fe80::1%eth0", "fc00::1", "fd00:ec2::254", "ff02::1",
-     "::ffff:127.0.0.1", "::ffff:10.0.0.1", "::127.0.0.1", "64:ff9b::a9fe:a9fe",
-     "64:ff9b::7f00:1", "2002:7f00:1::", "2002:a00:1::1", "example.com", "localhost", "",
-     "2130706433", "0x7f.1"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "127.1.2.3",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",
+        "255.255.255.255",
+        "224.0.0.1",
+        "192.0.2.1",
+        "198.18.0.1",
+        "::1",
+        "::",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fc00::1",
+        "fd00:ec2::254",
+        "ff02::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::127.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "2002:a00:1::1",
+        "example.com",
+        "localhost",
+        "",
+        "2130706433",
+        "0x7f.1",
+    ],
+)
 def test_private_addresses_are_not_public(address: str) -> None:
     assert not is_public(address)
 
@@ -190,9 +221,19 @@ def test_public_addresses_are(address: str) -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["127.0.0.1", "localhost", "0.0.0.0", "127.1", "2130706433", "0x7f000001", "017700000001",
-     "::1", "::ffff:127.0.0.1", "no-such-host.invalid"],
-)  # fmt: skip
+    [
+        "127.0.0.1",
+        "localhost",
+        "0.0.0.0",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "017700000001",
+        "::1",
+        "::ffff:127.0.0.1",
+        "no-such-host.invalid",
+    ],
+)
 @pytest.mark.parametrize("is_open", [True, False])
 def test_refusals_of_private_hosts_reveal_nothing(host: str, *, is_open: bool) -> None:
     with web() as server:

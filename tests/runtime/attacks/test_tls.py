@@ -48,15 +48,21 @@ def test_requests_reach_pods_and_other_pods_encrypted(
     cluster.pod("entry", tls_dir=str(folder), grpc_port=grpc_port)
     other = cluster.pod("other", tls_dir=str(folder))
     with servers.gateway(
-        tmp_path / "gateway", redis_url=cluster.redis_url, pool=cluster.pool,
-        tls_dir=folder, tls_port=port,
-    ) as gateway:  # fmt: skip
+        tmp_path / "gateway",
+        redis_url=cluster.redis_url,
+        pool=cluster.pool,
+        tls_dir=folder,
+        tls_port=port,
+    ) as gateway:
         for policy in ("random", "remote-proxy", "auto"):
             response = httpx.post(
-                f"{gateway.url}/v1/models/m:predict", json={"instances": ["x"]},
-                headers={"x-pilotlight-policy": policy}, trust_env=False, verify=False,
+                f"{gateway.url}/v1/models/m:predict",
+                json={"instances": ["x"]},
+                headers={"x-pilotlight-policy": policy},
+                trust_env=False,
+                verify=False,
                 timeout=TIMEOUT_S,
-            )  # fmt: skip
+            )
             assert response.status_code == 200, response.text
         trusted = ssl.create_default_context(cafile=folder / "ca.crt")
         with (
@@ -94,9 +100,13 @@ def test_a_gateway_sends_nothing_to_a_pod_it_cannot_verify(
         tmp_path / "gateway", redis_url=cluster.redis_url, pool=cluster.pool, tls_dir=folder
     ) as gateway:
         response = httpx.post(
-            f"{gateway.url}/v1/models/m:predict", json={"instances": ["x"]}, trust_env=False,
-            verify=False, timeout=TIMEOUT_S, headers={"x-pilotlight-deadline-ms": "3000"},
-        )  # fmt: skip
+            f"{gateway.url}/v1/models/m:predict",
+            json={"instances": ["x"]},
+            trust_env=False,
+            verify=False,
+            timeout=TIMEOUT_S,
+            headers={"x-pilotlight-deadline-ms": "3000"},
+        )
         assert response.status_code in (503, 504)
     assert "Traceback" not in pod.log
     metrics = httpx.get(f"{pod.url}/metrics", verify=False, trust_env=False, timeout=60).text

@@ -81,8 +81,10 @@ def test_a_cpu_without_limits_has_those_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module, name in (
-        (accelerator, "CPU_INFO"), (accelerator, "CGROUP_CPU"), (accelerator, "CGROUP_LIMIT"),
-    ):  # fmt: skip
+        (accelerator, "CPU_INFO"),
+        (accelerator, "CGROUP_CPU"),
+        (accelerator, "CGROUP_LIMIT"),
+    ):
         monkeypatch.setattr(module, name, tmp_path / "absent")
     found = find_accelerator(CPU, {})
     assert found.product == os.uname().machine

@@ -29,8 +29,11 @@ def test_empty_queue_has_no_batch() -> None:
 
 def test_nearest_deadline_leads_and_others_follow_in_order() -> None:
     assert sequences(waiting(1, 300), waiting(2, 100), waiting(3, 200), waiting(4, 200)) == [
-        2, 3, 4, 1,
-    ]  # fmt: skip
+        2,
+        3,
+        4,
+        1,
+    ]
 
 
 def test_limit_counts_items_not_requests() -> None:

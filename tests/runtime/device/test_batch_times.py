@@ -84,8 +84,9 @@ def test_of_many_sizes_the_least_recently_observed_is_forgotten() -> None:
     sizes = [each.rows for each in profile.points]
     assert sizes == [1, *range(3, MAX_SIZES + 3)]
     assert [each.latency_s for each in profile.points] == [
-        0.01, *(0.001 * rows for rows in sizes[1:])
-    ]  # fmt: skip
+        0.01,
+        *(0.001 * rows for rows in sizes[1:]),
+    ]
 
 
 def test_memory_limits_the_batch_size() -> None:

@@ -144,21 +144,27 @@ EXECUTION_FAILED = "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
         pytest.param(ALLOC_FAILED, True, True, id="cublas-memory"),
         pytest.param(
             "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-            True, True, id="no-memory-for-a-handle",
+            True,
+            True,
+            id="no-memory-for-a-handle",
         ),
         pytest.param("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True, True, id="cudnn-memory"),
         pytest.param(
-            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True, True,
+            "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+            True,
+            True,
             id="cudnn-9-memory",
         ),
         pytest.param(EXECUTION_FAILED, True, False, id="cudnn"),
         pytest.param(
             "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
-            True, False, id="cublas",
+            True,
+            False,
+            id="cublas",
         ),
         pytest.param("mat1 and mat2 shapes cannot be multiplied", False, False, id="model"),
     ],
-)  # fmt: skip
+)
 def test_reads_the_texts_of_libraries(text: str, is_device: bool, is_full: bool) -> None:
     error = RuntimeError(text)
     assert (is_device_error(error), is_out_of_memory(error)) == (is_device, is_full)
@@ -202,9 +208,12 @@ async def test_error_in_an_inference_of_the_model_does_not_check_the_device() ->
     ],
 )
 async def test_error_of_a_library_keeps_the_files(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
     raised: type[Exception],
-) -> None:  # fmt: skip
+) -> None:
     spec = spec_of("m", models / "tiny-bert")
 
     async def fail(model: ServedModel) -> None:

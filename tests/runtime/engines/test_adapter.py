@@ -23,10 +23,11 @@ CPU = torch.device("cpu")
 PATHS = {
     "tiny-gpt2": ["transformer.h.0.attn.c_attn", "transformer.h.1.mlp.c_fc"],
     "tiny-t5": [
-        "encoder.block.0.layer.0.SelfAttention.q", "decoder.block.0.layer.0.SelfAttention.v",
+        "encoder.block.0.layer.0.SelfAttention.q",
+        "decoder.block.0.layer.0.SelfAttention.v",
     ],
     "tiny-bert": ["bert.encoder.layer.0.attention.self.query"],
-}  # fmt: skip
+}
 
 
 def adapted(base: Path, adapter: Path) -> Any:
@@ -96,9 +97,14 @@ def test_parts_of_joined_layers_have_no_adapter_and_no_scale(
     tmp_path: Path, *, is_adapter: bool
 ) -> None:
     config = MixtralConfig(
-        vocab_size=90, hidden_size=32, intermediate_size=16, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=2, num_local_experts=2,
-    )  # fmt: skip
+        vocab_size=90,
+        hidden_size=32,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=2,
+    )
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     MixtralForCausalLM(config).save_pretrained(base)
     layer = "model.layers.0.block_sparse_moe.experts.1.w1"

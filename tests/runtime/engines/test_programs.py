@@ -399,8 +399,11 @@ def with_pickled_weight(path: Path) -> Callable[[dict[str, bytes]], None]:
 def with_object(prefix: str, path: Path) -> Callable[[dict[str, bytes]], None]:
     def edit(document: Any) -> None:
         document["config"]["o"] = {
-            "path_name": f"{prefix}0", "is_param": False, "use_pickle": True, "tensor_meta": None
-        }  # fmt: skip
+            "path_name": f"{prefix}0",
+            "is_param": False,
+            "use_pickle": True,
+            "tensor_meta": None,
+        }
 
     def change(records: dict[str, bytes]) -> None:
         edited(CONSTANTS, edit)(records)

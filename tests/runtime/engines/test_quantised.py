@@ -73,13 +73,23 @@ def _logits(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("config", "quantised", "leaf", "block"),
     [
-        pytest.param({**COMPRESSED, "format": "int-quantized"}, _per_row, "weight_scale", None,
-                     id="int8-rows"),
+        pytest.param(
+            {**COMPRESSED, "format": "int-quantized"},
+            _per_row,
+            "weight_scale",
+            None,
+            id="int8-rows",
+        ),
         pytest.param(COMPRESSED, _per_layer, "weight_scale", None, id="fp8-layers"),
-        pytest.param({"quant_method": "fp8", "weight_block_size": [24, 10]}, _per_block,
-                     "weight_scale_inv", (24, 10), id="fp8-blocks"),
+        pytest.param(
+            {"quant_method": "fp8", "weight_block_size": [24, 10]},
+            _per_block,
+            "weight_scale_inv",
+            (24, 10),
+            id="fp8-blocks",
+        ),
     ],
-)  # fmt: skip
+)
 def test_quantised_network_equals_the_unpacked_one(
     models: Path, tmp_path: Path, config: dict[str, Any], quantised: Any, leaf: str, block: Any
 ) -> None:

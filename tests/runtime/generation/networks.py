@@ -7,13 +7,15 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 END = 256
 _LINEAR = {
-    "head_dim": 8, "num_key_value_heads": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "head_dim": 8,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
-}  # fmt: skip
-_GEMMA = {
-    "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16, "query_pre_attn_scalar": 8
-}  # fmt: skip
+}
+_GEMMA = {"head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16, "query_pre_attn_scalar": 8}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},
     "gemma2": _GEMMA,
@@ -31,10 +33,17 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def small_network(kind: str) -> PreTrainedModel:
     common = {
-        "vocab_size": 259, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 64, "max_position_embeddings": 128, "bos_token_id": END,
-        "eos_token_id": END, "pad_token_id": END, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "vocab_size": 259,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": 128,
+        "bos_token_id": END,
+        "eos_token_id": END,
+        "pad_token_id": END,
+        "tie_word_embeddings": False,
+    }
     torch.manual_seed(0)
     config = CONFIG_MAPPING[kind](**{**common, **SIZES[kind]})
     network: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()

@@ -236,9 +236,15 @@ def test_end_tokens_come_after_the_least_length_alone(kind: str, device: DeviceW
 def test_a_decoder_with_an_encoder_generates_a_text_of_its_own(device: DeviceWorker) -> None:
     torch.manual_seed(0)
     config = T5Config(
-        vocab_size=100, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4,
-        decoder_start_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=100,
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        tie_word_embeddings=False,
+    )
     network = T5ForConditionalGeneration(config).eval()
     expected = generated(network, [5, 6, 7, 1])[1:]
 

@@ -558,13 +558,16 @@ def test_generates_at_the_predict_pod(cluster: Cluster, models: Path) -> None:
     spec = cluster.declare("chat", models / "tiny-gpt2")
     entry, predict_pod = cluster.pod("pod-a"), cluster.pod("pod-b")
     servers.wait_until(
-        lambda: post(
-            f"{entry.url}/openai/v1/completions",
-            {"model": "chat", "prompt": "babe", "max_tokens": 2},
-            x_pilotlight_predict=predict_pod.address,
-        ).status_code == 200,
+        lambda: (
+            post(
+                f"{entry.url}/openai/v1/completions",
+                {"model": "chat", "prompt": "babe", "max_tokens": 2},
+                x_pilotlight_predict=predict_pod.address,
+            ).status_code
+            == 200
+        ),
         what="the entry pod knows the predict pod",
-    )  # fmt: skip
+    )
     body = {"model": "chat", "prompt": "babe", "max_tokens": 12, "temperature": 0, "stream": True}
     url = f"{entry.url}/openai/v1/completions"
     headers = {"x-pilotlight-predict": predict_pod.address}

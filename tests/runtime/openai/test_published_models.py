@@ -65,9 +65,12 @@ def word_tokenizer(*words: str) -> PreTrainedTokenizerBase:
     )
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>",
+        tokenizer_object=tokenizer,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="</s>",
         model_max_length=256,
-    )  # fmt: skip
+    )
 
 
 def write_scripted(
@@ -86,9 +89,14 @@ def write_scripted(
     size = len(tokenizer)
     width = (size + 7) // 8 * 8
     config = LlamaConfig(
-        vocab_size=size, hidden_size=width, intermediate_size=8, num_hidden_layers=1,
-        num_attention_heads=4, max_position_embeddings=256, eos_token_id=end,
-    )  # fmt: skip
+        vocab_size=size,
+        hidden_size=width,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        max_position_embeddings=256,
+        eos_token_id=end,
+    )
     network = LlamaForCausalLM(config)
     with torch.no_grad():
         for name, parameter in network.named_parameters():

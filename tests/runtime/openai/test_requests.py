@@ -72,21 +72,33 @@ def test_a_value_that_is_not_supported_is_refused_by_name(
 
 def test_fields_that_change_nothing_are_taken() -> None:
     parsed(
-        ChatBody, user="u", metadata={"a": "b"}, store=True, service_tier="auto", tools=[],
-        safety_identifier="s", prompt_cache_key="k", parallel_tool_calls=True, logprobs=False,
-        stream_options={"include_usage": True}, response_format={"type": "text"},
-    )  # fmt: skip
+        ChatBody,
+        user="u",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="auto",
+        tools=[],
+        safety_identifier="s",
+        prompt_cache_key="k",
+        parallel_tool_calls=True,
+        logprobs=False,
+        stream_options={"include_usage": True},
+        response_format={"type": "text"},
+    )
     parsed(EmbeddingBody, user="u", encoding_format="float")
 
 
 def test_the_generation_prompt_is_left_out_where_a_message_is_continued() -> None:
     assert parsed(ChatBody).template_options == {
-        "add_generation_prompt": True, "continue_final_message": False
-    }  # fmt: skip
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+    }
     continued = parsed(ChatBody, continue_final_message=True, chat_template_kwargs={"a": 1})
     assert continued.template_options == {
-        "a": 1, "add_generation_prompt": False, "continue_final_message": True
-    }  # fmt: skip
+        "a": 1,
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
     with pytest.raises(InvalidField, match="add_generation_prompt"):
         parsed(ChatBody, continue_final_message=True, add_generation_prompt=True)
 
@@ -99,9 +111,7 @@ def test_the_generation_prompt_is_left_out_where_a_message_is_continued() -> Non
             {
                 "role": "assistant",
                 "content": "",
-                "tool_calls": [
-                    {**CALL, "function": {"name": "f", "arguments": {"a": [1]}}},
-                ],
+                "tool_calls": [{**CALL, "function": {"name": "f", "arguments": {"a": [1]}}}],
             },
             id="tool-calls",
         ),
@@ -115,8 +125,14 @@ def test_the_generation_prompt_is_left_out_where_a_message_is_continued() -> Non
             id="function-call",
         ),
         pytest.param(
-            {"role": "assistant", "content": None, "refusal": "no", "tool_calls": None,
-             "audio": None, "annotations": []},
+            {
+                "role": "assistant",
+                "content": None,
+                "refusal": "no",
+                "tool_calls": None,
+                "audio": None,
+                "annotations": [],
+            },
             {"role": "assistant", "content": "no"},
             id="refusal",
         ),
@@ -131,7 +147,7 @@ def test_the_generation_prompt_is_left_out_where_a_message_is_continued() -> Non
             id="tool",
         ),
     ],
-)  # fmt: skip
+)
 def test_templates_get_the_calls_of_a_history(
     message: dict[str, Any], template: dict[str, Any]
 ) -> None:

@@ -160,8 +160,22 @@ def test_shares_and_pairs_are_measured_on_cores_and_stored(cluster: Cluster, mod
     assert post(profile_url(pod, "m"), {**size, "is_stored": 0}).status_code == 200
     assert stored(cluster, spec) is None
     target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool, "--json"]
-    ran = run_cli("profile", "m", "--pod", "pod-a", "--max-batch-size", "64", "--tokens", "64",
-                  "--repeats", "10", "--shares", "100", "--pairs", *target)  # fmt: skip
+    ran = run_cli(
+        "profile",
+        "m",
+        "--pod",
+        "pod-a",
+        "--max-batch-size",
+        "64",
+        "--tokens",
+        "64",
+        "--repeats",
+        "10",
+        "--shares",
+        "100",
+        "--pairs",
+        *target,
+    )
     assert ran.status == 0, ran.err
     profile = stored(cluster, spec)
     assert profile is not None
@@ -182,8 +196,22 @@ def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
     plan = {"most_rows": 16, "tokens": 32, "repeats": 3}
     assert post(profile_url(pod, "other"), plan).status_code == 200
     target = ["--redis-url", cluster.redis_url, "--pool", cluster.pool, "--json"]
-    ran = run_cli("profile", "m", "--pod", "pod-a", "--max-batch-size", "16", "--tokens", "32",
-                  "--repeats", "5", "--shares", "10,50,100", "--pairs", *target)  # fmt: skip
+    ran = run_cli(
+        "profile",
+        "m",
+        "--pod",
+        "pod-a",
+        "--max-batch-size",
+        "16",
+        "--tokens",
+        "32",
+        "--repeats",
+        "5",
+        "--shares",
+        "10,50,100",
+        "--pairs",
+        *target,
+    )
     assert ran.status == 0, ran.err
     profile = stored(cluster, spec)
     assert profile is not None
@@ -195,9 +223,12 @@ def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
     assert "and 1 pairs" in fit["source"]
     slo_s = 100 * profile.points[-1].latency_s
     planned = plan_igniter(
-        [Workload("m", 1.0, slo_s)], [AcceleratorView("cpu-0", "cpu")],
-        Profiles((), fits=(ModelFits("m", "cpu", profile.fits),)), (), PlanParams(),
-    )  # fmt: skip
+        [Workload("m", 1.0, slo_s)],
+        [AcceleratorView("cpu-0", "cpu")],
+        Profiles((), fits=(ModelFits("m", "cpu", profile.fits),)),
+        (),
+        PlanParams(),
+    )
     assert not planned.has_shortfall
     assert [each.share_pct for each in planned.replicas] == [50.0]
 

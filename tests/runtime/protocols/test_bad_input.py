@@ -81,11 +81,14 @@ PYTHON_WORDS = re.compile(r"NoneType|\b(None|True|False|dict|str|int|float|bool)
 TEXTS = st.text(max_size=8).filter(lambda text: not PYTHON_WORDS.search(text))
 """Messages quote what was sent."""
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
-)  # fmt: skip
+)
 MODELS = st.sampled_from(["text", "image"])
 
 
@@ -297,9 +300,7 @@ def test_a_get_of_an_inference_path_is_405(served: Served, path: str) -> None:
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
-GOOD_CODES = {
-    grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND,
-}  # fmt: skip
+GOOD_CODES = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND}
 
 
 def assert_told(served: Served, content: bytes) -> None:

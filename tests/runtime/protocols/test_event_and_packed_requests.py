@@ -19,9 +19,12 @@ MOST_BODY_BYTES = 200_000
 PATH = "/v1/models/default~text:predict"
 BODY = {"instances": ["a cat"]}
 EVENT = {
-    "specversion": "1.0", "id": "7", "source": "sensor", "type": "reading",
+    "specversion": "1.0",
+    "id": "7",
+    "source": "sensor",
+    "type": "reading",
     "time": "2026-11-28T00:00:00Z",
-}  # fmt: skip
+}
 HEADERS = {f"ce-{name}": value for name, value in EVENT.items()}
 STRUCTURED = {"content-type": "application/cloudevents+json"}
 

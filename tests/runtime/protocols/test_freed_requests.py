@@ -145,11 +145,19 @@ def refused(pod: servers.Pod) -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        answered, completed, invalid, unloadable, refused, left,
-        refused_over_grpc, refused_by_its_template,
-        late, late_in_the_queue, late_while_it_generates,
+        answered,
+        completed,
+        invalid,
+        unloadable,
+        refused,
+        left,
+        refused_over_grpc,
+        refused_by_its_template,
+        late,
+        late_in_the_queue,
+        late_while_it_generates,
     ],
-)  # fmt: skip
+)
 def test_a_request_is_freed_at_its_end(
     ask: Callable[[servers.Pod], None], serving: servers.Pod, garbage: Path
 ) -> None:

@@ -49,8 +49,9 @@ def test_model_that_raises_fails_only_its_own_requests(
     assert predict(pod.url, "other", "x").status_code == 200
     index = post(f"{pod.url}/v2/repository/index").json()
     assert {entry["name"]: entry["state"] for entry in index} == {
-        "default~m": "READY", "default~other": "READY",
-    }  # fmt: skip
+        "default~m": "READY",
+        "default~other": "READY",
+    }
 
 
 def test_model_that_raises_in_its_warm_up_is_not_served(

@@ -44,9 +44,13 @@ class Namespaces:
         return await asyncio.to_thread(load)
 
     async def ask(
-        self, loaded: LoadedEstimator, rows: Any = ROWS, *, limit_s: float = 60.0,
+        self,
+        loaded: LoadedEstimator,
+        rows: Any = ROWS,
+        *,
+        limit_s: float = 60.0,
         deadline_s: float | None = None,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Any]:
         tensors = await self.estimators.infer(
             loaded, [numeric_tensor("input-0", rows)], limit_s=limit_s, deadline_s=deadline_s
         )

@@ -151,11 +151,15 @@ def test_other_runs_namespaces_and_secrets_get_nothing(
 @pytest.mark.parametrize(
     "message",
     [
-        b"", b"[]", b"\xff", b"{}", b'{"secret": 1, "namespace": "", "run": "", "tensors": []}',
+        b"",
+        b"[]",
+        b"\xff",
+        b"{}",
+        b'{"secret": 1, "namespace": "", "run": "", "tensors": []}',
         b'{"secret": "' + SECRET.encode() + b'", "namespace": "a", "run": "b", "tensors": 7}',
         b"x" * 20_000,
     ],
-)  # fmt: skip
+)
 def test_a_wrong_message_ends_its_connection_alone(
     exchange: Callable[..., None], sockets: HostSockets, message: bytes
 ) -> None:
@@ -259,8 +263,9 @@ def test_a_killed_pods_socket_is_removed_by_who_asks_and_by_the_next_pod(
     for remove in (start, ask):
         process = subprocess.Popen(
             [sys.executable, "-c", LISTENER, folder, PRODUCER],
-            cwd=REPOSITORY, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+        )
         assert process.stdout is not None
         assert process.stdout.readline() == b"listening\n"
         sockets.connect(PRODUCER, 10.0).close()

@@ -61,8 +61,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     rows = torch.export.Dim("rows", max=65536)
     modules = {
-        "double": Doubled(), "overwriting": Overwriting(), "whole": Whole(), "heavy": Heavy()
-    }  # fmt: skip
+        "double": Doubled(),
+        "overwriting": Overwriting(),
+        "whole": Whole(),
+        "heavy": Heavy(),
+    }
     for name, module in modules.items():
         file = folder / name / "model.pt2"
         archives.export(module, file, torch.ones(2, 4), dynamic=({0: rows},))
@@ -180,8 +183,9 @@ def test_other_pods_get_what_is_on_the_device(
     elsewhere = declared.pod("elsewhere", kept_device_bytes=64 * MIB)
     entries = [keep(first), keep(first)]
     for pod, entry, tier in (
-        (second, entries[0], "shared-memory"), (elsewhere, entries[1], "raw-bytes")
-    ):  # fmt: skip
+        (second, entries[0], "shared-memory"),
+        (elsewhere, entries[1], "raw-bytes"),
+    ):
         made = reference_of(infer(pod, "double", entry))
         assert np.array_equal(read(pod, made), LARGE * 4)
         assert metric(pod.url, READS, tier=tier) == 1

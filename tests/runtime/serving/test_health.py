@@ -165,11 +165,7 @@ def test_is_not_ready_before_its_model_can_be_loaded(
     url = f"http://127.0.0.1:{port}"
     with ThreadPoolExecutor(1) as starter:
         starting = starter.submit(
-            cluster.pod,
-            port=port,
-            grpc_port=0,
-            model_name="late",
-            model_dir=str(place),
+            cluster.pod, port=port, grpc_port=0, model_name="late", model_dir=str(place)
         )
 
         def has_failed() -> bool:

@@ -40,7 +40,9 @@ def test_a_model_is_served_without_ipv4(
         assert gateway.url.startswith("http://[::1]:")
         answer = httpx.post(
             f"{gateway.url}/v1/models/{spec.name.name}:predict",
-            json={"instances": ["hello"]}, trust_env=False, timeout=60,
-        )  # fmt: skip
+            json={"instances": ["hello"]},
+            trust_env=False,
+            timeout=60,
+        )
         assert answer.status_code == 200, answer.text
         assert answer.headers["x-pilotlight-start"] == "remote"

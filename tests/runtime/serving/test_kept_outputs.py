@@ -74,14 +74,20 @@ def running(cluster: Cluster, folder: Path) -> Iterator[Running]:
     with (
         httpx.Client(trust_env=False, timeout=120) as client,
         servers.gateway(
-            folder / "gateway", redis_url=cluster.redis_url, pool=cluster.pool,
+            folder / "gateway",
+            redis_url=cluster.redis_url,
+            pool=cluster.pool,
             workflows_url=f"http://127.0.0.1:{port}",
         ) as gateway,
         running_scheduler(
-            folder / "scheduler", cluster.redis_url, cluster.pool, gateway.url, port=port,
+            folder / "scheduler",
+            cluster.redis_url,
+            cluster.pool,
+            gateway.url,
+            port=port,
             max_output_bytes=TOO_LARGE,
         ),
-    ):  # fmt: skip
+    ):
         yield Running(gateway.url, client)
 
 
@@ -157,9 +163,13 @@ def forkserver(s3: servers.S3Server) -> Iterator[servers.Forkserver]:
     "loss", ["dropped", "dropped from a device", "killed", "killed with its device"]
 )
 def test_a_lost_tensor_is_made_again(
-    cluster: Cluster, programs: Path, tmp_path: Path, forkserver: servers.Forkserver, use: str,
+    cluster: Cluster,
+    programs: Path,
+    tmp_path: Path,
+    forkserver: servers.Forkserver,
+    use: str,
     loss: str,
-) -> None:  # fmt: skip
+) -> None:
     for name in ("double", "slow"):
         cluster.declare(name, programs / name)
     options = {"kept_device_bytes": DEVICE_BYTES if "device" in loss else 0}
@@ -195,9 +205,10 @@ def test_a_lost_tensor_is_made_again(
             forkserver.events.append(forkserver.wait_event(exited=name))
         assert platform.client.get(run).json()["status"] == "running"
         servers.wait_until(
-            lambda: platform.client.get(run).json()["status"] != "running", what="run ended",
+            lambda: platform.client.get(run).json()["status"] != "running",
+            what="run ended",
             timeout_s=60,
-        )  # fmt: skip
+        )
         ended = platform.client.get(run).json()
         assert ended["status"] == "succeeded", ended
         assert ended["result"] == [VALUES // 4, [2.0 * (1 + ("model" in use))] * 4]

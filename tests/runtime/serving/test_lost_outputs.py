@@ -96,9 +96,7 @@ def test_only_the_lost_one_of_two_inputs_is_made_again(
 def test_a_pod_says_which_tensors_of_a_run_it_keeps(cluster: Cluster, programs: Path) -> None:
     cluster.declare("double", programs / "double")
     pod = cluster.pod("pod-a")
-    names = [
-        reference_of(infer(pod, features()))["parameters"]["kept_tensor"] for _ in range(2)
-    ]  # fmt: skip
+    names = [reference_of(infer(pod, features()))["parameters"]["kept_tensor"] for _ in range(2)]
     asked = "&".join(f"identity={each}" for each in (*names, "0" * 32))
     for path, kept in (("default/run-1", names), ("default/run-2", []), ("other/run-1", [])):
         assert get(f"{pod.url}/v2/tensors/{path}?{asked}").json() == {"kept": kept}

@@ -165,7 +165,7 @@ def tensor(**changes: object) -> dict[str, object]:
             id="not-an-image",
         ),
     ],
-)  # fmt: skip
+)
 def test_invalid_input_is_refused_with_a_reason(
     served: servers.Pod, path: str, body: object, message: str
 ) -> None:

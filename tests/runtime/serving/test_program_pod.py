@@ -141,11 +141,12 @@ def test_invalid_tensors_get_status_400(served: Served, document: Any, message: 
     ("model", "status", "message"),
     [
         pytest.param("bad", 422, "of the program must be an object", id="archive"),
-        pytest.param("script", 501, "TorchScript and pickled models are not served",
-                     id="torchscript"),
+        pytest.param(
+            "script", 501, "TorchScript and pickled models are not served", id="torchscript"
+        ),
         pytest.param("tasked", 422, "remove the annotation pilotlight.io/task", id="task"),
     ],
-)  # fmt: skip
+)
 def test_unsupported_models_name_the_reason(
     served: Served, model: str, status: int, message: str
 ) -> None:

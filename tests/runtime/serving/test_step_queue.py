@@ -55,9 +55,7 @@ def infer(pod: servers.Pod, entry: dict[str, Any], **headers: str) -> httpx.Resp
     return post(f"{pod.url}/v2/models/default~double/infer", {"inputs": [entry]}, **headers)
 
 
-def test_a_step_whose_input_does_not_come_holds_no_slot(
-    cluster: Cluster, doubling: Path
-) -> None:  # fmt: skip
+def test_a_step_whose_input_does_not_come_holds_no_slot(cluster: Cluster, doubling: Path) -> None:
     cluster.declare("double", doubling)
     keeper, pod = cluster.pod("keeper"), cluster.pod("pod", slots=1)
     entry = kept_output(keeper)

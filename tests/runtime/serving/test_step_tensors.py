@@ -149,8 +149,9 @@ def test_small_outputs_and_those_of_other_requests_are_sent(
     pods: tuple[servers.Pod, servers.Pod],
 ) -> None:
     for response, rows in (
-        (infer(pods[0], features(ROWS[:2])), ROWS[:2]), (infer(pods[0], features(), None), ROWS)
-    ):  # fmt: skip
+        (infer(pods[0], features(ROWS[:2])), ROWS[:2]),
+        (infer(pods[0], features(), None), ROWS),
+    ):
         (output,) = decode_outputs(response.content, response.headers[LENGTH_HEADER])
         assert np.array_equal(output.data, rows * 2)
 

@@ -79,13 +79,18 @@ def packed(tmp_path: Path, name: str, content: bytes, *, is_named: bool = False)
         pytest.param("model.zip", zipped(FILES), id="zip"),
         pytest.param("stored.zip", zipped(FILES, zipfile.ZIP_STORED), id="stored zip"),
         pytest.param("MODEL.ZIP", zipped(below("iris/")), id="a folder around the files"),
-        pytest.param("model.tar.gz", tar({**below("iris/"), "iris/._x": b"mac"}, "w:gz"),
-                     id="folder with hidden files"),
-        pytest.param("model.tar.gz",
-                     tar({"1/model.skops": b"old", "2/model.skops": WEIGHTS}, "w:gz"),
-                     id="versions"),
+        pytest.param(
+            "model.tar.gz",
+            tar({**below("iris/"), "iris/._x": b"mac"}, "w:gz"),
+            id="folder with hidden files",
+        ),
+        pytest.param(
+            "model.tar.gz",
+            tar({"1/model.skops": b"old", "2/model.skops": WEIGHTS}, "w:gz"),
+            id="versions",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("is_named", [False, True])
 def test_an_archive_is_served_as_the_folder_of_its_members(
     tmp_path: Path, name: str, content: bytes, *, is_named: bool
@@ -105,8 +110,9 @@ def test_an_archive_is_served_as_the_folder_of_its_members(
     [
         pytest.param(tar_of(entry("../model.skops")), "outside its folder", id="parent"),
         pytest.param(tar_of(entry("/etc/model.skops")), "outside its folder", id="absolute"),
-        pytest.param(tar_of(entry(type=tarfile.SYMTYPE, linkname="/etc/passwd")), "link",
-                     id="link"),
+        pytest.param(
+            tar_of(entry(type=tarfile.SYMTYPE, linkname="/etc/passwd")), "link", id="link"
+        ),
         pytest.param(tar_of(entry(type=tarfile.LNKTYPE, linkname="x")), "link", id="hard link"),
         pytest.param(tar_of(entry(type=tarfile.CHRTYPE)), "device", id="device"),
         pytest.param(tar_of(entry(type=tarfile.FIFOTYPE)), "device", id="pipe"),
@@ -115,14 +121,21 @@ def test_an_archive_is_served_as_the_folder_of_its_members(
         pytest.param(b"\x1f\x8b" + os.urandom(1000), "sound archive", id="bad gzip"),
         pytest.param(tar({}, "w:gz"), "has no files", id="empty"),
         pytest.param(entry(size=10 * 1024**4).tobuf(), "is not unpacked: it has more", id="size"),
-        pytest.param(tar({f"{n}.txt": b"" for n in range(10_001)}, "w:gz"), "more than 10000",
-                     id="many"),
-        pytest.param(tar_of(entry(pax_headers={"comment": "x" * 5_000_000})), "sound archive",
-                     id="long header"),
-        pytest.param(tar({"README.md": b"", "data.csv": b""}, "w:gz"),
-                     r"no file of sklearn.*README.md", id="no model"),
+        pytest.param(
+            tar({f"{n}.txt": b"" for n in range(10_001)}, "w:gz"), "more than 10000", id="many"
+        ),
+        pytest.param(
+            tar_of(entry(pax_headers={"comment": "x" * 5_000_000})),
+            "sound archive",
+            id="long header",
+        ),
+        pytest.param(
+            tar({"README.md": b"", "data.csv": b""}, "w:gz"),
+            r"no file of sklearn.*README.md",
+            id="no model",
+        ),
     ],
-)  # fmt: skip
+)
 def test_an_unsound_archive_is_refused_and_leaves_nothing(
     tmp_path: Path, content: bytes, told: str
 ) -> None:

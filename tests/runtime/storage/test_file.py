@@ -21,10 +21,15 @@ def cache(tmp_path: Path) -> DiskCache:
 @pytest.mark.parametrize(
     "path",
     [
-        "m/model.skops", "m//model.skops", "m/model.skops/", "m/", "with%20space/model.skops",
-        "with space", "50%25/model.skops",
+        "m/model.skops",
+        "m//model.skops",
+        "m/model.skops/",
+        "m/",
+        "with%20space/model.skops",
+        "with space",
+        "50%25/model.skops",
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("scheme", ["file", "pvc"])
 def test_a_uri_names_a_folder_or_a_file(
     cache: DiskCache, tmp_path: Path, scheme: str, path: str

@@ -98,9 +98,15 @@ def test_missing_or_misnamed_hub_model_is_reported(
         fetch(cache_with(offline_hub, tmp_path), uri)
 
 
-FILES = {"config.json": b"{}", "model.safetensors": WEIGHTS, "chat_template.jinja": b"{{ x }}",
-         "onnx/model.onnx": b"onnx", "pytorch_model.bin": b"pickle",
-         "onnx/model_q4.onnx": b"small", "model.skops": b"skops"}  # fmt: skip
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": WEIGHTS,
+    "chat_template.jinja": b"{{ x }}",
+    "onnx/model.onnx": b"onnx",
+    "pytorch_model.bin": b"pickle",
+    "onnx/model_q4.onnx": b"small",
+    "model.skops": b"skops",
+}
 REPOSITORY = {"acme/tiny": {"main": FILES, "v2": {**FILES, "model.safetensors": b"second"}}}
 
 
@@ -116,8 +122,11 @@ def test_downloads_from_the_hub_that_the_environment_names(
     tmp_path: Path, uri: str, expected: bytes
 ) -> None:
     with running_hub(REPOSITORY, token="hf_secret") as hub:
-        environment = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret",
-                       "HF_HOME": str(tmp_path / "hub")}  # fmt: skip
+        environment = {
+            "HF_ENDPOINT": hub.url,
+            "HF_TOKEN": "hf_secret",
+            "HF_HOME": str(tmp_path / "hub"),
+        }
         path = fetch(cache_with(environment, tmp_path), uri)
     assert path.read_bytes() == expected
     found = {str(each.relative_to(path.parent)) for each in path.parent.rglob("[!.]*.*")}

@@ -539,8 +539,12 @@ def test_missing_keys_are_asked_for_with_the_endpoint(
 
 def test_a_store_that_does_not_answer_is_named(spec: ModelSpec, tmp_path: Path) -> None:
     endpoint = f"http://127.0.0.1:{servers.free_port()}"
-    environment = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "a",
-                   "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}  # fmt: skip
+    environment = {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     cache = DiskCache(tmp_path / "cache", Storages(StorageOptions(environment)), Bandwidth(None))
     with pytest.raises(StorageFailed, match=f"at {endpoint}: .*check AWS_ENDPOINT_URL"):
         cache.fetch_assets(spec)

@@ -113,8 +113,9 @@ def test_large_logits_have_scores_without_overflow(models: Path, tmp_path: Path)
 
     logits = numeric_tensor("logits", np.array([[500.0], [-500.0]], np.float32))
     assert [each["score"] for each in processor.predictions(processor.postprocess([logits]))] == [
-        1.0, 0.0,
-    ]  # fmt: skip
+        1.0,
+        0.0,
+    ]
 
 
 def test_kserve_answers_a_classification_with_the_index(classifier: Path) -> None:

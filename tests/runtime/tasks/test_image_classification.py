@@ -62,21 +62,25 @@ def test_the_inputs_of_a_request_are_bounded(
         pytest.param(
             {
                 "feature_extractor_type": "ConvNextFeatureExtractor",
-                "size": {"shortest_edge": 40}, "crop_pct": 0.875,
+                "size": {"shortest_edge": 40},
+                "crop_pct": 0.875,
             },
             id="resnet",
         ),
         pytest.param(
             {
                 "image_processor_type": "CLIPImageProcessor",
-                "size": {"shortest_edge": 32}, "crop_size": {"height": 24, "width": 24},
+                "size": {"shortest_edge": 32},
+                "crop_size": {"height": 24, "width": 24},
             },
             id="clip",
         ),
         pytest.param(
             {
-                "image_processor_type": "MobileViTImageProcessor", "do_flip_channel_order": True,
-                "size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32},
+                "image_processor_type": "MobileViTImageProcessor",
+                "do_flip_channel_order": True,
+                "size": {"shortest_edge": 36},
+                "crop_size": {"height": 32, "width": 32},
             },
             id="mobilevit-bgr",
         ),
@@ -84,7 +88,7 @@ def test_the_inputs_of_a_request_are_bounded(
             {"feature_extractor_type": "LevitFeatureExtractor", "size": 32}, id="levit-old-name"
         ),
     ],
-)  # fmt: skip
+)
 def test_the_processor_that_the_files_name_prepares_images(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
@@ -107,9 +111,11 @@ def test_a_processor_whose_arrays_vary_in_size_is_refused(tmp_path: Path) -> Non
 
 def test_a_very_long_image_is_refused(tmp_path: Path) -> None:
     made = task(
-        tmp_path, image_processor_type="CLIPImageProcessor", size={"shortest_edge": 32},
+        tmp_path,
+        image_processor_type="CLIPImageProcessor",
+        size={"shortest_edge": 32},
         crop_size={"height": 24, "width": 24},
-    )  # fmt: skip
+    )
     with pytest.raises(InvalidRequest, match="up to 100 times its shorter one, was 3000 x 2"):
         made.preprocess([Image.new("RGB", (3000, 2))])
 

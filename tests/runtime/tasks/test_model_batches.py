@@ -105,12 +105,10 @@ def test_batch_gives_each_request_its_result_alone(
         pytest.param(
             Task.TEXT_CLASSIFICATION, "AutoModelForSequenceClassification", id="classification"
         ),
-        pytest.param(
-            Task.TOKEN_CLASSIFICATION, "AutoModelForTokenClassification", id="tokens"
-        ),
+        pytest.param(Task.TOKEN_CLASSIFICATION, "AutoModelForTokenClassification", id="tokens"),
         pytest.param(Task.FILL_MASK, "AutoModelForMaskedLM", id="fill-mask"),
     ],
-)  # fmt: skip
+)
 def test_a_network_that_sees_padding_gets_each_text_alone(
     serve: Callable[..., ServedModel], models: Path, task: Task, auto: str
 ) -> None:
@@ -121,9 +119,14 @@ def test_a_network_that_sees_padding_gets_each_text_alone(
     shutil.copytree(models / "tiny-bert", folder, ignore=shutil.ignore_patterns("*.safetensors"))
     (folder / "config.json").unlink()
     config = transformers.ConvBertConfig(
-        vocab_size=30522, embedding_size=32, hidden_size=32, num_hidden_layers=1,
-        num_attention_heads=4, intermediate_size=32, initializer_range=0.5,
-    )  # fmt: skip
+        vocab_size=30522,
+        embedding_size=32,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=32,
+        initializer_range=0.5,
+    )
     getattr(transformers, auto).from_config(config).save_pretrained(folder)
     model, alone = serve(name, ModelPolicy(), task), serve(name, ModelPolicy(), task)
 

@@ -145,9 +145,13 @@ def test_dense_modules_have_weights_of_their_own(models: Path, tmp_path: Path, b
     folder = sentence_folder(models, tmp_path / "m", {}, ("2_Dense", "Dense"), NORMALIZE)
     write(
         folder / "2_Dense/config.json",
-        {"in_features": 32, "out_features": 8, "bias": bias,
-         "activation_function": "torch.nn.modules.activation.Tanh"},
-    )  # fmt: skip
+        {
+            "in_features": 32,
+            "out_features": 8,
+            "bias": bias,
+            "activation_function": "torch.nn.modules.activation.Tanh",
+        },
+    )
     linear = torch.nn.Linear(32, 8, bias=bias)
     tensors = {f"linear.{name}": value for name, value in linear.state_dict().items()}
     save_file(tensors, folder / "2_Dense/model.safetensors")
@@ -232,35 +236,76 @@ def test_kserve_answers_with_64_bits(models: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        pytest.param({"modules": [{"path": "", "type": f"{OLD}WordEmbeddings"}]},
-                     "modules.json has module WordEmbeddings in folder ''", id="words"),
-        pytest.param({"modules": [{"path": "", "type": f"{OLD}Transformer"},
-                                  {"path": "1_LSTM", "type": f"{OLD}LSTM"}]},
-                     "module LSTM in folder '1_LSTM'", id="lstm"),
-        pytest.param({"modules": [{"path": "", "type": "custom_st.Transformer"}]},
-                     "custom_st.Transformer, which is code that came with the model", id="code"),
-        pytest.param({"modules": [{"path": "0_Transformer", "type": f"{OLD}Transformer"}]},
-                     "begins with module Transformer in folder '0_Transformer'", id="older"),
-        pytest.param({"modules": [{"path": "", "type": f"{OLD}Transformer"}]},
-                     "must have one Pooling", id="no-pooling"),
+        pytest.param(
+            {"modules": [{"path": "", "type": f"{OLD}WordEmbeddings"}]},
+            "modules.json has module WordEmbeddings in folder ''",
+            id="words",
+        ),
+        pytest.param(
+            {
+                "modules": [
+                    {"path": "", "type": f"{OLD}Transformer"},
+                    {"path": "1_LSTM", "type": f"{OLD}LSTM"},
+                ]
+            },
+            "module LSTM in folder '1_LSTM'",
+            id="lstm",
+        ),
+        pytest.param(
+            {"modules": [{"path": "", "type": "custom_st.Transformer"}]},
+            "custom_st.Transformer, which is code that came with the model",
+            id="code",
+        ),
+        pytest.param(
+            {"modules": [{"path": "0_Transformer", "type": f"{OLD}Transformer"}]},
+            "begins with module Transformer in folder '0_Transformer'",
+            id="older",
+        ),
+        pytest.param(
+            {"modules": [{"path": "", "type": f"{OLD}Transformer"}]},
+            "must have one Pooling",
+            id="no-pooling",
+        ),
         pytest.param({"modules": {}}, "modules.json must hold a JSON list", id="no-list"),
-        pytest.param({"modules": [{"path": "../x", "type": f"{OLD}Pooling"}]},
-                     r"modules.json\[0\] must have a type and a path", id="path"),
-        pytest.param({"1_Pooling/config": {"pooling_mode": "median"}},
-                     "1_Pooling/config.json: pooling_mode must be of cls, max", id="mode"),
-        pytest.param({"sentence_bert_config": {"transformer_task": "fill-mask"}},
-                     "sentence_bert_config.json: transformer_task 'fill-mask'", id="task"),
-        pytest.param({"sentence_bert_config": {"max_seq_length": -1}},
-                     "max_seq_length must be a number", id="length"),
-        pytest.param({"config_sentence_transformers": {"default_prompt_name": "q"}},
-                     "default_prompt_name 'q' is not among prompts", id="prompt"),
-        pytest.param({"modules": [{"path": "", "type": f"{OLD}Transformer"},
-                                  {"path": "1_Pooling", "type": f"{OLD}Pooling"},
-                                  {"path": "2_Dense", "type": f"{OLD}Dense"}],
-                      "2_Dense/config": {"in_features": 32, "out_features": 8}},
-                     "2_Dense has no model.safetensors; pytorch_model.bin", id="pickled-dense"),
+        pytest.param(
+            {"modules": [{"path": "../x", "type": f"{OLD}Pooling"}]},
+            r"modules.json\[0\] must have a type and a path",
+            id="path",
+        ),
+        pytest.param(
+            {"1_Pooling/config": {"pooling_mode": "median"}},
+            "1_Pooling/config.json: pooling_mode must be of cls, max",
+            id="mode",
+        ),
+        pytest.param(
+            {"sentence_bert_config": {"transformer_task": "fill-mask"}},
+            "sentence_bert_config.json: transformer_task 'fill-mask'",
+            id="task",
+        ),
+        pytest.param(
+            {"sentence_bert_config": {"max_seq_length": -1}},
+            "max_seq_length must be a number",
+            id="length",
+        ),
+        pytest.param(
+            {"config_sentence_transformers": {"default_prompt_name": "q"}},
+            "default_prompt_name 'q' is not among prompts",
+            id="prompt",
+        ),
+        pytest.param(
+            {
+                "modules": [
+                    {"path": "", "type": f"{OLD}Transformer"},
+                    {"path": "1_Pooling", "type": f"{OLD}Pooling"},
+                    {"path": "2_Dense", "type": f"{OLD}Dense"},
+                ],
+                "2_Dense/config": {"in_features": 32, "out_features": 8},
+            },
+            "2_Dense has no model.safetensors; pytorch_model.bin",
+            id="pickled-dense",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_computed_is_refused_by_its_file(
     models: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
@@ -270,7 +315,11 @@ def test_what_is_not_computed_is_refused_by_its_file(
 
 
 def test_the_older_layout_is_refused_by_its_folder() -> None:
-    paths = ("modules.json", "0_Transformer/config.json", "0_Transformer/model.safetensors",
-             "1_Pooling/config.json")  # fmt: skip
+    paths = (
+        "modules.json",
+        "0_Transformer/config.json",
+        "0_Transformer/model.safetensors",
+        "1_Pooling/config.json",
+    )
     with pytest.raises(ModelInvalid, match="has its network in 0_Transformer/"):
         asset_files([RemoteFile(path, 10) for path in paths], "s3://bucket/model")

@@ -21,15 +21,33 @@ from tests.servers import copy_model
 ROWS = 40
 """Of the table of positions."""
 SIZES = {
-    "vocab_size": 600, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 16, "max_position_embeddings": ROWS, "pad_token_id": 1, "bos_token_id": 0,
+    "vocab_size": 600,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": ROWS,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
     "eos_token_id": 2,
-}  # fmt: skip
+}
 LONG = " ".join(["fox"] * 3 * ROWS)
 PADDED = (
-    "Roberta", "XLMRoberta", "Camembert", "MPNet", "Longformer", "Data2VecText", "IBert", "Xmod",
-    "Esm", "MarkupLM", "XLMRobertaXL", "RobertaPreLayerNorm", "Luke", "Lilt",
-)  # fmt: skip
+    "Roberta",
+    "XLMRoberta",
+    "Camembert",
+    "MPNet",
+    "Longformer",
+    "Data2VecText",
+    "IBert",
+    "Xmod",
+    "Esm",
+    "MarkupLM",
+    "XLMRobertaXL",
+    "RobertaPreLayerNorm",
+    "Luke",
+    "Lilt",
+)
 """Architectures whose positions begin at `padding_idx + 1`."""
 PLAIN = ("Bert", "Electra", "DebertaV2", "Nystromformer", "Yoso", "Ernie", "ConvBert", "Albert")
 MORE: dict[str, dict[str, Any]] = {
@@ -89,7 +107,7 @@ def test_a_long_text_is_cut_to_the_positions_of_the_network(
         pytest.param("Marian", {"max_position_embeddings": 48}, 48, id="sinusoidal"),
         pytest.param("LED", {"max_encoder_position_embeddings": 64}, 64, id="led"),
     ],
-)  # fmt: skip
+)
 def test_the_limit_of_other_kinds_of_positions(
     kind: str, fields: dict[str, Any], tokens: int | None
 ) -> None:
@@ -98,11 +116,18 @@ def test_the_limit_of_other_kinds_of_positions(
 
 def test_an_output_ends_at_the_decoders_last_position(models: Path, tmp_path: Path) -> None:
     sizes = {
-        "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16,
-        "max_position_embeddings": 24, "vocab_size": 600, "eos_token_id": 599,
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16,
+        "max_position_embeddings": 24,
+        "vocab_size": 600,
+        "eos_token_id": 599,
         "forced_eos_token_id": None,
-    }  # fmt: skip
+    }
     folder = saved(models, tmp_path / "m", "BartForConditionalGeneration", "BartConfig", **sizes)
     config = transformers.BartConfig(**sizes)
     assert output_limit(config) == 24

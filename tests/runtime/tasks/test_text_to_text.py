@@ -197,10 +197,15 @@ def nllb(folder: Path) -> Path:
 
 
 _SHAPE: dict[str, Any] = {
-    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 
 
 def _saved(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:
@@ -246,12 +251,14 @@ class TestLanguages:
     ) -> None:
         folder, (english, french, german) = multilingual
         processor, network = load_processor(folder, None), load_network(folder)
-        items = processor.read_instances([
-            {"text": "a fox", "source_lang": english, "target_lang": french},
-            {"text": "a dog runs", "source_lang": german, "target_lang": english},
-            "a cat",
-            {"text": "a hen", "source_lang": english, "target_lang": french},
-        ])  # fmt: skip
+        items = processor.read_instances(
+            [
+                {"text": "a fox", "source_lang": english, "target_lang": french},
+                {"text": "a dog runs", "source_lang": german, "target_lang": english},
+                "a cat",
+                {"text": "a hen", "source_lang": english, "target_lang": french},
+            ]
+        )
         sent = encode_request(processor.batching.validate(processor.preprocess(items)))
         length = dict(sent.headers)["inference-header-content-length"]
         received = processor.batching.validate(decode_request(sent.content, length).inputs)
@@ -282,9 +289,12 @@ class TestLanguages:
         folder, languages = multilingual
         processor = load_processor(folder, None)
         items = processor.read_instances(
-            [{"text": "a fox", "source_lang": each, "target_lang": languages[0]}
-             for each in languages] + ["a fox"]
-        )  # fmt: skip
+            [
+                {"text": "a fox", "source_lang": each, "target_lang": languages[0]}
+                for each in languages
+            ]
+            + ["a fox"]
+        )
         expected = [processor.preprocess([item])[0].data.tolist() for item in items]
         with ThreadPoolExecutor(4) as threads:
             found = list(threads.map(lambda item: processor.preprocess([item]), [*items] * 100))

@@ -43,12 +43,20 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param("llama", ["tokenizer.model"], {}, id="llama"),
         pytest.param("mbart", ["sentencepiece.bpe.model"], {}, id="mbart"),
         pytest.param("rembert", ["sentencepiece.model"], {}, id="rembert"),
-        pytest.param("marian", ["source.spm", "target.spm", "vocab.json"],
-                     {"source_lang": "en", "target_lang": "de"}, id="marian"),
-        pytest.param("m2m_100", ["sentencepiece.bpe.model", "vocab.json"],
-                     {"tokenizer_class": "M2M100Tokenizer"}, id="m2m100"),
+        pytest.param(
+            "marian",
+            ["source.spm", "target.spm", "vocab.json"],
+            {"source_lang": "en", "target_lang": "de"},
+            id="marian",
+        ),
+        pytest.param(
+            "m2m_100",
+            ["sentencepiece.bpe.model", "vocab.json"],
+            {"tokenizer_class": "M2M100Tokenizer"},
+            id="m2m100",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_a_sentencepiece_model_is_a_tokenizer(
     pieces: Path, tmp_path: Path, kind: str, names: list[str], fields: dict[str, Any]
@@ -82,15 +90,23 @@ def write_settings(folder: Path, fields: dict[str, Any]) -> None:
         pytest.param("t5", {}, "no tokenizer: none of spiece.model", id="t5-none"),
         pytest.param("llama", {}, "no tokenizer: none of tokenizer.json", id="llama-none"),
         pytest.param("bert", {}, "no tokenizer: none of tokenizer.json", id="bert-none"),
-        pytest.param("t5", {"spiece.model": "x"}, "spiece.model is not a SentencePiece model",
-                     id="damaged"),
-        pytest.param("llama", {"tokenizer.model": "IQ== 0\nIg== 1\n"},
-                     "tokenizer.model is not a SentencePiece model.*tiktoken, that library is not",
-                     id="tiktoken"),
-        pytest.param("mistral", {"tekken.json": '{"config": {}, "vocab": []}'},
-                     "tekken.json, which needs mistral-common", id="tekken"),
+        pytest.param(
+            "t5", {"spiece.model": "x"}, "spiece.model is not a SentencePiece model", id="damaged"
+        ),
+        pytest.param(
+            "llama",
+            {"tokenizer.model": "IQ== 0\nIg== 1\n"},
+            "tokenizer.model is not a SentencePiece model.*tiktoken, that library is not",
+            id="tiktoken",
+        ),
+        pytest.param(
+            "mistral",
+            {"tekken.json": '{"config": {}, "vocab": []}'},
+            "tekken.json, which needs mistral-common",
+            id="tekken",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_tokenizer_that_cannot_be_read_names_what_is_missing(
     tmp_path: Path, kind: str, files: dict[str, str], message: str
 ) -> None:

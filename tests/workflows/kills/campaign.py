@@ -142,9 +142,10 @@ class KillCampaign:
         def is_begun() -> bool:
             nonlocal found
             response = client.post(
-                f"{self._cluster.url}/v1/workflows/chain:run", json=arguments,
+                f"{self._cluster.url}/v1/workflows/chain:run",
+                json=arguments,
                 headers={"prefer": "respond-async", "idempotency-key": key},
-            )  # fmt: skip
+            )
             if response.status_code == 202:
                 found = response.headers["location"]
             elif response.status_code not in (429, 502, 503):

@@ -100,9 +100,11 @@ class KillCluster:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._stack.close()
 
     @property
@@ -131,32 +133,43 @@ class KillCluster:
     def _start_gateway(self) -> None:
         self.gateway = self._stack.enter_context(
             servers.gateway(
-                self._folder / "gateway", redis_url=self._redis.url, pool=POOL,
+                self._folder / "gateway",
+                redis_url=self._redis.url,
+                pool=POOL,
                 port=self._ports["gateway"],
                 workflows_url=f"http://127.0.0.1:{self._ports[SCHEDULERS[0]]}",
                 program=(
                     "tests.with_constants",
-                    f"gateway.dispatch.lost_pods:PAUSE_S={_LOST_PODS_PAUSE_S}", "gateway",
+                    f"gateway.dispatch.lost_pods:PAUSE_S={_LOST_PODS_PAUSE_S}",
+                    "gateway",
                 ),
             )
-        )  # fmt: skip
+        )
 
     def _start_scheduler(self, name: str) -> None:
         self.schedulers[name] = self._stack.enter_context(
             running_scheduler(
-                self._folder / name, self._redis.url, POOL, self.url, port=self._ports[name],
+                self._folder / name, self._redis.url, POOL, self.url, port=self._ports[name]
             )
-        )  # fmt: skip
+        )
 
     def _start_pod(self, name: str) -> None:
         self.pods[name] = self._pod_contexts[name].enter_context(
             servers.pod(
-                self._forkserver, name=name, redis_url=self._redis.url, folder=self._folder / name,
-                pool=POOL, port=self._ports[name], node="node", host_dir=str(self._host_folder),
-                memory_bytes=_MEMORY_BYTES, generation_cache_bytes=_CACHE_BYTES, slots=2,
+                self._forkserver,
+                name=name,
+                redis_url=self._redis.url,
+                folder=self._folder / name,
+                pool=POOL,
+                port=self._ports[name],
+                node="node",
+                host_dir=str(self._host_folder),
+                memory_bytes=_MEMORY_BYTES,
+                generation_cache_bytes=_CACHE_BYTES,
+                slots=2,
                 lease_ttl=3.0,
             )
-        )  # fmt: skip
+        )
 
     @property
     def _host_folder(self) -> Path:
@@ -242,9 +255,12 @@ class KillCluster:
 def _left_at(pod: servers.Pod) -> list[str]:
     """What a pod still holds of requests and steps."""
     held = (
-        "pilotlight_pod_slots_used", "pilotlight_pod_steps_queued", "pilotlight_device_waiting",
-        "pilotlight_generations", "pilotlight_kept_tensor_bytes",
-    )  # fmt: skip
+        "pilotlight_pod_slots_used",
+        "pilotlight_pod_steps_queued",
+        "pilotlight_device_waiting",
+        "pilotlight_generations",
+        "pilotlight_kept_tensor_bytes",
+    )
     found = [f"{pod.name}: {name} {left:g}" for name in held if (left := metric(pod.url, name))]
     process = Path(f"/proc/{pod.pid}")
     files = [os.readlink(each) for each in (process / "fd").iterdir() if each.is_symlink()]

@@ -52,11 +52,15 @@ def make_models(folder: Path) -> dict[str, Path]:
     rows = torch.export.Dim("rows", max=64)
     for size, width in WIDTHS.items():
         for name, module, columns in (
-            ("widen", Widened(width), 1), ("double", Doubled(), width), ("ends", Ends(), width)
-        ):  # fmt: skip
+            ("widen", Widened(width), 1),
+            ("double", Doubled(), width),
+            ("ends", Ends(), width),
+        ):
             made[f"{name}-{size}"] = folder / f"{name}-{size}"
             archives.export(
-                module, made[f"{name}-{size}"] / "model.pt2", torch.ones(2, columns),
+                module,
+                made[f"{name}-{size}"] / "model.pt2",
+                torch.ones(2, columns),
                 dynamic=({0: rows},),
-            )  # fmt: skip
+            )
     return made

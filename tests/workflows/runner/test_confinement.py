@@ -22,7 +22,11 @@ print([each for each in granted if each != "network-namespace"], refused)
 
 def test_files_and_system_calls_are_both_restricted() -> None:
     made = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=servers.REPOSITORY, capture_output=True, text=True,
-        check=False, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM],
+        cwd=servers.REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
     assert made.stdout == f"{['seccomp', 'landlock']} {['PermissionError'] * 3}\n", made.stderr

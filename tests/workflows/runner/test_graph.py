@@ -20,14 +20,19 @@ Response = tuple[int, Any]
 
 
 def execute(
-    nodes: Mapping[str, Any], body: Any, responses: Mapping[str, Response | None], *,
+    nodes: Mapping[str, Any],
+    body: Any,
+    responses: Mapping[str, Response | None],
+    *,
     identity: str = "run",
-) -> tuple[int, Any, list[tuple[str, Any]]]:  # fmt: skip
+) -> tuple[int, Any, list[tuple[str, Any]]]:
     """Status, body, and the calls with their bodies. A response None is none at all."""
     document = {
-        "apiVersion": "serving.kserve.io/v1alpha1", "kind": "InferenceGraph",
-        "metadata": {"name": "g", "namespace": "default"}, "spec": {"nodes": nodes},
-    }  # fmt: skip
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "InferenceGraph",
+        "metadata": {"name": "g", "namespace": "default"},
+        "spec": {"nodes": nodes},
+    }
     graph = read_graph(document, "test")
     calls: list[tuple[str, Any]] = []
     bodies: list[str] = []
@@ -85,13 +90,14 @@ def test_a_sequence_passes_responses_or_the_request() -> None:
         pytest.param({"predictions": {"a": 1}}, {"predictions": {"a": 1}}, id="no-list"),
         pytest.param({"outputs": []}, {"outputs": []}, id="v2"),
         pytest.param(
-            {"predictions": [1], "instances": 3}, {"predictions": [1], "instances": 3},
+            {"predictions": [1], "instances": 3},
+            {"predictions": [1], "instances": 3},
             id="instances-of-another-type",
         ),
         pytest.param([1, 2], [1, 2], id="no-object"),
         pytest.param(None, None, id="null"),
     ],
-)  # fmt: skip
+)
 def test_predictions_become_the_next_steps_instances(response: Any, sent: Any) -> None:
     """As `routeStep` decodes them, into lists `predictions` and `instances`."""
     nodes = sequence(
@@ -104,13 +110,15 @@ def test_predictions_become_the_next_steps_instances(response: Any, sent: Any) -
 
 def test_predictions_of_the_request_are_mapped_as_well() -> None:
     nodes = {
-        "root": {"routerType": "Sequence", "steps": [
-            {"serviceName": "a"}, {"nodeName": "inner", "data": "$response"},
-        ]},
-        "inner": {"routerType": "Sequence", "steps": [
-            {"serviceName": "b", "mapPredictionsToInstances": True},
-        ]},
-    }  # fmt: skip
+        "root": {
+            "routerType": "Sequence",
+            "steps": [{"serviceName": "a"}, {"nodeName": "inner", "data": "$response"}],
+        },
+        "inner": {
+            "routerType": "Sequence",
+            "steps": [{"serviceName": "b", "mapPredictionsToInstances": True}],
+        },
+    }
     found = execute(nodes, {}, {"a": (200, {"predictions": [1]}), "b": (200, {})})
     assert found[2] == [("a", {}), ("b", {"instances": [1]})]
 
@@ -178,8 +186,10 @@ def test_an_ensemble_merges_by_name_or_number() -> None:
     }
     found = execute(nodes, {"q": 1}, {"a": (200, {"x": 1}), "b": (500, {"error": "soft"})})
     assert found == (
-        200, {"first": {"x": 1}, "1": {"error": "soft"}}, [("a", {"q": 1}), ("b", {"q": 1})]
-    )  # fmt: skip
+        200,
+        {"first": {"x": 1}, "1": {"error": "soft"}},
+        [("a", {"q": 1}), ("b", {"q": 1})],
+    )
 
 
 def test_a_hard_step_or_a_response_that_is_no_object_decides_an_ensemble() -> None:

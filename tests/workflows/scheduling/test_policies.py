@@ -30,9 +30,13 @@ def nowhere(problem, turn):
     return Schedule((Placement(7, 0.0, 1.0),), (0,))
 """
 _PROBLEM = SchedulingProblem(
-    steps=[Step("A")], devices=["one", "two"], free_s=[[0.0, 0.0]], load_s=[[0.0, 0.0]],
-    compute_s=[[1.0, 1.0]], transfer_s=lambda *_: 0.0,
-)  # fmt: skip
+    steps=[Step("A")],
+    devices=["one", "two"],
+    free_s=[[0.0, 0.0]],
+    load_s=[[0.0, 0.0]],
+    compute_s=[[1.0, 1.0]],
+    transfer_s=lambda *_: 0.0,
+)
 
 
 @pytest.fixture(autouse=True)

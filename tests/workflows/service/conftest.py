@@ -24,18 +24,26 @@ def harness(
         client = stack.enter_context(httpx.Client(trust_env=False, timeout=600))
         gateway = stack.enter_context(
             servers.gateway(
-                folder / "gateway", redis_url=redis.url, pool=pool,
+                folder / "gateway",
+                redis_url=redis.url,
+                pool=pool,
                 workflows_url=f"http://127.0.0.1:{port}",
             )
-        )  # fmt: skip
+        )
         pool_harness = GatewayHarness(redis.url, pool, gateway, client, stack)
         scheduler = stack.enter_context(
             running_scheduler(folder / "scheduler", redis.url, pool, gateway.url, port=port)
         )
         harness = WorkflowHarness(pool_harness, folder, scheduler)
         for model in (
-            "embed", "judge", "writer", "hold-writer", "words", "words-hold", "words-break"
-        ):  # fmt: skip
+            "embed",
+            "judge",
+            "writer",
+            "hold-writer",
+            "words",
+            "words-hold",
+            "words-break",
+        ):
             pool_harness.declare(model)
         harness.pods = pool_harness.start_pods("pod-a", "pod-b")
         yield harness

@@ -41,19 +41,30 @@ class Scheduler:
 
 @contextlib.contextmanager
 def running_scheduler(
-    folder: Path, redis_url: str, pool: str, gateway_url: str, *, port: int,
-    program: Sequence[str] = SHORT_LEASES, **settings: Any,
-) -> Iterator[Scheduler]:  # fmt: skip
+    folder: Path,
+    redis_url: str,
+    pool: str,
+    gateway_url: str,
+    *,
+    port: int,
+    program: Sequence[str] = SHORT_LEASES,
+    **settings: Any,
+) -> Iterator[Scheduler]:
     """A ready scheduler; stopped at the end if it still runs."""
     folder.mkdir(parents=True, exist_ok=True)
     log_file = folder / "scheduler.log"
     with (
         open(log_file, "ab") as log,
         servers.running(
-            *program, stderr=log, port=port, redis_url=redis_url, pool=pool,
-            gateway_url=gateway_url, **settings,
+            *program,
+            stderr=log,
+            port=port,
+            redis_url=redis_url,
+            pool=pool,
+            gateway_url=gateway_url,
+            **settings,
         ) as process,
-    ):  # fmt: skip
+    ):
         started = Scheduler(process, f"http://127.0.0.1:{port}", log_file)
         servers.wait_until(started.is_ready, what="scheduler ready")
         yield started
@@ -131,9 +142,13 @@ class WorkflowHarness:
     ) -> contextlib.AbstractContextManager[Scheduler]:
         """Another scheduler of the pool, by default at a free port."""
         return running_scheduler(
-            self.folder / name, self.pool.redis_url, self.pool.pool, self.pool.gateway.url,
-            port=port or servers.free_port(), **settings,
-        )  # fmt: skip
+            self.folder / name,
+            self.pool.redis_url,
+            self.pool.pool,
+            self.pool.gateway.url,
+            port=port or servers.free_port(),
+            **settings,
+        )
 
     def replace_scheduler(self, name: str) -> None:
         """Kill the scheduler, and start another at its port."""

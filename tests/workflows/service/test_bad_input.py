@@ -68,12 +68,18 @@ def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
     [
         pytest.param("await model('nope')('a')", 404, "model-not-found", "nope", id="model"),
         pytest.param(
-            "return (await model('writer')('a'))['label']", 422, "unknown-output", "has: text",
+            "return (await model('writer')('a'))['label']",
+            422,
+            "unknown-output",
+            "has: text",
             id="fetched output",
         ),
         pytest.param(
-            "return await model('judge')(x=model('writer')('a')['label'])", 400, "unknown-output",
-            "has: text", id="passed output",
+            "return await model('judge')(x=model('writer')('a')['label'])",
+            400,
+            "unknown-output",
+            "has: text",
+            id="passed output",
         ),
         pytest.param("return [][1]", 422, "workflow-failed", "IndexError", id="exception"),
         pytest.param("while True: pass", 422, "stuck", "busy for 2 s", id="loop without await"),
@@ -81,39 +87,60 @@ def _failure(harness: WorkflowHarness, body: str) -> tuple[int, dict[str, Any]]:
             "while True: await model('writer')('a')", 422, "step-limit", "256", id="step limit"
         ),
         pytest.param(
-            "import asyncio\nawait asyncio.Event().wait()", 422, "deadlock", "none of its steps",
+            "import asyncio\nawait asyncio.Event().wait()",
+            422,
+            "deadlock",
+            "none of its steps",
             id="waits for nothing",
         ),
         pytest.param(
             "import asyncio\nasync def wait_for(other):\n    return await other[0]\n"
             "a, b = [], []\na.append(asyncio.ensure_future(wait_for(b)))\n"
             "b.append(asyncio.ensure_future(wait_for(a)))\nawait a[0]",
-            422, "deadlock", "none of its steps", id="two tasks wait for each other",
+            422,
+            "deadlock",
+            "none of its steps",
+            id="two tasks wait for each other",
         ),
         pytest.param(
-            "await model('writer')('a' * (65 << 20))", 413, "input-too-large",
-            "33554432 are allowed", id="too large to send",
+            "await model('writer')('a' * (65 << 20))",
+            413,
+            "input-too-large",
+            "33554432 are allowed",
+            id="too large to send",
         ),
         pytest.param(
-            "return 'a' * (65 << 20)", 413, "result-too-large", "33554432 are allowed",
+            "return 'a' * (65 << 20)",
+            413,
+            "result-too-large",
+            "33554432 are allowed",
             id="too large a result",
         ),
         pytest.param("return {1, 2}", 422, "workflow-failed", "must be JSON", id="no JSON"),
         pytest.param("model('writer')({'a': 1})", 422, "workflow-failed", "dict", id="input"),
         pytest.param(
             "return await model('judge')(x=tensor([0.5] * 2_000_000, 'FP32', [2_000_000]))",
-            413, "output-too-large", "8000000 bytes", id="too large to fetch",
+            413,
+            "output-too-large",
+            "8000000 bytes",
+            id="too large to fetch",
         ),
         pytest.param(
-            "import socket\nsocket.socket()", 422, "workflow-failed", "PermissionError",
+            "import socket\nsocket.socket()",
+            422,
+            "workflow-failed",
+            "PermissionError",
             id="network",
         ),
         pytest.param(
-            "return open('/etc/passwd').read()", 422, "workflow-failed", "PermissionError",
+            "return open('/etc/passwd').read()",
+            422,
+            "workflow-failed",
+            "PermissionError",
             id="files",
         ),
     ],
-)  # fmt: skip
+)
 def test_wrong_code_fails_its_run(
     harness: WorkflowHarness, body: str, status: int, reason: str, text: str
 ) -> None:

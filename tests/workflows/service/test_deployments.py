@@ -39,9 +39,13 @@ async def deploying(
     try:
         async with asyncio.TaskGroup() as group:
             deployed = Deployments(
-                SchedulerSettings(), group, WorkflowLog(registry),
-                on_message=on_message, on_stopped=ignore, on_resumed=ignore,
-            )  # fmt: skip
+                SchedulerSettings(),
+                group,
+                WorkflowLog(registry),
+                on_message=on_message,
+                on_stopped=ignore,
+                on_resumed=ignore,
+            )
             yield deployed
             deployed.stop()
     finally:
@@ -126,9 +130,13 @@ def test_more_files_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -
             async with asyncio.TaskGroup() as group:
                 ignore = lambda *_: None  # noqa: E731
                 deployed = Deployments(
-                    SchedulerSettings(), group, WorkflowLog(registry),
-                    on_message=ignore, on_stopped=ignore, on_resumed=ignore,
-                )  # fmt: skip
+                    SchedulerSettings(),
+                    group,
+                    WorkflowLog(registry),
+                    on_message=ignore,
+                    on_stopped=ignore,
+                    on_resumed=ignore,
+                )
                 await asyncio.gather(*(deploy(deployed, number) for number in range(count)))
                 await deploy(deployed, count)  # there is room again
         finally:

@@ -65,9 +65,10 @@ def test_a_graph_runs_by_its_url(harness: WorkflowHarness) -> None:
 def test_a_graph_runs_by_its_host(harness: WorkflowHarness) -> None:
     apply(harness, "by-host")
     response = harness.pool.client.post(
-        harness.pool.gateway.url, json={"kind": "one"},
+        harness.pool.gateway.url,
+        json={"kind": "one"},
         headers={"host": "by-host.default.example.com"},
-    )  # fmt: skip
+    )
     assert (response.status_code, response.json()) == (200, {"kind": "one"})
 
 

@@ -34,9 +34,10 @@ def test_steps_run_at_the_pods_of_the_schedulers_group(
         group = _group_of(pod, other)
         with harness.other_scheduler(pod, pod_group=f"{group.number}/{group.groups}") as scheduler:
             response = pool.client.post(
-                f"{scheduler.url}/v1/workflows/{name}:run", json={"count": 4},
+                f"{scheduler.url}/v1/workflows/{name}:run",
+                json={"count": 4},
                 headers={"x-pilotlight-scheduling": policy},
-            )  # fmt: skip
+            )
             assert response.status_code == 200, response.text
             run = harness.status(f"{harness.url}/{name}/runs/{response.json()['id']}")
         assert {step["pod"] for step in run["steps"]} == {pod}

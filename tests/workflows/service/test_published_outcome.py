@@ -20,8 +20,9 @@ def test_a_run_is_under_way_until_its_result_is_recorded() -> None:
     assert run.outcome()["status"] == "succeeded", "what is recorded"
     run.ended.set()
     assert (run.published_outcome()["status"], run.published_outcome()["result"]) == (
-        "succeeded", "ab",
-    )  # fmt: skip
+        "succeeded",
+        "ab",
+    )
 
 
 def test_a_failure_is_unknown_until_it_is_recorded() -> None:

@@ -19,8 +19,12 @@ def test_a_gateway_url_without_tls_is_accepted() -> None:
 def test_a_gateway_url_of_another_scheme_ends_the_scheduler() -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "workflows", "--gateway-url", "https://gateway:8443"],
-        cwd=servers.REPOSITORY, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=servers.REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == 2
     assert "--gateway-url must begin with http:// without --tls-dir" in ended.stderr
     assert "Traceback" not in ended.stderr

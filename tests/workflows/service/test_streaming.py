@@ -121,7 +121,7 @@ def test_a_resumed_run_gets_the_same_pieces(harness: WorkflowHarness) -> None:
         pytest.param("model('words')(['a', 'b'])", 400, "bad-input", "one text", id="two texts"),
         pytest.param("begun", 422, "unknown-output", "features", id="no text in the outputs"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_iterated_is_named(
     harness: WorkflowHarness, call: str, status: int, reason: str, text: str
 ) -> None:

@@ -49,9 +49,11 @@ def test_steps_of_another_scheduler_count_with_their_models_time(harness: Workfl
         # It is ready once it has a snapshot, which has the steps: one of 20 s is more work than
         # three of 10 ms.
         response = pool.threads.submit(
-            pool.client.post, f"{other.url}/v1/workflows/{one}:run", json={"text": "a"},
+            pool.client.post,
+            f"{other.url}/v1/workflows/{one}:run",
+            json={"text": "a"},
             headers={"x-pilotlight-scheduling": "greedy"},
-        )  # fmt: skip
+        )
         pods = harness.pods
         servers.wait_until(lambda: pods.total("steps") == 5, what="step placed")
         assert (pods.counts("pod-a")["steps"], pods.counts("pod-b")["steps"]) == (1, 4)

@@ -40,10 +40,14 @@ def batches(placement: Placement, model: str) -> list[int]:
 
 def profile_of(model: str, *rows: tuple[int, float, float, float]) -> ModelProfile:
     """By batch: latency in s, and needs of memory and compute in %."""
-    return ModelProfile(model, KIND, tuple(
-        BatchPoint(batch, latency_s, round(batch / latency_s, 2), memory, *[compute] * 3)
-        for batch, latency_s, memory, compute in rows
-    ))  # fmt: skip
+    return ModelProfile(
+        model,
+        KIND,
+        tuple(
+            BatchPoint(batch, latency_s, round(batch / latency_s, 2), memory, *[compute] * 3)
+            for batch, latency_s, memory, compute in rows
+        ),
+    )
 
 
 def random_profiles(
@@ -63,10 +67,15 @@ def random_profiles(
             compute = rng.uniform(10, 90)
             points.append(
                 BatchPoint(
-                    batch, latency_s, round(batch / latency_s, 2), rng.uniform(1, 60), compute,
-                    rng.uniform(5, compute), rng.uniform(10, 95),
+                    batch,
+                    latency_s,
+                    round(batch / latency_s, 2),
+                    rng.uniform(1, 60),
+                    compute,
+                    rng.uniform(5, compute),
+                    rng.uniform(10, 95),
                 )
-            )  # fmt: skip
+            )
         found.append(ModelProfile(f"m{number}", KIND, tuple(points)))
     return Profiles(tuple(found))
 

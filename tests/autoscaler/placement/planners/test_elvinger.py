@@ -78,8 +78,10 @@ def test_wao_usher_with_given_groups_is_figure_6_3(v100: Profiles) -> None:
 
 @pytest.mark.slow
 def test_wsm_milp_by_load_is_figure_6_16(v100: Profiles) -> None:
-    plans = {rps: planned("wsm-milp", workloads(VISION, rps / 5, 250), 4, v100)
-             for rps in (3000, 4000, 5000)}  # fmt: skip
+    plans = {
+        rps: planned("wsm-milp", workloads(VISION, rps / 5, 250), 4, v100)
+        for rps in (3000, 4000, 5000)
+    }
     for model in VISION.split():
         if model != "vgg19":
             assert batches(plans[3000], model) == batches(plans[4000], model)

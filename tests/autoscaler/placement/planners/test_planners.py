@@ -142,10 +142,14 @@ def _brute_force(
         fitting = [
             subset
             for subset in product((0, 1), repeat=len(loads))
-            if sum(u * p.compute_pct(_metric(planner)) for u, p in zip(subset, chosen, strict=True)
-                   if p) <= 100
+            if sum(
+                u * p.compute_pct(_metric(planner))
+                for u, p in zip(subset, chosen, strict=True)
+                if p
+            )
+            <= 100
             and sum(u * p.memory_pct for u, p in zip(subset, chosen, strict=True) if p) <= 100
-        ]  # fmt: skip
+        ]
         for cluster in combinations_with_replacement(fitting, gpus):
             counts = [sum(used) for used in zip(*cluster, strict=True)]
             placed = [each for each in zip(loads, chosen, counts, strict=True) if each[1]]
@@ -158,11 +162,18 @@ def _brute_force(
 
 def test_a_larger_batch_of_less_throughput_cuts_no_plan_off() -> None:
     """Elvinger 2024, table A.1: with larger batches xlnet serves less."""
-    profiles = Profiles((
-        profile_of("bert", (4, 0.0341, 3.47, 85.89), (8, 0.0658, 4.06, 88.46)),
-        profile_of("xlnet", (4, 0.1088, 5.22, 95.76), (8, 0.2713, 7.37, 97.62),
-                   (16, 0.6138, 12.57, 97.60), (32, 1.2668, 22.09, 94.45)),
-    ))  # fmt: skip
+    profiles = Profiles(
+        (
+            profile_of("bert", (4, 0.0341, 3.47, 85.89), (8, 0.0658, 4.06, 88.46)),
+            profile_of(
+                "xlnet",
+                (4, 0.1088, 5.22, 95.76),
+                (8, 0.2713, 7.37, 97.62),
+                (16, 0.6138, 12.57, 97.60),
+                (32, 1.2668, 22.09, 94.45),
+            ),
+        )
+    )
     loads = [Workload("xlnet", 35, 1.5), Workload("bert", 25.9, 4.0)]
     found = planned("ao-milp", loads, 1, profiles)
     assert (found.total_rps, found.gap_ratio) == (35.0, 0.0)
@@ -170,10 +181,12 @@ def test_a_larger_batch_of_less_throughput_cuts_no_plan_off() -> None:
 
 def test_a_plan_that_the_solvers_presolve_calls_optimal_is_not_taken_as_such() -> None:
     """HiGHS 1.15.1 with its presolve: 428.58 req/s, `b` on every GPU in batches of 4."""
-    profiles = Profiles((
-        profile_of("a", (4, 0.0283, 44, 44), (8, 0.045, 41, 32), (16, 0.1062, 41, 44)),
-        profile_of("b", (4, 0.028, 10, 71), (8, 0.0616, 47, 41), (16, 0.19, 19, 63)),
-    ))  # fmt: skip
+    profiles = Profiles(
+        (
+            profile_of("a", (4, 0.0283, 44, 44), (8, 0.045, 41, 32), (16, 0.1062, 41, 44)),
+            profile_of("b", (4, 0.028, 10, 71), (8, 0.0616, 47, 41), (16, 0.19, 19, 63)),
+        )
+    )
     loads = [Workload("a", 63.1, 0.1), Workload("b", 647.1, 0.5)]
     found = planned("ao-milp", loads, 3, profiles)
     assert found.total_rps == pytest.approx(63.1 + 3 * 129.87)
@@ -182,10 +195,12 @@ def test_a_plan_that_the_solvers_presolve_calls_optimal_is_not_taken_as_such() -
 
 def test_usher_places_a_multiple_of_the_fewest_replicas_where_the_milp_places_what_serves() -> None:
     """`b` needs 2 replicas in batches of 8, which do not fit beside `a`, and 3 in batches of 4."""
-    profiles = Profiles((
-        profile_of("a", (4, 0.04, 50, 50)),
-        profile_of("b", (4, 0.04, 20, 45), (8, 0.0575, 20, 80)),
-    ))  # fmt: skip
+    profiles = Profiles(
+        (
+            profile_of("a", (4, 0.04, 50, 50)),
+            profile_of("b", (4, 0.04, 20, 45), (8, 0.0575, 20, 80)),
+        )
+    )
     loads = [Workload("a", 400, 0.1), Workload("b", 250, 0.1)]
     assert batches(planned("usher", loads, 4, profiles), "b") == [4, 4, 4, 4]
     assert batches(planned("ao-milp", loads, 4, profiles), "b") == [4, 4, 4]
@@ -204,14 +219,29 @@ def test_the_milp_obeys_a_limit_of_replicas(synthetic: Profiles) -> None:
 
 def test_the_milp_mixes_kinds_with_coefficients_of_each(synthetic: Profiles) -> None:
     faster = [
-        ModelProfile(each.model, "h100", tuple(
-            type(point)(point.batch_size, point.latency_s / 2, point.throughput_rps * 2,
-                        point.memory_pct / 4, *(value / 4 for value in (
-                            point.occupancy_pct, point.mean_occupancy_pct,
-                            point.sm_utilization_pct)))
-            for point in each.points))
+        ModelProfile(
+            each.model,
+            "h100",
+            tuple(
+                type(point)(
+                    point.batch_size,
+                    point.latency_s / 2,
+                    point.throughput_rps * 2,
+                    point.memory_pct / 4,
+                    *(
+                        value / 4
+                        for value in (
+                            point.occupancy_pct,
+                            point.mean_occupancy_pct,
+                            point.sm_utilization_pct,
+                        )
+                    ),
+                )
+                for point in each.points
+            ),
+        )
         for each in synthetic.models
-    ]  # fmt: skip
+    ]
     profiles = Profiles((*synthetic.models, *faster))
     mixed = [*accelerators_of("v100", 1), *accelerators_of("h100", 1)]
     loads = workloads("large medium small", 300, 150)
@@ -255,13 +285,15 @@ def test_shares_are_the_compute_need_unless_they_are_off(synthetic: Profiles) ->
 
 
 def test_all_mistakes_are_reported_together(synthetic: Profiles) -> None:
-    wrong = Profiles((
-        *synthetic.models,
-        ModelProfile("slow", KIND, (
-            type(synthetic.models[0].points[0])(4, 0.01, 100.0, 1, 101, 50, 50),
-        )),
-        ModelProfile("none", KIND, ()),
-    ))  # fmt: skip
+    wrong = Profiles(
+        (
+            *synthetic.models,
+            ModelProfile(
+                "slow", KIND, (type(synthetic.models[0].points[0])(4, 0.01, 100.0, 1, 101, 50, 50),)
+            ),
+            ModelProfile("none", KIND, ()),
+        )
+    )
     loads = [
         Workload("large", float("nan"), 0.1),
         Workload("small", -1, 0.0),
@@ -275,10 +307,17 @@ def test_all_mistakes_are_reported_together(synthetic: Profiles) -> None:
     assert len(caught.value.problems) == 10
     text = str(caught.value)
     for part in (
-        "accelerator a: must be listed once", "small: must have one rate", "rps must be", "-1",
-        "slo must be", "largest batch", "unknown: has no profile on v100", "none: its profile",
-        "contradicts latency 0.01 s: expected about 400.00", "occupancy must be from 0 to 100 %",
-    ):  # fmt: skip
+        "accelerator a: must be listed once",
+        "small: must have one rate",
+        "rps must be",
+        "-1",
+        "slo must be",
+        "largest batch",
+        "unknown: has no profile on v100",
+        "none: its profile",
+        "contradicts latency 0.01 s: expected about 400.00",
+        "occupancy must be from 0 to 100 %",
+    ):
         assert part in text
     with pytest.raises(InvalidPlacementInput, match="at least one is needed"):
         planner_of("usher").plan([], [], synthetic, (), PlanParams())

@@ -76,8 +76,11 @@ def test_building_batches_costs_the_time_to_fill_them() -> None:
 
 def test_built_batches_agree_with_a_simulation() -> None:
     for size, rate, service_s, budget_s in (
-        (8, 400, 0.015, 0.05), (8, 400, 0.018, 0.05), (32, 300, 0.06, 0.15), (64, 300, 0.1, 0.2),
-    ):  # fmt: skip
+        (8, 400, 0.015, 0.05),
+        (8, 400, 0.018, 0.05),
+        (32, 300, 0.06, 0.15),
+        (64, 300, 0.1, 0.2),
+    ):
         turn = batch_turn(rate_rps=rate, batch_size=size, batch_sizes=(size,), max_wait_s=0.1)
         found = batch_queue(rate_rps=rate, turn=turn, service_s=service_s, budget_s=budget_s)
         simulated = _simulated_batches(size, rate, service_s, budget_s)
@@ -119,8 +122,11 @@ def test_never_predicted_below_the_current_plan_or_a_baseline(seed: int) -> None
     again = predicted_goodput(loads[::-1], accelerators[::-1], profiles, found.replicas, params)
     assert again.total_rps >= found.total_rps - 1e-6
     for gpu in accelerators:
-        memory = [profiles.point(each.model, KIND, each.batch_size) for each in found.replicas
-                  if each.accelerator == gpu.name]  # fmt: skip
+        memory = [
+            profiles.point(each.model, KIND, each.batch_size)
+            for each in found.replicas
+            if each.accelerator == gpu.name
+        ]
         assert sum(each.memory_pct for each in memory if each) <= 100
 
 
@@ -169,13 +175,16 @@ def _all_plans(loads: Sequence[Workload], profiles: Profiles) -> Iterator[list[P
     """Every batch of every model on every set of two GPUs, where memory fits."""
     gpus = [each.name for each in accelerators_of(KIND, 2)]
     options = [
-        [[], *(
-            [(gpu, load.model, point) for gpu in places]
-            for point in profiles.feasible(load, KIND)
-            for places in ([gpus[0]], [gpus[1]], gpus)
-        )]
+        [
+            [],
+            *(
+                [(gpu, load.model, point) for gpu in places]
+                for point in profiles.feasible(load, KIND)
+                for places in ([gpus[0]], [gpus[1]], gpus)
+            ),
+        ]
         for load in loads
-    ]  # fmt: skip
+    ]
     for chosen in product(*options):
         placed = [each for copies in chosen for each in copies]
         if all(sum(p.memory_pct for at, _, p in placed if at == gpu) <= 100 for gpu in gpus):

@@ -58,17 +58,23 @@ def test_changes_replan_at_once(loads: list[Workload], gpus: int, expected: str)
 def test_a_minute_of_latency_above_the_prediction_replans() -> None:
     slow, normal = {"small": 1.3}, {"small": 1.2}
     found = _reasons(
-        (0, _LOADS, 2, slow), (50, _LOADS, 2, slow), (55, _LOADS, 2, normal), (60, _LOADS, 2, slow),
-        (119, _LOADS, 2, slow), (120, _LOADS, 2, slow),
-    )  # fmt: skip
+        (0, _LOADS, 2, slow),
+        (50, _LOADS, 2, slow),
+        (55, _LOADS, 2, normal),
+        (60, _LOADS, 2, slow),
+        (119, _LOADS, 2, slow),
+        (120, _LOADS, 2, slow),
+    )
     assert [bool(each) for each in found] == [False] * 5 + [True]
 
 
 def test_a_minute_above_the_prediction_is_one_models() -> None:
     found = _reasons(
-        (0, _LOADS, 2, {"small": 1.3}), (40, _LOADS, 2, {"large": 1.3}),
-        (80, _LOADS, 2, {"large": 1.5, "small": 1.3}), (100, _LOADS, 2, {"large": 1.6, "small": 2}),
-    )  # fmt: skip
+        (0, _LOADS, 2, {"small": 1.3}),
+        (40, _LOADS, 2, {"large": 1.3}),
+        (80, _LOADS, 2, {"large": 1.5, "small": 1.3}),
+        (100, _LOADS, 2, {"large": 1.6, "small": 2}),
+    )
     assert found[:3] == [""] * 3
     assert found[3] == "latency exceeds the prediction for 60 s: large (1.60 times)"
 
@@ -118,7 +124,10 @@ def test_where_there_is_no_room_the_cheapest_leaves_first(synthetic: Profiles) -
     ]
     plan = Placement("test", (PlacedReplica("wide", "v100-0", 16),), (), 0.0)
     costs = {"wide": 5.0, "large": 1.0, "small": 2.0}
-    stopped = [each.stops.model for [each] in moves(current, plan.replicas, _GPUS, synthetic, costs)
-               if each.stops]  # fmt: skip
+    stopped = [
+        each.stops.model
+        for [each] in moves(current, plan.replicas, _GPUS, synthetic, costs)
+        if each.stops
+    ]
     assert stopped[0] == "large"
     assert stopped.index("small") < stopped.index("wide")

@@ -56,9 +56,7 @@ def test_a_pod_without_slots_has_those_of_an_unmeasured_live_one() -> None:
     ],
 )
 def test_reports_each_mistake_with_its_field(where: tuple[Any, ...], value: Any, says: str) -> None:
-    document: dict[str, Any] = {
-        "nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}],
-    }  # fmt: skip
+    document: dict[str, Any] = {"nodes": [{"name": "n", "pods": [{}]}], "models": [{"name": "m"}]}
     at: Any = document
     for part in where[:-1]:
         at = at[part]
@@ -84,27 +82,61 @@ def problems_of(node: dict[str, Any], *models: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("node", "models", "fields", "place", "limit", "was"),
     [
-        pytest.param({}, [{"at": {"n-1": "device"}}, {"at": {"n-1": "device"}}],
-                     "models[0].at, models[1].at", "device of pod n-1", "memory of 150",
-                     "2 models of 200", id="device"),
-        pytest.param({}, [{"count": 3, "at": {"n-0": "device"}}],
-                     "models[0].at", "device of pod n-0", "memory of 250",
-                     "3 models of 300", id="one group"),
-        pytest.param({}, [{"memory": "140", "at": {"n-1": "device"}}, {"at": {"n-0": "host"}}],
-                     "models[1].at", "host of machine n", "host_memory of 0",
-                     "1 model of 100", id="no host memory"),
-        pytest.param({"host_memory": "150"}, [{"at": {"n-0": "host"}}, {"at": {"n-1": "host"}}],
-                     "models[0].at, models[1].at", "host of machine n", "host_memory of 150",
-                     "2 models of 200", id="host"),
-        pytest.param({"disk": "150"}, [{"at": {"n-0": "disk"}}, {"at": {"n-1": "disk"}}],
-                     "models[0].at, models[1].at", "disk of machine n", "disk of 150",
-                     "2 models of 200", id="disk"),
+        pytest.param(
+            {},
+            [{"at": {"n-1": "device"}}, {"at": {"n-1": "device"}}],
+            "models[0].at, models[1].at",
+            "device of pod n-1",
+            "memory of 150",
+            "2 models of 200",
+            id="device",
+        ),
+        pytest.param(
+            {},
+            [{"count": 3, "at": {"n-0": "device"}}],
+            "models[0].at",
+            "device of pod n-0",
+            "memory of 250",
+            "3 models of 300",
+            id="one group",
+        ),
+        pytest.param(
+            {},
+            [{"memory": "140", "at": {"n-1": "device"}}, {"at": {"n-0": "host"}}],
+            "models[1].at",
+            "host of machine n",
+            "host_memory of 0",
+            "1 model of 100",
+            id="no host memory",
+        ),
+        pytest.param(
+            {"host_memory": "150"},
+            [{"at": {"n-0": "host"}}, {"at": {"n-1": "host"}}],
+            "models[0].at, models[1].at",
+            "host of machine n",
+            "host_memory of 150",
+            "2 models of 200",
+            id="host",
+        ),
+        pytest.param(
+            {"disk": "150"},
+            [{"at": {"n-0": "disk"}}, {"at": {"n-1": "disk"}}],
+            "models[0].at, models[1].at",
+            "disk of machine n",
+            "disk of 150",
+            "2 models of 200",
+            id="disk",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reports_tiers_with_too_many_models(
-    node: dict[str, Any], models: list[dict[str, Any]], fields: str, place: str, limit: str,
+    node: dict[str, Any],
+    models: list[dict[str, Any]],
+    fields: str,
+    place: str,
+    limit: str,
     was: str,
-) -> None:  # fmt: skip
+) -> None:
     key = limit.partition(" ")[0]
     assert problems_of(node, *models) == [
         f"c.yaml: {fields}: models at {place} must fit its {limit} bytes, was {was} bytes in "
@@ -115,14 +147,22 @@ def test_reports_tiers_with_too_many_models(
 @pytest.mark.parametrize(
     ("node", "models", "problem"),
     [
-        pytest.param({"disk": "99"}, [{}],
-                     "models[0].size: must fit the disk of every machine that may load it, was 100 "
-                     "bytes; raise disk of n (99 bytes)", id="larger than a disk"),
-        pytest.param({"pods": [{"start": "2s"}]}, [{"at": {"n": "device"}}],
-                     "models[0].at: device needs a pod that runs from the start, n has start: 2 s; "
-                     "use host or disk, or remove its start", id="too early"),
+        pytest.param(
+            {"disk": "99"},
+            [{}],
+            "models[0].size: must fit the disk of every machine that may load it, was 100 "
+            "bytes; raise disk of n (99 bytes)",
+            id="larger than a disk",
+        ),
+        pytest.param(
+            {"pods": [{"start": "2s"}]},
+            [{"at": {"n": "device"}}],
+            "models[0].at: device needs a pod that runs from the start, n has start: 2 s; "
+            "use host or disk, or remove its start",
+            id="too early",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reports_models_that_do_not_fit_their_place(
     node: dict[str, Any], models: list[dict[str, Any]], problem: str
 ) -> None:
@@ -133,16 +173,23 @@ def test_reports_models_that_do_not_fit_their_place(
     ("node", "models"),
     [
         pytest.param({}, [{"at": {"n-0": "device"}}, {"at": {"n-0": "device"}}], id="device"),
-        pytest.param({"host_memory": "100"}, [{"at": {"n-0": "host", "n-1": "host"}}],
-                     id="one copy in host memory"),
-        pytest.param({"disk": "100"}, [{"at": {"n-0": "disk", "n-1": "disk"}}],
-                     id="one copy on disk"),
-        pytest.param({"disk": "100"}, [{"at": {"n-0": "device"}}, {"at": {"n-1": "disk"}}],
-                     id="devices hold more than the disk"),
+        pytest.param(
+            {"host_memory": "100"},
+            [{"at": {"n-0": "host", "n-1": "host"}}],
+            id="one copy in host memory",
+        ),
+        pytest.param(
+            {"disk": "100"}, [{"at": {"n-0": "disk", "n-1": "disk"}}], id="one copy on disk"
+        ),
+        pytest.param(
+            {"disk": "100"},
+            [{"at": {"n-0": "device"}}, {"at": {"n-1": "disk"}}],
+            id="devices hold more than the disk",
+        ),
         pytest.param({"disk": "200"}, [{"count": 2, "at": {"n-0": "disk"}}], id="to the byte"),
         pytest.param({"pods": [{"start": "2s"}]}, [{"at": {"n": "disk"}}], id="disk of the absent"),
     ],
-)  # fmt: skip
+)
 def test_accepts_models_that_just_fit(node: dict[str, Any], models: list[dict[str, Any]]) -> None:
     assert problems_of(node, *models) == []
 
@@ -166,8 +213,11 @@ def test_reports_all_misfits_together() -> None:
         {"at": {"x": "device"}},
     )
     assert [problem.split(":")[1].strip() for problem in found] == [
-        "models[1].memory", "models[0].size", "models[3].at", "models[2].at",
-    ]  # fmt: skip
+        "models[1].memory",
+        "models[0].size",
+        "models[3].at",
+        "models[2].at",
+    ]
 
 
 def test_continuous_generation_needs_batching() -> None:

@@ -18,10 +18,16 @@ from registry.domain.model import RoutingPolicy
 from tests.load.simulator.traces import trace
 
 MODEL: dict[str, Any] = {
-    "name": "m", "size": "1MB", "preprocess": "0s", "postprocess": "0s", "assets": "0s",
-    "infer": {1: "500ms", 2: "1s"}, "infer_per_token": "250ms", "generation": "continuous",
+    "name": "m",
+    "size": "1MB",
+    "preprocess": "0s",
+    "postprocess": "0s",
+    "assets": "0s",
+    "infer": {1: "500ms", 2: "1s"},
+    "infer_per_token": "250ms",
+    "generation": "continuous",
     "at": {"n": "device"},
-}  # fmt: skip
+}
 FREE: dict[str, Any] = {"infer": {1: "1ns"}, "infer_per_token": "1s"}
 """Prompts that take almost no time."""
 Sent = tuple[float, str, int]
@@ -67,29 +73,68 @@ def test_lone_request_takes_its_prompt_and_its_tokens() -> None:
     ("model", "sent", "items", "expected"),
     [
         # The second joins after the first's prompt and token (0.75 s); its own take until 1.5 s.
-        pytest.param({}, [(0.0, "m", 2), (0.0, "m", 4)], None, [1.5, 1.5 + 3 * 0.25],
-                     id="the shorter of two leaves first"),
+        pytest.param(
+            {},
+            [(0.0, "m", 2), (0.0, "m", 4)],
+            None,
+            [1.5, 1.5 + 3 * 0.25],
+            id="the shorter of two leaves first",
+        ),
         # Iterations end at 0.75, 1.0, 1.25; then the second's prompt and token, until 2.0.
-        pytest.param({}, [(0.0, "m", 10), (1.125, "m", 1)], None, [2.0 + 6 * 0.25, 2.0],
-                     id="joins at the end of the iteration"),
-        pytest.param({}, [(0.0, "m", 10), (1.0, "m", 1)], None, [2.0 + 6 * 0.25, 1.25 + 0.75],
-                     id="arrives as an iteration begins"),
-        pytest.param({}, [(0.0, "m", 1), (0.25, "m", 1), (0.5, "m", 1)], None,
-                     [0.75, 0.75 + 1.25, 0.75 + 1.25], id="joint prompts share their time"),
+        pytest.param(
+            {},
+            [(0.0, "m", 10), (1.125, "m", 1)],
+            None,
+            [2.0 + 6 * 0.25, 2.0],
+            id="joins at the end of the iteration",
+        ),
+        pytest.param(
+            {},
+            [(0.0, "m", 10), (1.0, "m", 1)],
+            None,
+            [2.0 + 6 * 0.25, 1.25 + 0.75],
+            id="arrives as an iteration begins",
+        ),
+        pytest.param(
+            {},
+            [(0.0, "m", 1), (0.25, "m", 1), (0.5, "m", 1)],
+            None,
+            [0.75, 0.75 + 1.25, 0.75 + 1.25],
+            id="joint prompts share their time",
+        ),
         # 0.75: the second joins; 1.5: the first has its 2 tokens, the third joins; 2.25: it ends.
-        pytest.param(limited(2), [(0.0, "m", 2), (0.0, "m", 8), (0.0, "m", 1)], None,
-                     [1.5, 2.25 + 6 * 0.25, 2.25], id="the third of two joins when one leaves"),
+        pytest.param(
+            limited(2),
+            [(0.0, "m", 2), (0.0, "m", 8), (0.0, "m", 1)],
+            None,
+            [1.5, 2.25 + 6 * 0.25, 2.25],
+            id="the third of two joins when one leaves",
+        ),
         # Two rows do not fit beside the first; the single one behind them does not overtake.
-        pytest.param(limited(2), [(0.0, "m", 4), (0.0, "m", 1), (0.0, "m", 1)], [1, 2, 1],
-                     [1.5, 1.5 + 1.25, 2.75 + 0.75], id="rows of a request join together"),
-        pytest.param(limited(2), [(0.0, "m", 2), (0.0, "m", 1)], [3, 1], [2.0, 2.75],
-                     id="more rows than the limit run alone"),
+        pytest.param(
+            limited(2),
+            [(0.0, "m", 4), (0.0, "m", 1), (0.0, "m", 1)],
+            [1, 2, 1],
+            [1.5, 1.5 + 1.25, 2.75 + 0.75],
+            id="rows of a request join together",
+        ),
+        pytest.param(
+            limited(2),
+            [(0.0, "m", 2), (0.0, "m", 1)],
+            [3, 1],
+            [2.0, 2.75],
+            id="more rows than the limit run alone",
+        ),
         # Alone until 0.75, two until 1.75, then alone again.
-        pytest.param({"infer_per_token": {1: "250ms", 2: "500ms"}},
-                     [(0.0, "m", 3), (0.0, "m", 1)], None, [2.0, 1.75],
-                     id="more sequences take longer"),
+        pytest.param(
+            {"infer_per_token": {1: "250ms", 2: "500ms"}},
+            [(0.0, "m", 3), (0.0, "m", 1)],
+            None,
+            [2.0, 1.75],
+            id="more sequences take longer",
+        ),
     ],
-)  # fmt: skip
+)
 def test_ends_of_requests(
     model: dict[str, Any], sent: list[Sent], items: list[int] | None, expected: list[float]
 ) -> None:

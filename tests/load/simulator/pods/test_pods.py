@@ -116,8 +116,9 @@ def test_full_queue_and_passed_deadline_are_rejected() -> None:
 
 
 def test_load_waits_for_memory_in_use() -> None:
-    plan = cluster({"pods": [{"memory": "150MB", "slots": 2, "device_rate": "unlimited"}]},
-                   {"count": 2})  # fmt: skip
+    plan = cluster(
+        {"pods": [{"memory": "150MB", "slots": 2, "device_rate": "unlimited"}]}, {"count": 2}
+    )
     rows = run(plan, [(0.0, "m-0"), (1.06, "m-1")])
     assert [row["status"] for row in rows] == [200, 200]
     assert rows[1]["start"] == "remote"
@@ -182,9 +183,10 @@ def test_unknown_model_is_404() -> None:
 
 def test_proxied_request_is_prepared_at_its_entry_pod() -> None:
     plan = cluster(
-        {"pods": [{"count": 2}]}, {"at": {"n-0": "device"}, "assets": "300ms"},
+        {"pods": [{"count": 2}]},
+        {"at": {"n-0": "device"}, "assets": "300ms"},
         network={"gateway_hop": "1ms", "pod_hop": "4ms"},
-    )  # fmt: skip
+    )
     rows = run(plan, [(0.0, "m"), (0.0, "m")], RoutingPolicy.REMOTE_PROXY)
     proxied = next(row for row in rows if row["entry_pod"] == "n-1")
     assert (proxied["predict_pod"], proxied["reason"]) == ("n-0", "warm-remote")

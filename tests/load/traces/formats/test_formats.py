@@ -50,23 +50,35 @@ def test_every_format_can_be_parquet(tmp_path: Path, name: str) -> None:
 def test_own_columns(tmp_path: Path) -> None:
     assert named(str(write(tmp_path / "t.csv", SAMPLES["arrivals"]))) == [
         {
-            "at_s": 0.5, "tenant": "a", "model": "x",
-            "input_size": 3, "output_size": 7, "deadline_s": 1.5,
+            "at_s": 0.5,
+            "tenant": "a",
+            "model": "x",
+            "input_size": 3,
+            "output_size": 7,
+            "deadline_s": 1.5,
         },
         {
-            "at_s": 2.0, "tenant": "b", "model": "y",
-            "input_size": 1, "output_size": 0, "deadline_s": None,
+            "at_s": 2.0,
+            "tenant": "b",
+            "model": "y",
+            "input_size": 1,
+            "output_size": 0,
+            "deadline_s": None,
         },
-    ]  # fmt: skip
+    ]
 
 
 def test_most_own_columns_are_optional(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "model,at_s\nx,1\n")
     [row] = named(f"{path},tenant=team")
     assert row == {
-        "at_s": 1.0, "tenant": "team", "model": "x",
-        "input_size": 1, "output_size": 0, "deadline_s": None,
-    }  # fmt: skip
+        "at_s": 1.0,
+        "tenant": "team",
+        "model": "x",
+        "input_size": 1,
+        "output_size": 0,
+        "deadline_s": None,
+    }
 
 
 def test_azure_llm_times_start_at_the_first_row(tmp_path: Path) -> None:

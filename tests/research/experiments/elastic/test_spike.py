@@ -18,7 +18,7 @@ from research.experiments.elastic.spike_scenario import TUNED_WITH, SpikeScenari
 
 SHORT = SpikeScenario(
     base_rps=10.0, times=8.0, most_pods=30, spike_at_s=10.0, spike_s=30.0, after_s=5.0
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("rule", RULES)

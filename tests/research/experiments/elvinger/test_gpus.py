@@ -37,9 +37,12 @@ _PROFILES = Profiles((ModelProfile("a", "gpu", _POINTS), ModelProfile("b", "gpu"
 def _simulated(rate_rps: float, interference: str = "none") -> float:
     loads = (Workload("a", rate_rps, 0.3), Workload("b", rate_rps, 0.3))
     load = PlacedLoad(
-        (PlacedReplica("a", "g", 4), PlacedReplica("b", "g", 4)), loads, {"g": "gpu"}, PlanParams(),
+        (PlacedReplica("a", "g", 4), PlacedReplica("b", "g", 4)),
+        loads,
+        {"g": "gpu"},
+        PlanParams(),
         interference,
-    )  # fmt: skip
+    )
     served = simulate(load, _PROFILES, 1)
     return sum(each.goodput_rps for each in served.values()) / (2 * rate_rps)
 

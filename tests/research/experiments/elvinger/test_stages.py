@@ -16,9 +16,13 @@ from research.experiments.elvinger.stages import Row, stages_of
 
 def _row(arrived_s: float, ended_s: float) -> Row:
     return {
-        "scheduled_s": arrived_s - 0.01, "preprocess_ms": 10.0, "postprocess_ms": 0.0,
-        "finished_s": ended_s, "infer_ms": 1000 * (ended_s - arrived_s), "predict_pod": "p",
-    }  # fmt: skip
+        "scheduled_s": arrived_s - 0.01,
+        "preprocess_ms": 10.0,
+        "postprocess_ms": 0.0,
+        "finished_s": ended_s,
+        "infer_ms": 1000 * (ended_s - arrived_s),
+        "predict_pod": "p",
+    }
 
 
 def test_a_batch_is_built_then_waits_for_the_one_before() -> None:
@@ -49,9 +53,12 @@ def test_simulated_stages_add_up_and_inference_takes_the_profiled_time() -> None
     )
     profiles = Profiles((ModelProfile("a", "gpu", points),))
     load = PlacedLoad(
-        (PlacedReplica("a", "g", 4),), (Workload("a", 190.0, 0.3),), {"g": "gpu"}, PlanParams(),
+        (PlacedReplica("a", "g", 4),),
+        (Workload("a", 190.0, 0.3),),
+        {"g": "gpu"},
+        PlanParams(),
         "none",
-    )  # fmt: skip
+    )
     stages = simulate(load, profiles, 1, ("a",))["a"].stages
     assert stages is not None
     parts = (stages.transfer_s, stages.build_s, stages.queue_s, stages.inference_s)

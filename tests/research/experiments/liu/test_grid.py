@@ -6,13 +6,7 @@ import pytest
 
 from research.experiments.harness.experiment import Settings
 from research.experiments.liu import grid
-from research.experiments.liu.grid import (
-    WORKLOADS,
-    CellResult,
-    CellTask,
-    cells,
-    simulate_cell,
-)
+from research.experiments.liu.grid import WORKLOADS, CellResult, CellTask, cells, simulate_cell
 from research.experiments.liu.simulated import ModelTimings
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -95,10 +95,13 @@ def _result(policy: str, idle: float, cold: int, p75: float) -> PrewarmResult:
 
 def test_baselines_are_interpolated_at_the_memory_of_predictive() -> None:
     results = [
-        _result("keep-alive", 10.0, 40, 0.8), _result("keep-alive", 1000.0, 20, 0.4),
-        _result("greedy-dual", 200.0, 30, 0.9), _result("greedy-dual", 400.0, 10, 0.8),
-        _result(PREDICTIVE, 100.0, 25, 0.3), _result(PREDICTIVE, 1.0, 90, 1.0),
-    ]  # fmt: skip
+        _result("keep-alive", 10.0, 40, 0.8),
+        _result("keep-alive", 1000.0, 20, 0.4),
+        _result("greedy-dual", 200.0, 30, 0.9),
+        _result("greedy-dual", 400.0, 10, 0.8),
+        _result(PREDICTIVE, 100.0, 25, 0.3),
+        _result(PREDICTIVE, 1.0, 90, 1.0),
+    ]
     [found] = at_equal_memory(results)
     assert found.baselines_cold["keep-alive"] == pytest.approx(0.3)
     assert found.baselines_cold["greedy-dual"] is None

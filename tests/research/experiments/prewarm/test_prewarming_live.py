@@ -76,9 +76,12 @@ def test_the_simulation_has_no_burst_intervals_as_its_live_run() -> None:
 
 def test_the_simulation_uses_the_medians_of_live_records(tmp_path: Path) -> None:
     path = write_run(
-        tmp_path / "run.parquet", 4, start=["disk", "disk", "disk", "warm"],
-        load_ms=[40.0, 50.0, 600.0, None], infer_ms=[10.0] * 4,
-    )  # fmt: skip
+        tmp_path / "run.parquet",
+        4,
+        start=["disk", "disk", "disk", "warm"],
+        load_ms=[40.0, 50.0, 600.0, None],
+        infer_ms=[10.0] * 4,
+    )
     times = measured_times([read_run(path, "run")])
     assert times.load_s[Tier.DISK] == pytest.approx(0.05 * PACE)
     assert times.infer_s == pytest.approx(0.01 * PACE)

@@ -68,10 +68,12 @@ def test_spread_counts_cells_beyond_each_limit() -> None:
 
 
 def test_marks_count_tails_and_deadlines_in_their_own_cells() -> None:
-    found = _cells([
-        _result(AUTO, 0, 1.05, p99_s=3.0, missed=0.5),
-        _result(AUTO, 1, 0.5, p99_s=3.0, missed=0.5),
-    ])  # fmt: skip
+    found = _cells(
+        [
+            _result(AUTO, 0, 1.05, p99_s=3.0, missed=0.5),
+            _result(AUTO, 1, 0.5, p99_s=3.0, missed=0.5),
+        ]
+    )
     over_3, over_8, tails, missed, single = marks(found, with_deadline={1})
     assert (over_3.found, over_8.found, tails.found, missed.found) == (50, 0, 100, 100)
     assert [each.is_reached for each in (over_3, over_8, tails, missed)] == [0, 1, 0, 0]
@@ -107,10 +109,13 @@ def test_wrong_forecasts_expect_another_number_of_arrivals(factor: float) -> Non
     demand = Demand(
         None,
         ForecastHorizon(),
-        Forecast(mean=np.full((1, 4), 2.0), quantiles=np.full((1, 4, 2), 3.0),
-                 p_arrival=np.full((1, 4), 0.5)),
+        Forecast(
+            mean=np.full((1, 4), 2.0),
+            quantiles=np.full((1, 4, 2), 3.0),
+            p_arrival=np.full((1, 4), 0.5),
+        ),
         np.array([0.2]),
-    )  # fmt: skip
+    )
     found = scaled(demand, factor)
     assert found.forecast.mean == pytest.approx(2.0 * factor)
     assert found.forecast.p_arrival == pytest.approx(1 - 0.5**factor)

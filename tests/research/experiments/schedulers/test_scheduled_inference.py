@@ -24,25 +24,37 @@ from tests.load.simulator.traces import Row, trace
 
 POD = {"slots": 1}
 WARM: dict[str, Any] = {
-    "at": {"n": "device"}, "infer": {1: "1s", 4: "2s"}, "preprocess": "0s", "postprocess": "0s",
-}  # fmt: skip
+    "at": {"n": "device"},
+    "infer": {1: "1s", 4: "2s"},
+    "preprocess": "0s",
+    "postprocess": "0s",
+}
 
 
 def _run(
-    rule: InferenceRule, rows: list[Row], *models: dict[str, Any], pods: tuple[Any, ...] = (POD,),
-    is_serial: bool = False, scaler: Any = None, deadline_s: float | list[float] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+    rule: InferenceRule,
+    rows: list[Row],
+    *models: dict[str, Any],
+    pods: tuple[Any, ...] = (POD,),
+    is_serial: bool = False,
+    scaler: Any = None,
+    deadline_s: float | list[float] | None = None,
+) -> list[dict[str, Any]]:
     placer = partial(
-        ScheduledPlacer[SimulatedRequest], rule=rule, by_deadline=rule is not three_phases,
+        ScheduledPlacer[SimulatedRequest],
+        rule=rule,
+        by_deadline=rule is not three_phases,
         is_serial=is_serial,
-    )  # fmt: skip
+    )
     queueing = QueueOptions(serves_late=True, placer=placer)
     return records(
         Simulation(
-            cluster({"pods": list(pods)}, *models), trace(rows, deadline_s=deadline_s),
-            queueing=queueing, autoscaler=scaler,
+            cluster({"pods": list(pods)}, *models),
+            trace(rows, deadline_s=deadline_s),
+            queueing=queueing,
+            autoscaler=scaler,
         )
-    )  # fmt: skip
+    )
 
 
 def _order(rows: list[dict[str, Any]]) -> str:
@@ -96,8 +108,9 @@ def test_requests_wait_for_a_load_by_the_autoscaler() -> None:
 def test_a_machine_that_loads_serves_only_without_one_action_at_a_time(is_serial: bool) -> None:
     models = [WARM | {"name": "warm"}, {"name": "m"}]  # 100 MB at 100 MB/s: more than a second
     scaler = ScriptedAutoscaler(0.1, lambda state, actions: actions.preload(M, "n"))
-    found = _run(three_phases, [(0.1001, "warm"), (0.2, "m")], *models,
-                 is_serial=is_serial, scaler=scaler)  # fmt: skip
+    found = _run(
+        three_phases, [(0.1001, "warm"), (0.2, "m")], *models, is_serial=is_serial, scaler=scaler
+    )
     warm = next(row for row in found if row["model"] == "warm")
     assert (warm["finished_s"] > 2.0) is is_serial
 

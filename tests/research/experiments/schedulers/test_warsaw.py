@@ -183,9 +183,14 @@ def test_the_same_run_gives_the_same_result(short_runs: Mapping[str, SchedulerRe
 def test_in_a_spike_baseline_has_one_copy_and_clockwork_more() -> None:
     """All functions eight times as often: one machine cannot serve the requests of one model."""
     work = Workload(
-        minutes=2, spikes=1, rate_per_min=300.0, work=(0.3, 0.5), most_busy=0.3, height=8.0,
+        minutes=2,
+        spikes=1,
+        rate_per_min=300.0,
+        work=(0.3, 0.5),
+        most_busy=0.3,
+        height=8.0,
         spiking_share=1.0,
-    )  # fmt: skip
+    )
     eight = Setting("8 x 2", machines=8)
     before, after = (
         simulate(SchedulerTask(name, 1, work, eight)) for name in (BASELINE, CLOCKWORK)
@@ -224,9 +229,9 @@ def test_a_machine_that_does_one_action_at_a_time_serves_nothing_while_it_loads(
 ) -> None:
     for name in OF_THESIS:
         usage = short_runs[name].usage
-        inferring = np.concatenate([
-            np.stack([each.inferring.begins, each.inferring.ends]) for each in usage
-        ], axis=1)  # fmt: skip
+        inferring = np.concatenate(
+            [np.stack([each.inferring.begins, each.inferring.ends]) for each in usage], axis=1
+        )
         for each in usage:
             for begin_s, end_s in zip(each.loading.begins, each.loading.ends, strict=True):
                 overlap_s = np.minimum(inferring[1], end_s) - np.maximum(inferring[0], begin_s)

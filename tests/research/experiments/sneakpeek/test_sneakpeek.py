@@ -35,9 +35,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for size, share in RIGHT.items()
             }
             arrays = {
-                "features": features.astype(np.float32), "labels": labels,
-                "projection": np.eye(classes, dtype=np.float32), **predicted,
-            }  # fmt: skip
+                "features": features.astype(np.float32),
+                "labels": labels,
+                "projection": np.eye(classes, dtype=np.float32),
+                **predicted,
+            }
             np.savez(found / f"{name}-{part}.npz", **arrays)  # type: ignore[arg-type]
     return found
 

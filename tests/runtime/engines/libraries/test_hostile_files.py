@@ -29,8 +29,11 @@ from tests.tabular_models import MAKERS, make_xgboost
 
 EXAMPLES = settings(max_examples=100, deadline=None)
 FILES = {
-    "onnx": "model.onnx", "xgboost": "model.json", "lightgbm": "model.txt", "sklearn": "model.skops"
-}  # fmt: skip
+    "onnx": "model.onnx",
+    "xgboost": "model.json",
+    "lightgbm": "model.txt",
+    "sklearn": "model.skops",
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +60,13 @@ def _sound_or_invalid(check: Callable[[], object]) -> None:
 # Protobuf: number and kind of a field, then a number, a size that may lie, or bytes.
 _fields = st.lists(
     st.tuples(
-        st.integers(1, 15), st.sampled_from([0, 1, 2, 3, 5, 7]), st.integers(0, 2**63 - 1),
+        st.integers(1, 15),
+        st.sampled_from([0, 1, 2, 3, 5, 7]),
+        st.integers(0, 2**63 - 1),
         st.binary(max_size=20),
     ),
     max_size=6,
-)  # fmt: skip
+)
 
 
 def _protobuf(fields: list[tuple[int, int, int, bytes]], *, lies: bool) -> bytes:
@@ -111,11 +116,14 @@ def test_any_bytes_are_no_booster(first: bytes, content: bytes) -> None:
 
 
 _documents = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**53), 2**53)
+    | st.text(max_size=5)
     | st.floats(allow_nan=False, allow_infinity=False),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @EXAMPLES

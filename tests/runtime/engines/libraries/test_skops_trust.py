@@ -132,10 +132,12 @@ def test_a_file_calls_no_function(tmp_path: Path) -> None:
         attributes["func"] |= {
             "__loader__": "ConstructorFromReduceNode",
             "content": {
-                "__class__": "tuple", "__module__": "builtins", "__loader__": "TupleNode",
+                "__class__": "tuple",
+                "__module__": "builtins",
+                "__loader__": "TupleNode",
                 "content": [],
             },
-        }  # fmt: skip
+        }
 
     path = tmp_path / "model.skops"
     skops.io.dump(FunctionTransformer(np.mean), path)
