@@ -80,8 +80,8 @@ async def _pool_actuator(
     exit_stack: AsyncExitStack,
 ) -> PoolActuator:
     from autoscaler.service.pool_actuator import PoolActuator
-    from controller.cluster.cluster_api import ClusterApi, connect  # optional extra
-    from controller.pools.pool_scaler import PoolScaler
+    from controller.api import ClusterApi, connect  # optional extra
+    from controller.pool_scaler import PoolScaler
 
     client = await connect()
     exit_stack.push_async_callback(client.close)

@@ -9,12 +9,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from controller.cluster.cluster_api import ClusterApi
-from controller.cluster.cluster_objects import ClusterObjects
-from controller.cluster.object_readers import ApplicationObject
-from controller.errors import Changed, Denied, Gone
-from controller.metrics import STATUS_WRITES
-from controller.pools.pool_registries import PoolRegistries, PoolRegistry
+from controller.api import STATUS_WRITES, Changed, ClusterApi, Denied, Gone
+from controller.objects import ClusterObjects
+from controller.pools import PoolRegistries, PoolRegistry
+from controller.resources import ApplicationObject
 from registry.domain.application_variants import named_variants
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec

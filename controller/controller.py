@@ -9,15 +9,21 @@ import logging
 import time
 from collections.abc import Awaitable
 
+from controller.api import (
+    FAILURES,
+    MODELS,
+    Changed,
+    ClusterUnreachable,
+    Denied,
+    Gone,
+    KubernetesError,
+)
 from controller.application_reconciler import ApplicationReconciler
-from controller.cluster.cluster_objects import ClusterObjects
-from controller.cluster.inference_services import Role
-from controller.errors import Changed, ClusterUnreachable, Denied, Gone, KubernetesError
 from controller.graph_reconciler import GraphReconciler
-from controller.metrics import FAILURES, MODELS
-from controller.models.reconciler import ModelReconciler
-from controller.pools.pod_phases import PodPhases
-from controller.pools.pool_registries import PoolRegistries
+from controller.model_reconciler import ModelReconciler
+from controller.objects import ClusterObjects
+from controller.pools import PodPhases, PoolRegistries
+from controller.resources import Role
 from registry.domain.model import ModelName
 from registry.errors import RegistryError, RegistryUnavailable
 

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from controller.cluster.cluster_api import ClusterApi
-from controller.cluster.cluster_objects import ClusterObjects
-from controller.cluster.object_readers import GraphObject
-from controller.pools.pool_registries import PoolRegistries
+from controller.api import ClusterApi
+from controller.objects import ClusterObjects
+from controller.pools import PoolRegistries
+from controller.resources import GraphObject
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import API_VERSION, KIND

@@ -4,7 +4,7 @@ import datetime
 from pathlib import Path
 
 from common.tls import PART_NAME
-from controller.admission.webhook_setup import make_certificates
+from controller.webhook_server import make_certificates
 
 
 def write_certificates(folder: Path, *names: str) -> Path:

@@ -26,7 +26,7 @@ MODULES = {
         "gateway.sneakpeek.__main__",
         "gateway.applications.window_planner",
         "autoscaler.__main__",
-        "controller.run",
+        "controller.main",
         "workflows.__main__",
         "workflows.runner",
         "pilotlight.cli",

@@ -15,12 +15,10 @@ from typing import Final
 from autoscaler.planning.pool_view import Limits
 from autoscaler.service.actuator import PoolSize
 from autoscaler.service.metrics import AutoscalerMetrics
-from controller.cluster.cluster_api import ClusterApi
-from controller.cluster.object_readers import PodObject
-from controller.errors import Changed, Gone, KubernetesError, PoolNotFound
-from controller.pools.leaving_pods import DrainTracker
-from controller.pools.pool_scaler import ObservedPool, PoolScaler
-from controller.pools.pool_size import (
+from controller.api import Changed, ClusterApi, Gone, KubernetesError, PoolNotFound
+from controller.pool_scaler import ObservedPool, PoolScaler
+from controller.pool_size import (
+    DrainTracker,
     Owner,
     ScaleConflict,
     ScaledElsewhere,
@@ -29,6 +27,7 @@ from controller.pools.pool_size import (
     pods_to_drain,
     within_bounds,
 )
+from controller.resources import PodObject
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState

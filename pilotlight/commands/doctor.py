@@ -65,8 +65,7 @@ async def _examine_cluster(namespace: str, context: str | None) -> list[Finding]
     with requires_extra("kubernetes"):
         from kubernetes.aio.config import ConfigException
 
-        from controller.cluster.cluster_api import connect
-        from controller.errors import KubernetesError
+        from controller.api import KubernetesError, connect
         from pilotlight.doctor.cluster_facts import read_cluster
         from pilotlight.doctor.cluster_findings import cluster_findings
     try:

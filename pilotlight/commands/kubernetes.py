@@ -26,7 +26,7 @@ app = typer.Typer()
 def controller(context: typer.Context) -> None:
     """Run the Kubernetes controller: sync InferenceServices with the registry."""
     with requires_extra("kubernetes"):
-        from controller.run import main
+        from controller.main import main
 
     main(context.args)
 
@@ -55,10 +55,9 @@ def scale(
 async def _scale(target: PlatformTarget, output: Output, *, pods: int, namespace: str) -> None:
     """Scale a pool; with a registry the emptiest pods are removed first."""
     with requires_extra("kubernetes"):
-        from controller.cluster.cluster_api import connect
-        from controller.errors import KubernetesError
-        from controller.pools.pool_scaler import PoolScaler
-        from controller.pools.pool_size import ScaledElsewhere
+        from controller.api import KubernetesError, connect
+        from controller.pool_scaler import PoolScaler
+        from controller.pool_size import ScaledElsewhere
 
     pool = target.pool
     registered = await _registered_pods(target) if target.redis_url else {}

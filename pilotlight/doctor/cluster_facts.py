@@ -6,8 +6,7 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from controller.cluster.cluster_api import LIST_TIMEOUT_S, api_errors
-from controller.errors import Denied, Gone
+from controller.api import LIST_TIMEOUT_S, Denied, Gone, api_errors
 
 Document = dict[str, Any]
 

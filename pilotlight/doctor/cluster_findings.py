@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from controller.cluster.inference_services import MODE, POOL, Role, read_service, role_of
+from controller.resources import MODE, POOL, Role, read_service, role_of
 from pilotlight.doctor.finding import Finding, ok, problem, unknown, warning
 
 if TYPE_CHECKING:

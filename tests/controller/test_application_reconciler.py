@@ -10,14 +10,12 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from controller.admission.review import validate
+from controller.admission import validate
+from controller.api import ClusterApi, ClusterUnreachable, Denied
 from controller.application_reconciler import ApplicationReconciler, application_status
-from controller.cluster.cluster_api import ClusterApi
-from controller.cluster.cluster_objects import ClusterObjects, ObjectEvent
-from controller.cluster.inference_services import read_service
-from controller.cluster.object_readers import read_application_object
-from controller.errors import ClusterUnreachable, Denied
-from controller.pools.pool_registries import PoolRegistries
+from controller.objects import ClusterObjects, ObjectEvent
+from controller.pools import PoolRegistries
+from controller.resources import read_application_object, read_service
 from registry.domain.application import AccuracyProfile
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec

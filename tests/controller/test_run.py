@@ -12,14 +12,14 @@ from aiohttp import web
 from kubernetes.aio import client
 
 from common.settings_table import settings_from_fields
-from controller import run
-from controller.cluster.cluster_api import ClusterApi
-from controller.cluster.cluster_objects import ClusterObjects
+from controller import main as run
+from controller.api import ClusterApi
+from controller.objects import ClusterObjects
 from controller.settings import ControllerSettings
 
 WARN_AFTER_A_START_WITHOUT_A_CLUSTER = """
 import logging
-from controller.run import main
+from controller.main import main
 try:
     main([])
 except Exception:

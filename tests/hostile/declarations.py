@@ -7,7 +7,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from controller.admission.review import review_response, set_defaults, validate
+from controller.admission import review_response, set_defaults, validate
 from registry.errors import InvalidModel
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.reader import read_documents

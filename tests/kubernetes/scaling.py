@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.cluster.inference_services import POOL
+from controller.resources import POOL
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.servers import wait_until

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controller.models.model_status import WRITE_INTERVAL_S
+from controller.model_status import WRITE_INTERVAL_S
 from tests.kubernetes.knative import is_built
 from tests.kubernetes.models import Gateway, Tenant, model_object
 from tests.servers import wait_until

@@ -5,7 +5,7 @@ from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry
 
-import controller.metrics
+import controller.api
 import runtime.metrics
 from autoscaler.service.metrics import AutoscalerMetrics
 from gateway.telemetry.metrics import GatewayMetrics
@@ -29,7 +29,7 @@ def _described(name: str, kind: str, labels: tuple[str, ...]) -> str:
 
 
 def _lines() -> Iterator[str]:
-    assert runtime.metrics, controller.metrics  # which register theirs
+    assert runtime.metrics, controller.api  # which register theirs
     registries = {
         "gateway": GatewayMetrics().registry,
         "autoscaler": AutoscalerMetrics().registry,

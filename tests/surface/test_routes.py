@@ -14,7 +14,7 @@ from starlette.routing import Route
 from common.pod_secret import PodSecret
 from common.probe_server import PATHS
 from common.tls import PartTls
-from controller.admission.webhook_server import admission_app
+from controller.webhook_server import admission_app
 from gateway.__main__ import running_app
 from gateway.grpc.inference_service import InferenceService
 from gateway.grpc.server import health_handler, reflection_handlers

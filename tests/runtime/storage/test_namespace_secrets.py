@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controller.admission.webhook_setup import make_certificates
+from controller.webhook_server import make_certificates
 from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import StorageFailed

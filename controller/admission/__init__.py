@@ -1,1 +1,0 @@
-"""Admission webhooks: validation, defaults, certificates."""

@@ -1,0 +1,318 @@
+"""Calls to the Kubernetes API server with the official client, their errors, and the metrics.
+
+Writes are patches of single fields. The names of the classes of errors are metric labels.
+"""
+
+import datetime
+import json
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+from prometheus_client import Counter, Gauge
+
+from controller.resources import (
+    APPLICATIONS,
+    GRAPHS,
+    POOL,
+    ApplicationObject,
+    GraphObject,
+    PodObject,
+    ServiceObject,
+    read_application_object,
+    read_graph_object,
+    read_pod,
+    read_service,
+)
+from registry.domain.model import ModelName
+
+
+class KubernetesError(Exception):
+    """Root of the errors of this package."""
+
+
+class ClusterUnreachable(KubernetesError):
+    """The API server did not respond, or failed. Retried later."""
+
+
+class Changed(KubernetesError):
+    """The object has changed since it was read: read it again."""
+
+
+class Gone(KubernetesError):
+    """The object does not exist."""
+
+
+class Denied(KubernetesError):
+    """The API server refused the call."""
+
+
+class PoolNotFound(KubernetesError):
+    """No InferenceService, or more than one, has the pool's label."""
+
+
+STATUS_WRITES = Counter("pilotlight_controller_status_writes_total", "Statuses of models written")
+FAILURES = Counter(
+    "pilotlight_controller_failures_total", "Failed operations by error class", ["cause"]
+)
+IS_LEADING = Gauge("pilotlight_controller_leading", "1 while this replica leads")
+MODELS = Gauge("pilotlight_controller_models", "InferenceServices that are models of a pool")
+
+
+GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
+TIMEOUT_S = 15.0
+LIST_TIMEOUT_S = 60.0
+PAGE_OBJECTS = 500
+_JSON_PATCH = "application/json-patch+json"
+_MERGE_PATCH = "application/merge-patch+json"
+_MAX_MESSAGE = 1024
+"""The API server refuses events with longer messages."""
+
+
+async def connect(context: str | None = None) -> client.ApiClient:
+    """A client with the pod's service account, or with the kubeconfig outside a cluster.
+
+    With `context`, with that one of the kubeconfig. Raises ConfigException if there is none.
+    """
+    configuration = client.Configuration()
+    if context is None:
+        with suppress(config.ConfigException):
+            config.load_incluster_config(client_configuration=configuration)
+            return client.ApiClient(configuration)
+    await config.load_kube_config(context=context, client_configuration=configuration)
+    return client.ApiClient(configuration)
+
+
+class ClusterApi:
+    """Reads and patches InferenceServices, and posts events, for controller and autoscaler."""
+
+    def __init__(
+        self,
+        api: client.ApiClient,
+        *,
+        component: str,
+        instance: str,
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        """`namespaces`: those to list; empty: all."""
+        self._objects = client.CustomObjectsApi(api)
+        self._core = client.CoreV1Api(api)
+        self._to_dict = api.sanitize_for_serialization
+        self._component = component
+        self._instance = instance
+        self._namespaces = namespaces
+
+    async def list_services(self) -> AsyncIterator[ServiceObject]:
+        """All InferenceServices. Raises Gone where KServe is not installed."""
+        async for each in self._list((GROUP, VERSION, PLURAL), "InferenceServices"):
+            yield read_service(each)
+
+    async def list_applications(self) -> list[ApplicationObject]:
+        """All InferenceApplications; none where the resource is not installed."""
+        listed = await self._list_installed(APPLICATIONS, "InferenceApplications")
+        return [read_application_object(each) for each in listed]
+
+    async def list_graphs(self) -> list[GraphObject]:
+        """All InferenceGraphs; none where the resource is not installed."""
+        listed = await self._list_installed(GRAPHS, "InferenceGraphs")
+        return [read_graph_object(each) for each in listed]
+
+    async def _list_installed(
+        self, resource: tuple[str, str, str], kinds: str
+    ) -> list[dict[str, Any]]:
+        try:
+            return [each async for each in self._list(resource, kinds)]
+        except Gone:
+            return []
+
+    async def _list(
+        self, resource: tuple[str, str, str], kinds: str
+    ) -> AsyncIterator[dict[str, Any]]:
+        """`resource`: group, version and plural. Page by page, so that no page is large."""
+        group, version, plural = resource
+        calls: list[Any] = [
+            partial(self._objects.list_namespaced_custom_object, group, version, namespace, plural)
+            for namespace in self._namespaces
+        ] or [partial(self._objects.list_cluster_custom_object, group, version, plural)]
+        for call in calls:
+            options: dict[str, Any] = {}
+            while True:
+                with api_errors("list", kinds):
+                    page = await call(
+                        limit=PAGE_OBJECTS, _request_timeout=LIST_TIMEOUT_S, **options
+                    )
+                for each in page["items"]:
+                    yield each
+                if not (rest := page["metadata"].get("continue")):
+                    break
+                options = {"_continue": rest}
+
+    async def write_application_status(
+        self, application: ApplicationObject, status: Mapping[str, Any]
+    ) -> None:
+        """Replace an application's whole status. Raises Gone, Changed."""
+        await self._write_status(APPLICATIONS, application, status)
+
+    async def list_pods(self) -> list[PodObject]:
+        """The pods of pools."""
+        options: dict[str, Any] = {"label_selector": POOL, "_request_timeout": LIST_TIMEOUT_S}
+        with api_errors("list", "pods"):
+            lists = [
+                await self._core.list_namespaced_pod(namespace, **options)
+                for namespace in self._namespaces
+            ] or [await self._core.list_pod_for_all_namespaces(**options)]
+        return [read_pod(self._to_dict(each)) for found in lists for each in found.items]
+
+    async def write_status(
+        self, service: ServiceObject, status: Mapping[str, Any], *, is_shared: bool = False
+    ) -> None:
+        """Replace a model's whole status. Raises Gone, Changed.
+
+        `is_shared`: KServe writes it as well, so the object must be of the version that was read.
+        """
+        version = service.resource_version if is_shared else None
+        await self._write_status((GROUP, VERSION, PLURAL), service, status, version=version)
+
+    async def make_predictor_service(self, service: ServiceObject, host: str) -> str:
+        """Make `NAME-predictor`, another name of the gateway's `host`, owned by the object.
+
+        Returns what is wrong, such as a Service of another's with that name; empty: nothing.
+        """
+        name, namespace = f"{service.name.name}-predictor", service.name.namespace
+        owner = client.V1OwnerReference(
+            api_version=f"{GROUP}/{VERSION}",
+            kind="InferenceService",
+            name=service.name.name,
+            uid=service.uid,
+        )
+        body = client.V1Service(
+            metadata=client.V1ObjectMeta(name=name, owner_references=[owner]),
+            spec=client.V1ServiceSpec(type="ExternalName", external_name=host),
+        )
+        try:
+            with api_errors("make the Service", name):
+                await self._core.create_namespaced_service(
+                    namespace, body, _request_timeout=TIMEOUT_S
+                )
+        except Denied as error:
+            return str(error)
+        except Changed:  # it exists
+            with api_errors("read the Service", name):
+                found = await self._core.read_namespaced_service(
+                    name, namespace, _request_timeout=TIMEOUT_S
+                )
+            if service.uid not in [each.uid for each in found.metadata.owner_references or ()]:
+                return f"Service {name} exists and is not that of this InferenceService"
+        return ""
+
+    async def _write_status(
+        self,
+        resource: tuple[str, str, str],
+        about: ServiceObject | ApplicationObject,
+        status: Mapping[str, Any],
+        *,
+        version: str | None = None,
+    ) -> None:
+        group, api_version, plural = resource
+        patch = [
+            {"op": "test", "path": "/metadata/uid", "value": about.uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        if version is not None:
+            patch.insert(1, {"op": "test", "path": "/metadata/resourceVersion", "value": version})
+        with api_errors("write the status of", about):
+            await self._objects.patch_namespaced_custom_object_status(
+                group,
+                api_version,
+                about.name.namespace,
+                plural,
+                about.name.name,
+                patch,
+                _content_type=_JSON_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
+
+    async def set_finalizers(self, service: ServiceObject, finalizers: Sequence[str]) -> None:
+        """Set the finalizers. Raises Changed if the object has a newer version, Gone."""
+        metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
+        with api_errors("set the finalizers of", service):
+            await self._objects.patch_namespaced_custom_object(
+                GROUP,
+                VERSION,
+                service.name.namespace,
+                PLURAL,
+                service.name.name,
+                {"metadata": metadata},
+                _content_type=_MERGE_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
+
+    async def post_event(
+        self,
+        about: ModelName,
+        uid: str,
+        *,
+        reason: str,
+        message: str,
+        is_warning: bool,
+        kind: tuple[str, str] = (f"{GROUP}/{VERSION}", "InferenceService"),
+    ) -> None:
+        """`kind`: API version and kind of the object."""
+        now = datetime.datetime.now(datetime.UTC)
+        event = client.CoreV1Event(
+            metadata=client.V1ObjectMeta(generate_name=f"{about.name}.", namespace=about.namespace),
+            involved_object=client.V1ObjectReference(
+                api_version=kind[0],
+                kind=kind[1],
+                name=about.name,
+                namespace=about.namespace,
+                uid=uid,
+            ),
+            type="Warning" if is_warning else "Normal",
+            reason=reason,
+            message=message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…",
+            source=client.V1EventSource(component=self._component),
+            reporting_component=self._component,
+            reporting_instance=self._instance,
+            first_timestamp=now,
+            last_timestamp=now,
+            count=1,
+        )
+        with api_errors("post an event about", about):
+            await self._core.create_namespaced_event(
+                about.namespace, event, _request_timeout=TIMEOUT_S
+            )
+
+
+@contextmanager
+def api_errors(action: str, subject: object) -> Iterator[None]:
+    """Translate errors of the client. `action` and `subject` complete "could not …"."""
+    try:
+        yield
+    except ApiException as error:
+        raise _to_error(error, action, subject) from error
+    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+        raise ClusterUnreachable(f"the API server did not respond: {error}") from error
+
+
+def _to_error(error: ApiException, action: str, subject: object) -> Exception:
+    text = f"could not {action} {getattr(subject, 'name', subject)}: {_message(error)}"
+    if error.status == HTTPStatus.NOT_FOUND:
+        return Gone(text)
+    if error.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
+        return Changed(text)
+    if error.status in (HTTPStatus.FORBIDDEN, HTTPStatus.BAD_REQUEST):
+        return Denied(text)
+    return ClusterUnreachable(text)
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (ValueError, TypeError, KeyError):
+        return str(error.reason)

@@ -1,1 +1,0 @@
-"""The API server: calls, watched objects, leadership."""

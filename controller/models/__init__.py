@@ -1,1 +1,0 @@
-"""InferenceServices of models: written to the registry, status written back."""

@@ -1,0 +1,181 @@
+"""Reads and sets the scale of the Deployment that KServe creates for a pool.
+
+Never competes with another scaler: where one exists, the pool is left unchanged and the result
+names that scaler.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kubernetes.aio import client
+
+from controller.api import GROUP, PLURAL, TIMEOUT_S, VERSION, Gone, PoolNotFound, api_errors
+from controller.pool_size import (
+    CompetingScaler,
+    PoolObject,
+    ScaledElsewhere,
+    ScaleTo,
+    deletion_costs,
+    find_owner,
+    read_pool,
+    within_bounds,
+)
+from controller.resources import DELETION_COST, POOL, PodObject, read_pod
+from registry.domain.pod_state import PodState
+
+logger = logging.getLogger(__name__)
+
+_MERGE_PATCH = "application/merge-patch+json"
+_SCALED_OBJECTS = ("keda.sh", "v1alpha1", "scaledobjects")
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedPool:
+    """A pool's InferenceService and the scale of its Deployment."""
+
+    pool: str
+    service: PoolObject
+    owner: ScaledElsewhere | None
+    """What else scales the pool; None: nothing. `pods` and `version` are read only then."""
+    pods: int = 0
+    """Replicas in the Deployment's spec."""
+    version: str = ""
+    """Resource version of the Deployment."""
+
+
+class PoolScaler:
+    """Scales pools of a cluster, or of one namespace."""
+
+    def __init__(self, api: client.ApiClient, *, namespace: str = "") -> None:
+        self._namespace = namespace
+        self._objects = client.CustomObjectsApi(api)
+        self._apps = client.AppsV1Api(api)
+        self._core = client.CoreV1Api(api)
+        self._autoscaling = client.AutoscalingV2Api(api)
+        self._to_dict = api.sanitize_for_serialization
+
+    async def scale(
+        self, pool: str, wanted: int, pods: Mapping[str, PodState]
+    ) -> ScaleTo | ScaledElsewhere:
+        """Set a pool's number of pods; `pods` are those of the registry, by name.
+
+        Raises PoolNotFound, KubernetesError.
+        """
+        observed = await self.observe(pool)
+        if observed.owner is not None:
+            extra = {"pool": pool, "reason": observed.owner.reason}
+            logger.warning("the pool was not scaled", extra=extra)
+            return observed.owner
+        decision = within_bounds(observed.service, wanted)
+        if decision.pods < observed.pods:
+            await self.set_deletion_costs(observed, deletion_costs(pods))
+        if decision.pods != observed.pods:
+            await self.set_pods(observed, decision.pods)
+        return decision
+
+    async def observe(self, pool: str) -> ObservedPool:
+        """Raises PoolNotFound, KubernetesError."""
+        service = await self._find(pool)
+        if owner := find_owner(service, await self._competing_scalers(service.namespace)):
+            return ObservedPool(pool, service, owner)
+        with api_errors("read the scale of", service):
+            scale = await self._apps.read_namespaced_deployment_scale(
+                service.deployment, service.namespace, _request_timeout=TIMEOUT_S
+            )
+        version = scale.metadata.resource_version
+        return ObservedPool(pool, service, None, int(scale.spec.replicas or 0), version)
+
+    async def set_pods(self, observed: ObservedPool, pods: int) -> None:
+        """Raises Changed if the Deployment changed after it was observed."""
+        service = observed.service
+        patch = {"metadata": {"resourceVersion": observed.version}, "spec": {"replicas": pods}}
+        with api_errors("set the scale of", service):
+            await self._apps.patch_namespaced_deployment_scale(
+                service.deployment,
+                service.namespace,
+                patch,
+                _content_type=_MERGE_PATCH,
+                _request_timeout=TIMEOUT_S,
+            )
+        logger.info("pool scaled", extra={"pool": observed.pool, "from": observed.pods, "to": pods})
+
+    async def set_deletion_costs(self, observed: ObservedPool, costs: Mapping[str, int]) -> None:
+        """Annotate the pods: the ReplicaSet controller deletes those of the lowest cost first."""
+        for pod in await self.list_pods(observed):
+            cost = costs.get(pod.name, 0)
+            if pod.is_ending or pod.deletion_cost == cost:
+                continue
+            patch = {"metadata": {"annotations": {DELETION_COST: str(cost)}}}
+            try:
+                with api_errors("set the deletion cost of", pod):
+                    await self._core.patch_namespaced_pod(
+                        pod.name,
+                        pod.namespace,
+                        patch,
+                        _content_type=_MERGE_PATCH,
+                        _request_timeout=TIMEOUT_S,
+                    )
+            except Gone:
+                continue
+
+    async def list_pods(self, observed: ObservedPool) -> list[PodObject]:
+        """The pool's pods, including those marked for deletion."""
+        with api_errors("list", "pods"):
+            listed = await self._core.list_namespaced_pod(
+                observed.service.namespace,
+                label_selector=f"{POOL}={observed.pool}",
+                _request_timeout=TIMEOUT_S,
+            )
+        return [read_pod(self._to_dict(each)) for each in listed.items]
+
+    async def _find(self, pool: str) -> PoolObject:
+        options: dict[str, Any] = {
+            "label_selector": f"{POOL}={pool}",
+            "_request_timeout": TIMEOUT_S,
+        }
+        with api_errors("list", "InferenceServices"):
+            found: Any = await (
+                self._objects.list_namespaced_custom_object(
+                    GROUP, VERSION, self._namespace, PLURAL, **options
+                )
+                if self._namespace
+                else self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **options)
+            )
+        items = found["items"]
+        if len(items) != 1:
+            names = ", ".join(sorted(each["metadata"]["name"] for each in items)) or "none"
+            where = f" in namespace {self._namespace}" if self._namespace else ""
+            raise PoolNotFound(
+                f"exactly one InferenceService{where} must have the label {POOL}={pool}; "
+                f"found: {names}"
+            )
+        return read_pool(items[0])
+
+    async def _competing_scalers(self, namespace: str) -> list[CompetingScaler]:
+        with api_errors("list", "HorizontalPodAutoscalers"):
+            autoscalers = await self._autoscaling.list_namespaced_horizontal_pod_autoscaler(
+                namespace, _request_timeout=TIMEOUT_S
+            )
+        scalers = [
+            CompetingScaler(
+                "HorizontalPodAutoscaler", each.metadata.name, each.spec.scale_target_ref.name
+            )
+            for each in autoscalers.items
+            if each.spec.scale_target_ref.kind == "Deployment"
+        ]
+        try:
+            with api_errors("list", "ScaledObjects"):
+                scaled: Any = await self._objects.list_namespaced_custom_object(
+                    *_SCALED_OBJECTS[:2], namespace, _SCALED_OBJECTS[2], _request_timeout=TIMEOUT_S
+                )
+        except Gone:
+            return scalers  # KEDA is not installed
+        return scalers + [
+            CompetingScaler(
+                "ScaledObject", each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"]
+            )
+            for each in scaled["items"]
+            if each["spec"]["scaleTargetRef"].get("kind", "Deployment") == "Deployment"
+        ]

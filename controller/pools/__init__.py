@@ -1,1 +1,0 @@
-"""Pools of pods: number of pods, draining, order of deletion."""

@@ -1,0 +1,332 @@
+"""The objects that the controller reads from the API server. Pure.
+
+A pool has the label `pilotlight.io/pool`, which KServe copies to its pods; a model names its pool
+in the annotation of the same name. So does an application, else it belongs to the pool `default`.
+Graphs with the annotation are served by that pool; KServe writes the status of all graphs.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+from registry.domain.application import ApplicationSpec
+from registry.domain.graph import GraphSpec
+from registry.domain.model import ModelName, ModelSpec
+from registry.errors import InvalidModel
+from registry.inference_service import application_reader, graph_reader
+from registry.inference_service.annotations import PREFIX, parse_annotations
+from registry.inference_service.application_reader import read_application
+from registry.inference_service.components import (
+    EXPLAINER,
+    TRANSFORMER,
+    cluster_needs,
+    component_address,
+    machine_needs,
+)
+from registry.inference_service.graph_reader import read_graph
+from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
+from registry.inference_service.reader import API_VERSION, KIND, read_object
+from registry.inference_service.tenant_rules import TenantRules, parse_rules
+
+POOL = PREFIX + "pool"
+MODE = "serving.kserve.io/deploymentMode"
+MODEL_MODE = "ModelMesh"
+"""Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
+FINALIZER = PREFIX + "unload"
+OWNER = "controller.pilotlight.io/uid"
+"""Annotation in the registry only: uid of the InferenceService that declares the model."""
+RULES = {
+    "namespaces": PREFIX + "namespaces",
+    "prefixes": PREFIX + "storage-prefixes",
+    "quotas": PREFIX + "quotas",
+}
+"""Annotations of a pool, by argument of `parse_rules`."""
+_DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
+
+
+class Role(StrEnum):
+    """What an InferenceService describes."""
+
+    POOL = "pool"
+    MODEL = "model"
+    MISPLACED = "misplaced"
+    """A model of a pool in a deployment mode in which KServe creates pods for it."""
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceObject:
+    """An InferenceService: the fields that the controller uses."""
+
+    name: ModelName
+    uid: str
+    resource_version: str
+    generation: int
+    created: str
+    """RFC 3339."""
+    role: Role
+    pool: str
+    """Name of the pool, or of a model's pool; empty: none."""
+    is_deleted: bool
+    finalizers: tuple[str, ...]
+    spec: ModelSpec | None
+    problems: tuple[str, ...]
+    """Mistakes in annotations or model, one line each."""
+    status: Mapping[str, Any]
+    rules: TenantRules | None = None
+    """Of a pool without mistakes."""
+    ignored: tuple[str, ...] = ()
+    """Fields of a model in place of which the pool's pods have their own."""
+
+    @property
+    def concerns_us(self) -> bool:
+        """False for those that KServe alone serves."""
+        return self.role is not Role.OTHER or self.has_finalizer
+
+    @property
+    def has_finalizer(self) -> bool:
+        return FINALIZER in self.finalizers
+
+
+def read_service(document: Mapping[str, Any]) -> ServiceObject:
+    """Read an object that passed the API server's schema validation."""
+    metadata = document["metadata"]
+    status = document.get("status") or {}
+    role = role_of(document)
+    problems: tuple[str, ...] = ()
+    spec = rules = None
+    if role is Role.MODEL:
+        try:
+            spec = declared_model(document)
+        except InvalidModel as error:
+            problems = tuple(error.problems)
+    elif role is Role.MISPLACED:
+        problems = (mode_problem(document),)
+    elif role is Role.POOL:
+        problems = annotation_problems(document)
+        rules = None if problems else _read_rules(metadata.get("annotations") or {})
+    return ServiceObject(
+        name=ModelName(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        created=metadata["creationTimestamp"],
+        role=role,
+        pool=_pool(metadata, role),
+        is_deleted="deletionTimestamp" in metadata,
+        finalizers=tuple(metadata.get("finalizers") or ()),
+        spec=spec,
+        problems=problems,
+        status=status,
+        rules=rules,
+        ignored=ignored_fields(document.get("spec") or {}) if role is Role.MODEL else (),
+    )
+
+
+def role_of(document: Mapping[str, Any]) -> Role:
+    metadata = document.get("metadata") or {}
+    if POOL in (metadata.get("labels") or {}):
+        return Role.POOL
+    if POOL not in (metadata.get("annotations") or {}):
+        return Role.OTHER
+    return Role.MODEL if mode_of(document) == MODEL_MODE else Role.MISPLACED
+
+
+def mode_of(document: Mapping[str, Any]) -> str:
+    """The deployment mode that KServe uses: the status takes precedence over the annotation."""
+    recorded = (document.get("status") or {}).get("deploymentMode")
+    annotations = (document.get("metadata") or {}).get("annotations") or {}
+    return str(recorded or annotations.get(MODE, ""))
+
+
+def declared_model(document: Mapping[str, Any]) -> ModelSpec:
+    """The model that an object declares, with its `OWNER`. Raises InvalidModel."""
+    spec = read_object({"apiVersion": API_VERSION, "kind": KIND, **document})
+    declared = document["spec"]
+    needs = join_needs(needs_without(spec.needs, machine_needs(declared)), cluster_needs(declared))
+    transformer = component_address(spec.name, TRANSFORMER) if declared.get(TRANSFORMER) else ""
+    kept = [pair for pair in spec.annotations if pair[0] not in _DROPPED_ANNOTATIONS]
+    kept.append((OWNER, str(document["metadata"].get("uid", ""))))
+    return replace(
+        spec,
+        annotations=tuple(sorted(kept)),
+        needs=needs,
+        transformer=transformer,
+        explainer=component_address(spec.name, EXPLAINER)
+        if transformer and declared.get(EXPLAINER)
+        else "",
+    )
+
+
+def owner_of(spec: ModelSpec) -> str | None:
+    """Uid of the InferenceService that declares a registered model; None: declared otherwise."""
+    return dict(spec.annotations).get(OWNER)
+
+
+def annotation_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Mistakes in the annotations of an object that is not a model."""
+    annotations = (document.get("metadata") or {}).get("annotations") or {}
+    problems: list[str] = []
+    if role_of(document) is Role.POOL:
+        try:
+            _read_rules(annotations)
+        except ValueError as error:
+            problems += str(error).splitlines()
+        annotations = {key: annotations[key] for key in annotations.keys() - RULES.values()}
+    problems += parse_annotations(annotations).problems
+    return tuple(f"{_title(document)}: {problem}" for problem in problems)
+
+
+def _read_rules(annotations: Mapping[str, str]) -> TenantRules:
+    return parse_rules(**{name: annotations.get(key, "") for name, key in RULES.items()})
+
+
+def mode_problem(document: Mapping[str, Any]) -> str:
+    """Why an object that names a pool is not served as a model, and what to change."""
+    recorded = (document.get("status") or {}).get("deploymentMode")
+    if recorded:
+        return (
+            f"{_title(document)}: status.deploymentMode is {recorded!r} and cannot change; a model "
+            f"of a pool needs {MODEL_MODE!r}; delete the InferenceService and create it again with "
+            f"the annotation {MODE}: {MODEL_MODE}"
+        )
+    mode = ((document.get("metadata") or {}).get("annotations") or {}).get(MODE)
+    return (
+        f"{_title(document)}: metadata.annotations[{MODE}] must be {MODEL_MODE!r} for a model of a "
+        f"pool, was {mode!r}"
+    )
+
+
+def _title(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata") or {}
+    return f"{KIND} {metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
+
+
+def _pool(metadata: Mapping[str, Any], role: Role) -> str:
+    if role is Role.POOL:
+        return str(metadata["labels"][POOL])
+    return str((metadata.get("annotations") or {}).get(POOL, ""))
+
+
+SERVICE = "serving.kserve.io/inferenceservice"
+REVISION = "serving.knative.dev/revision"
+GENERATION = "serving.knative.dev/configurationGeneration"
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+APPLICATIONS: Final = ("pilotlight.io", "v1alpha1", "inferenceapplications")
+_DEFAULT_POOL: Final = "default"
+_Spec = TypeVar("_Spec", ApplicationSpec, GraphSpec)
+GRAPHS: Final = ("serving.kserve.io", "v1alpha1", "inferencegraphs")
+
+
+@dataclass(frozen=True, slots=True)
+class PodObject:
+    """A pod of a pool: the fields that the controller uses."""
+
+    namespace: str
+    name: str
+    uid: str
+    pool: str
+    service: str
+    """The InferenceService it belongs to."""
+    is_ending: bool
+    """Marked for deletion, or finished."""
+    deletion_cost: int
+    revision: str = ""
+    """Knative Revision; empty in other modes."""
+    generation: int = 0
+    """Generation of the Knative Configuration: higher in newer Revisions."""
+
+
+def read_pod(document: Mapping[str, Any]) -> PodObject:
+    """Read an object that passed the API server's schema validation."""
+    metadata = document["metadata"]
+    labels = metadata.get("labels") or {}
+    status = document.get("status") or {}
+    generation = labels.get(GENERATION, "")
+    cost = (metadata.get("annotations") or {}).get(DELETION_COST, "0")
+    return PodObject(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        pool=labels.get(POOL, ""),
+        service=labels.get(SERVICE, ""),
+        is_ending="deletionTimestamp" in metadata or status.get("phase") in ("Succeeded", "Failed"),
+        deletion_cost=int(cost) if cost.removeprefix("-").isdigit() else 0,
+        revision=labels.get(REVISION, ""),
+        generation=int(generation) if generation.isdigit() else 0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationObject:
+    """An InferenceApplication: the fields that the controller uses."""
+
+    name: ModelName
+    uid: str
+    resource_version: str
+    generation: int
+    pool: str
+    is_deleted: bool
+    spec: ApplicationSpec | None
+    """With the object's uid as its owner; None if it has mistakes."""
+    problems: tuple[str, ...]
+    status: Mapping[str, Any]
+
+
+def read_application_object(document: Mapping[str, Any]) -> ApplicationObject:
+    metadata = document["metadata"]
+    head = (application_reader.API_VERSION, application_reader.KIND)
+    spec, problems = _read_spec(read_application, head, document)
+    return ApplicationObject(
+        name=ModelName(metadata["namespace"], metadata["name"]),
+        uid=metadata["uid"],
+        resource_version=metadata["resourceVersion"],
+        generation=metadata.get("generation", 0),
+        pool=str((metadata.get("annotations") or {}).get(POOL, _DEFAULT_POOL)),
+        is_deleted="deletionTimestamp" in metadata,
+        spec=spec,
+        problems=problems,
+        status=document.get("status") or {},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphObject:
+    """An InferenceGraph: the fields that the controller uses."""
+
+    name: ModelName
+    uid: str
+    pool: str
+    """Empty: it is not ours."""
+    is_deleted: bool
+    spec: GraphSpec | None
+    """With the object's uid as its owner; None if it has mistakes or is not ours."""
+    problems: tuple[str, ...]
+
+
+def read_graph_object(document: Mapping[str, Any]) -> GraphObject:
+    metadata = document["metadata"]
+    pool = str((metadata.get("annotations") or {}).get(POOL, ""))
+    head = (graph_reader.API_VERSION, graph_reader.KIND)
+    spec, problems = _read_spec(read_graph, head, document) if pool else (None, ())
+    return GraphObject(
+        name=ModelName(metadata["namespace"], metadata["name"]),
+        uid=str(metadata.get("uid", "")),
+        pool=pool,
+        is_deleted="deletionTimestamp" in metadata,
+        spec=spec,
+        problems=problems,
+    )
+
+
+def _read_spec(
+    read: Callable[[dict[str, Any], str], _Spec], head: tuple[str, str], document: Mapping[str, Any]
+) -> tuple[_Spec | None, tuple[str, ...]]:
+    """With the object's uid as its owner, or the mistakes. `head`: where lists leave it out."""
+    api_version, kind = head
+    try:
+        spec = read({"apiVersion": api_version, "kind": kind, **document}, "cluster")
+    except InvalidModel as error:
+        return None, tuple(error.problems)
+    return replace(spec, owner=str(document["metadata"].get("uid", ""))), ()

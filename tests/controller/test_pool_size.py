@@ -1,0 +1,155 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.pool_size import (
+    CompetingScaler,
+    Owner,
+    PoolObject,
+    ScaleConflict,
+    ScaledElsewhere,
+    ScaleTo,
+    deletion_costs,
+    find_owner,
+    pods_to_drain,
+    read_pool,
+    within_bounds,
+)
+from registry.domain.pod import PodInfo
+from registry.domain.pod_state import PodState
+from registry.inference_service.tenant_rules import Quota
+
+POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "pods"),
+    [
+        pytest.param(2, 2, id="within"),
+        pytest.param(0, 1, id="least"),
+        pytest.param(9, 4, id="most"),
+    ],
+)
+def test_stays_within_bounds_with_a_note(wanted: int, pods: int) -> None:
+    decision = within_bounds(POOL, wanted)
+    assert isinstance(decision, ScaleTo)
+    assert decision.pods == pods
+    assert bool(decision.note) == (wanted != pods)
+
+
+def test_zero_and_unbounded_pools() -> None:
+    pool = replace(POOL, min_pods=0, max_pods=None)
+    assert within_bounds(pool, 0) == ScaleTo(0, "")
+    assert within_bounds(pool, 500) == ScaleTo(500, "")
+
+
+@pytest.mark.parametrize(
+    ("pool", "scalers", "detail"),
+    [
+        pytest.param(replace(POOL, mode="Knative"), [], "mode 'Knative'", id="knative"),
+        pytest.param(replace(POOL, autoscaler_class="hpa"), [], "class 'hpa'", id="hpa-class"),
+        pytest.param(replace(POOL, autoscaler_class="none"), [], "class 'none'", id="none-class"),
+        pytest.param(
+            POOL,
+            [CompetingScaler("HorizontalPodAutoscaler", "mine", "pool-predictor")],
+            "HorizontalPodAutoscaler mine",
+            id="foreign-hpa",
+        ),
+    ],
+)
+def test_finds_other_scalers(pool: PoolObject, scalers: list[CompetingScaler], detail: str) -> None:
+    decision = find_owner(pool, scalers)
+    assert isinstance(decision, ScaledElsewhere)
+    assert detail in decision.reason
+
+
+def test_ignores_scalers_of_other_deployments() -> None:
+    assert find_owner(POOL, [CompetingScaler("ScaledObject", "x", "web")]) is None
+    assert find_owner(POOL, []) is None
+
+
+def test_reads_a_pool() -> None:
+    document: dict[str, Any] = {
+        "metadata": {
+            "namespace": "pilotlight",
+            "name": "pool",
+            "annotations": {"serving.kserve.io/autoscalerClass": "external"},
+        },
+        "spec": {"predictor": {"minReplicas": 1, "maxReplicas": 4}},
+        "status": {"deploymentMode": "Standard"},
+    }
+    assert read_pool(document) == POOL
+    quotas = "pilotlight.io/quotas"
+    document["metadata"]["annotations"][quotas] = "*=memory:2Gi; red=memory:1Ki"
+    rules = read_pool(document).rules
+    assert [rules.quota(name, Quota.MEMORY) for name in ("red", "blue")] == [1024, 2 << 30]
+    document["metadata"]["annotations"][quotas] = "a mistake, which the pool's status names"
+    assert read_pool(document).rules.quota("red", Quota.MEMORY) is None
+
+
+def test_idle_and_empty_pods_have_the_lowest_cost() -> None:
+    pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("busy", "full", "bare")}
+    pods["busy"].set_counts(1, 0)
+    pods["full"].set_used_bytes({"device": 80 << 30})
+    costs = deletion_costs(pods)
+    assert sorted(costs, key=lambda name: costs[name]) == ["bare", "full", "busy"]
+    assert all(abs(cost) < 1 << 31 for cost in costs.values())
+
+
+def test_leaving_pods_have_the_lowest_cost_of_all() -> None:
+    pods = {name: PodState(PodInfo(name, "h:1", "n", slots=4)) for name in ("named", "bare")}
+    pods["named"].set_counts(1, 0)
+    costs = deletion_costs(pods, ["named", "gone"])
+    assert costs["named"] < costs["bare"]
+    assert "gone" not in costs
+
+
+@pytest.mark.parametrize(
+    ("leaving", "standing", "pods", "drained"),
+    [
+        pytest.param(["b"], ["a", "b"], 1, ["b"], id="one-of-two"),
+        pytest.param(["b", "a"], ["a", "b"], 0, ["b", "a"], id="to-zero"),
+        pytest.param(["b"], ["a", "b"], 2, [], id="no-longer-too-many"),
+        pytest.param(["b", "c"], ["a", "b", "c"], 2, ["b"], id="as-many-as-needed-in-order"),
+        pytest.param(["b"], ["a"], 0, [], id="gone-already"),
+        pytest.param([], ["a", "b"], 1, [], id="nobody-was-named"),
+    ],
+)
+def test_drains_surplus_leaving_pods_only(
+    leaving: list[str], standing: list[str], pods: int, drained: list[str]
+) -> None:
+    assert pods_to_drain(leaving, standing, pods=pods) == drained
+
+
+def _pause_s(conflict: ScaleConflict, pods: int, from_s: int) -> int:
+    """Seconds for which scaling is paused."""
+    return next(wait_s for wait_s in range(400) if conflict.check(pods, from_s + wait_s) is None)
+
+
+def test_expected_numbers_are_no_conflict() -> None:
+    conflict = ScaleConflict()
+    assert conflict.check(3, 0) is None
+    conflict.expect(2)
+    assert conflict.check(2, 1) is None
+    conflict.expect(None)  # whether it was set is unknown
+    assert conflict.check(5, 2) is None
+
+
+def test_a_foreign_change_pauses_scaling_with_a_reason() -> None:
+    conflict = ScaleConflict()
+    conflict.expect(2)
+    found = conflict.check(7, 0)
+    assert found is not None
+    assert found.owner is Owner.UNKNOWN
+    assert "from 2 to 7" in found.reason
+    assert "minReplicas" in found.reason
+
+
+def test_pauses_grow_with_each_foreign_change() -> None:
+    conflict, now_s, pauses = ScaleConflict(), 0, []
+    for _ in range(12):
+        conflict.expect(2)
+        pauses.append(_pause_s(conflict, 7, now_s))
+        now_s += pauses[-1]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]

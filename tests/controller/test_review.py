@@ -1,0 +1,176 @@
+import base64
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from controller.admission import review_response, set_defaults, validate
+from registry.inference_service.tenant_rules import parse_rules
+from tests.controller.objects import service
+
+MODE = "serving.kserve.io/deploymentMode"
+POOL = {"pilotlight.io/pool": "default"}
+
+
+def request(document: dict[str, Any], operation: str = "CREATE") -> dict[str, Any]:
+    return {"uid": "r-1", "operation": operation, "namespace": "team", "object": document}
+
+
+RULES = parse_rules(namespaces="team", prefixes="team=pvc://claim/team")
+
+
+def checked(review: Mapping[str, Any]) -> dict[str, Any]:
+    """By the webhook, which knows the rules of the pool `default`."""
+    return validate(review, {"default": RULES}.get)
+
+
+def patched(answer: dict[str, Any]) -> list[dict[str, Any]]:
+    patch: list[dict[str, Any]] = json.loads(base64.b64decode(answer["patch"]))
+    return patch
+
+
+def test_responds_to_the_review() -> None:
+    review = {"apiVersion": "admission.k8s.io/v1", "request": request(service())}
+    assert review_response(review, checked) == {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {"uid": "r-1", "allowed": True},
+    }
+
+
+def test_fields_that_have_no_effect_are_warned_of() -> None:
+    document = service()
+    document["spec"]["predictor"]["nodeSelector"] = {"gpu": "yes"}
+    document["spec"]["predictor"]["serviceAccountName"] = "reader"  # is honoured
+    document["spec"]["predictor"]["model"] |= {
+        "name": "",
+        "resources": {"limits": {"cpu": "4"}},
+        "args": ["--x"],
+        "env": [],
+        "runtime": "kserve-huggingfaceserver",
+    }
+    answer = checked(request(document))
+    assert answer["allowed"]
+    assert [each.partition(" has no effect")[0] for each in answer["warnings"]] == [
+        "spec.predictor.nodeSelector",
+        "spec.predictor.model.resources",
+        "spec.predictor.model.runtime",
+        "spec.predictor.model.args --x",
+    ]
+
+
+def test_an_environment_that_is_read_is_not_warned_of() -> None:
+    document = service()
+    document["spec"]["predictor"]["model"]["env"] = [{"name": "PREDICT_PROBA", "value": "true"}]
+    assert checked(request(document)) == {"allowed": True}
+
+
+def test_rejects_with_all_mistakes() -> None:
+    document = service(
+        annotations=POOL
+        | {MODE: "ModelMesh", "pilotlight.io/polcy": "auto", "pilotlight.io/priority": "high"}
+    )
+    answer = checked(request(document))
+    assert not answer["allowed"]
+    assert answer["status"]["code"] == 422
+    message = answer["status"]["message"]
+    assert "[pilotlight.io/polcy] is not a known key" in message
+    assert "[pilotlight.io/priority] must be a whole number" in message
+
+
+@pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
+def test_sets_the_deployment_mode_if_there_is_none(operation: str) -> None:
+    answer = set_defaults(request(service(annotations=POOL), operation))
+    assert patched(answer) == [
+        {
+            "op": "add",
+            "path": "/metadata/annotations/serving.kserve.io~1deploymentMode",
+            "value": "ModelMesh",
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param(service(), id="has-it"),
+        pytest.param(service(annotations=POOL | {MODE: "Standard"}), id="user-chose-another"),
+        pytest.param(service(annotations={}, labels=POOL), id="pool"),
+        pytest.param(service(annotations={}), id="not-ours"),
+        pytest.param(
+            service(annotations=POOL, status={"deploymentMode": "Knative"}), id="too-late"
+        ),
+    ],
+)
+def test_keeps_other_deployment_modes(document: dict[str, Any]) -> None:
+    assert set_defaults(request(document)) == {"allowed": True}
+
+
+def test_rejects_modes_in_which_kserve_creates_pods() -> None:
+    answer = checked(request(service(annotations=POOL | {MODE: "Standard"})))
+    assert (
+        "must be 'ModelMesh' for a model of a pool, was 'Standard'" in (answer["status"]["message"])
+    )
+
+
+def test_allows_objects_being_deleted() -> None:
+    document = service(
+        annotations=POOL | {"pilotlight.io/polcy": "x"}, deletionTimestamp="2026-01-01T00:00:00Z"
+    )
+    assert checked(request(document, "UPDATE")) == {"allowed": True}
+
+
+def test_allows_names_that_the_api_server_sets_later() -> None:
+    document = service(generateName="model-")
+    for key in ("name", "namespace", "uid", "resourceVersion"):
+        del document["metadata"][key]
+    assert checked(request(document)) == {"allowed": True}
+
+
+def test_allows_a_deletion_without_object() -> None:
+    assert checked({"uid": "r", "operation": "DELETE", "object": None}) == {"allowed": True}
+
+
+def with_uri(uri: str, **metadata: Any) -> dict[str, Any]:
+    document = service(**metadata)
+    document["spec"]["predictor"]["model"]["storageUri"] = uri
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        pytest.param(with_uri("file:///var/cache/pilotlight/other~m@1"), "file://", id="file"),
+        pytest.param(with_uri("http://127.0.0.1:6379/"), "http://", id="http"),
+        pytest.param(with_uri("pvc://claim/other"), "pvc://claim/team", id="folder-of-others"),
+        pytest.param(service(namespace="other"), "does not admit namespace 'other'", id="stranger"),
+    ],
+)
+def test_rejects_what_the_pools_rules_forbid(document: dict[str, Any], message: str) -> None:
+    answer = checked(request(document))
+    assert not answer["allowed"]
+    assert message in answer["status"]["message"]
+    assert "pilotlight.io/" in answer["status"]["message"]  # what its operator may change
+
+
+def test_allows_what_the_pools_rules_grant() -> None:
+    assert checked(request(with_uri("pvc://claim/team/m"))) == {"allowed": True}
+
+
+def pool(**annotations: str) -> dict[str, Any]:
+    keys = {f"pilotlight.io/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    return service(annotations=keys, labels=POOL)
+
+
+def test_checks_the_rules_of_a_pool() -> None:
+    rules = {"namespaces": "*", "storage_prefixes": "*=s3://", "quotas": "*=pinned:1"}
+    assert checked(request(pool(**rules))) == {"allowed": True}
+    answer = checked(request(pool(quotas="team=everything", storage_prefixes="s3://")))
+    assert "'everything'" in answer["status"]["message"]
+    assert "NAMESPACE=VALUES" in answer["status"]["message"]
+
+
+def test_rules_of_a_pool_are_unknown_keys_of_a_model() -> None:
+    annotations = POOL | {MODE: "ModelMesh", "pilotlight.io/quotas": "*=pinned:1000"}
+    assert not checked(request(service(annotations=annotations)))["allowed"]
