@@ -22,7 +22,7 @@ def main() -> int:
     bind_to_share(share_pct=settings.share)
     os.environ.setdefault("OMP_NUM_THREADS", str(settings.threads))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from runtime.warm_imports import import_everything
+    from runtime.pod_process import import_everything
 
     import_everything()
     from runtime.pod.lifecycle import RESTART, run_pod

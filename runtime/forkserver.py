@@ -26,9 +26,8 @@ from common.frames import frame, parent_socket, received
 from common.parent_death import die_with
 from common.process import set_process_title
 from common.settings_table import settings_from_fields
-from runtime.pod_process import bind_to_share
+from runtime.pod_process import bind_to_share, import_everything
 from runtime.settings import RuntimeSettings
-from runtime.warm_imports import import_everything
 
 DEFAULT_GRACE_S = 30.0
 POLL_INTERVAL_S = 0.05

@@ -23,8 +23,7 @@ from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import DeviceFull, ModelInvalid
 from runtime.generation.engine import GenerationEngine
 from runtime.generation.limits import DEFAULT_CONTEXT, GenerationLimits
-from runtime.generation.network_steps import Scores, score_steps, trial_config
-from runtime.generation.sequential_engine import SequentialEngine
+from runtime.generation.sequential_engine import Scores, SequentialEngine, score_steps, trial_config
 from runtime.generation.transformers_engine import TransformersEngine
 
 if TYPE_CHECKING:

@@ -31,13 +31,13 @@ from runtime.device.queue import DeviceModel
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
 from runtime.generation.limits import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
-from runtime.generation.network_steps import (
+from runtime.generation.sampling import PerRequestSampling
+from runtime.generation.sequential_engine import (
     Scores,
     request_config,
     sampling_defaults,
     score_processors,
 )
-from runtime.generation.sampling import PerRequestSampling
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

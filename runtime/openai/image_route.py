@@ -24,8 +24,7 @@ from runtime.tasks.image_requests import (
 from runtime.tasks.text_to_image import TextToImage
 
 if TYPE_CHECKING:
-    from runtime.openai.endpoint import Call
-    from runtime.openai.inference_routes import Inferences
+    from runtime.openai.endpoint import Call, Inferences
 
 
 class ImageBody(ModelBody):

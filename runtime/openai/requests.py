@@ -1,38 +1,110 @@
-"""OpenAI's request bodies: the supported fields with their ranges, and the unsupported ones.
-
-Unsupported fields that would change the response are refused, and unknown ones, as OpenAI's own
-servers do. Lengths are checked first; then pydantic stops at a list's first mistake, since a body
-of 2 MB can hold 700,000 of them. A mistake becomes an `InvalidField`.
-"""
+"""OpenAI's request bodies: the supported fields with their ranges, and the unsupported ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from common.inference_protocol.bodies import parse_object
 from common.inference_protocol.errors import InvalidRequest
-from common.shown_value import shown
-from runtime.openai.field_errors import describe_errors, first_field
-from runtime.openai.messages import Message
+
+# Messages of a conversation, as clients keep them, and as chat templates take them
+
+MAX_TOOL_CALLS = 128
+"""Of a message."""
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content: text, or the text of a refusal."""
+
+    model_config = ConfigDict(strict=True)
+    type: Annotated[str, Field(pattern="^(text|refusal)$")]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reads_refusals(cls, part: Any) -> Any:
+        if isinstance(part, dict) and part.get("type") == "refusal" and "refusal" in part:
+            return {"type": "refusal", "text": part["refusal"]}
+        return part
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(strict=True)
+    name: str
+    arguments: str
+
+    def for_template(self) -> dict[str, Any]:
+        """With the arguments as an object, over which templates iterate, where they are one."""
+        try:
+            arguments = orjson.loads(self.arguments or "{}")
+        except orjson.JSONDecodeError:  # as a model made it
+            arguments = self.arguments
+        return {"name": self.name, "arguments": arguments}
+
+
+class ToolCall(BaseModel):
+    model_config = ConfigDict(strict=True)
+    id: str | None = None
+    type: Annotated[str, Field(pattern="^function$")] = "function"
+    function: FunctionCall
+
+    def for_template(self) -> dict[str, Any]:
+        return {"id": self.id, "type": self.type, "function": self.function.for_template()}
+
+
+class Message(BaseModel):
+    """One message; an assistant that called a tool, or refused, may have said nothing."""
+
+    model_config = ConfigDict(strict=True)
+    role: Annotated[str, Field(pattern="^(system|developer|user|assistant|tool|function)$")]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: (
+        Annotated[list[ToolCall], Field(max_length=MAX_TOOL_CALLS, fail_fast=True)] | None
+    ) = None
+    function_call: FunctionCall | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_say_nothing(cls, message: Any) -> Any:
+        if not isinstance(message, dict) or message.get("content") is not None:
+            return message
+        refusal = message.get("refusal")
+        is_assistant = message.get("role") == "assistant"
+        if is_assistant and (refusal or message.get("tool_calls") or message.get("function_call")):
+            return {**message, "content": refusal if isinstance(refusal, str) else ""}
+        return message
+
+    def for_template(self) -> dict[str, Any]:
+        """The message in the form of chat templates, which ask what is there."""
+        text = self.content
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        fields = {
+            "name": self.name,
+            "tool_call_id": self.tool_call_id,
+            "tool_calls": [each.for_template() for each in self.tool_calls or ()] or None,
+            "function_call": self.function_call and self.function_call.for_template(),
+            "reasoning_content": self.reasoning_content,
+        }
+        given = {name: value for name, value in fields.items() if value is not None}
+        return {"role": self.role, "content": text, **given}
+
 
 MAX_CHOICES = 16
-MAX_PROMPTS = 32
-MAX_TEXTS = 128
-"""Choices of all prompts of a request together."""
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKENS = 128
 MAX_BIASES = 1024
 MAX_MESSAGES = 4096
-MAX_PARTS = 16_384
-"""Parts of all messages together."""
-MAX_INPUTS = 1024
 MAX_PROMPT_TOKENS = 1 << 20
-MAX_REPORTED_ERRORS = 3
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(min_length=1, fail_fast=True)]
@@ -277,82 +349,3 @@ class EmbeddingBody(ModelBody):
 
 
 Body = TypeVar("Body", bound=ModelBody)
-
-
-def parse_openai_body(kind: type[Body], content: bytes) -> Body:
-    """A checked body; raises InvalidField naming up to three mistakes."""
-    document = parse_object(content)
-    _check_lengths(kind, document)
-    for field, neutral in kind.unsupported.items():
-        value = document.get(field)
-        if value is not None and value not in neutral:
-            raise InvalidField(_unsupported(field, value, neutral), param=field)
-    known = kind.model_fields.keys() | kind.unsupported.keys() | kind.ignored
-    for field in document:
-        if field not in known and document[field] is not None:
-            raise InvalidField(
-                f"unknown field {shown(field)}; omit it", param=field, code="unknown_parameter"
-            )
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        raise _invalid_field(error, document) from error
-
-
-def _check_lengths(kind: type[ModelBody], document: Mapping[str, Any]) -> None:
-    for field, allowed in kind.max_items.items():
-        value = document.get(field)
-        if isinstance(value, list) and len(value) > allowed:
-            raise InvalidField(f"{field} may have {allowed} items, has {len(value)}", param=field)
-    if kind is CompletionBody:
-        _check_prompts(document.get("prompt"), document.get("n"))
-    inputs = document.get("input")
-    if kind is EmbeddingBody and isinstance(inputs, list):
-        _check_inputs(inputs)
-    messages = document.get("messages")
-    if kind is ChatBody and isinstance(messages, list):
-        parts = sum(map(_count_parts, messages))
-        if parts > MAX_PARTS:
-            raise InvalidField(
-                f"all messages together may have {MAX_PARTS} parts, have {parts}", param="messages"
-            )
-
-
-def _check_inputs(inputs: list[Any]) -> None:
-    if _is_several(inputs) and len(inputs) > MAX_INPUTS:
-        raise InvalidField(f"input may have {MAX_INPUTS} items, has {len(inputs)}", param="input")
-
-
-def _check_prompts(prompt: Any, choices: Any) -> None:
-    if not isinstance(prompt, list) or not _is_several(prompt):
-        return
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidField(
-            f"a request may have {MAX_PROMPTS} prompts, has {len(prompt)}", param="prompt"
-        )
-    texts = len(prompt) * (choices if isinstance(choices, int) else 1)
-    if texts > MAX_TEXTS:
-        raise InvalidField(f"prompts times n may be {MAX_TEXTS} at most, was {texts}", param="n")
-
-
-def _is_several(value: list[Any]) -> bool:
-    """Whether it has texts or lists of tokens, in place of the tokens of one text."""
-    return bool(value) and not isinstance(value[0], int)
-
-
-def _count_parts(message: Any) -> int:
-    content = message.get("content") if isinstance(message, dict) else None
-    return len(content) if isinstance(content, list) else 0
-
-
-def _unsupported(field: str, value: Any, neutral: tuple[Any, ...]) -> str:
-    if not neutral:
-        return f"{field!r} is not supported; omit it"
-    allowed = " or ".join(map(repr, neutral))
-    return f"{field!r} is not supported; omit it, or set it to {allowed}, was {shown(value)}"
-
-
-def _invalid_field(error: ValidationError, document: Mapping[str, Any]) -> InvalidField:
-    problems = error.errors(include_url=False, include_input=False)
-    message = describe_errors(problems, document, limit=MAX_REPORTED_ERRORS)
-    return InvalidField(message, param=first_field(problems[0]))

@@ -6,7 +6,9 @@ the model in the path: `/serving/NAMESPACE~NAME/openai/v1/…`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,23 +17,192 @@ import orjson
 from starlette.responses import Response
 from starlette.routing import Route
 
-from runtime.errors import ModelNotFound
+from registry.domain.pod import Stage
+from runtime.errors import ModelNotFound, RemotePodUnreachable
+from runtime.generation.engine import Finish
 from runtime.loading.processors import Processors
-from runtime.openai.endpoint import Endpoint, parse_model_name
-from runtime.openai.generation_route import GenerationRoute
-from runtime.openai.inference_routes import Inferences
+from runtime.openai.endpoint import Call, Endpoint, Inferences, parse_model_name
 from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody
-from runtime.openai.responses import model_card, model_list, openai_error
+from runtime.openai.responses import (
+    DONE,
+    CompletionFormat,
+    model_card,
+    model_list,
+    openai_error,
+    token_usage,
+)
+from runtime.protocols.exchange import JSON, Headers, HttpResponse, server_timing
 from runtime.protocols.routes import error_as_response
-from runtime.registration.model_catalog import ModelCatalog
-from runtime.serving.generation_service import GenerationService
+from runtime.serving.generation_service import (
+    Conversation,
+    Generation,
+    GenerationRequest,
+    GenerationService,
+    Prompt,
+    TextDelta,
+)
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteInference
+from runtime.serving.repository import ModelCatalog
 from runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+
+# Completions and chat completions, whole or streamed, here or at another pod
+
+
+GenerationCall = Call[ChatBody] | Call[CompletionBody]
+
+COMPLETION_TOKENS = 16
+"""OpenAI's default for completions."""
+CHAT_TOKENS = 512
+"""Default for chat, where OpenAI has none: a model without an end token would fill its context."""
+EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
+FORWARDED = (
+    "content-type",
+    "cache-control",
+    "retry-after",
+    "x-pilotlight-not-executed",
+    "x-pilotlight-start",
+    "server-timing",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRoute:
+    service: PredictService
+    generations: GenerationService
+    catalog: ModelCatalog
+    remote: RemoteInference
+
+    async def serve(self, call: GenerationCall) -> None:
+        if call.head.predict_address in {None, self.service.address}:
+            await self._generate(call)
+        else:
+            await self._forward(call)
+
+    async def _generate(self, call: GenerationCall) -> None:
+        """Respond; the end of the response is sent after the slot is free for a next request."""
+        is_chat = isinstance(call.body, ChatBody)
+        response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{call.head.id}"
+        form = CompletionFormat(
+            is_chat, response_id, call.body.model, int(time.time()), call.body.wants_usage
+        )
+        async with self.generations.open(call.head, _generation_request(call.body)) as generation:
+            writer = _ResponseWriter(generation, call.body, form, call.response)
+            await generation.run(writer.write)
+        await writer.finish()
+
+    async def _forward(self, call: GenerationCall) -> None:
+        """Respond with another pod's response, chunk by chunk."""
+        head, response = call.head, call.response
+        if not await self.catalog.is_pod(head.predict_address):
+            raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
+        name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
+        path = f"/serving/{head.model.path_segment}/openai/v1/{name}"
+        with self.service.in_flight.admit(head):
+            async with self.remote.forward(head, path, call.content) as remote:
+                kept = [
+                    (name, remote.headers[name]) for name in FORWARDED if name in remote.headers
+                ]
+                pod = remote.headers.get("x-pilotlight-pod", "")
+                await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status)
+                async for chunk in remote.chunks():
+                    await response.write(chunk)
+        await response.finish()
+
+
+class _ResponseWriter:
+    """Turns the new text of all choices into a response, whole or in events."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        body: ChatBody | CompletionBody,
+        form: CompletionFormat,
+        response: HttpResponse,
+    ) -> None:
+        self._generation = generation
+        self._form = form
+        self._response = response
+        self._is_stream = bool(body.stream)
+        count = len(generation.prompts_ids) * (body.n or 1)
+        self._texts = [""] * count
+        self._finishes = [Finish.STOP] * count
+        self._token_total = 0
+        self._began_s = time.monotonic()
+        self._writing = asyncio.Lock()
+        """Choices are generated concurrently; the response's head is sent before any of them."""
+
+    async def write(self, delta: TextDelta) -> None:
+        self._token_total += delta.token_count
+        if not self._is_stream:
+            self._texts[delta.index] += delta.text
+            self._finishes[delta.index] = delta.finish or Finish.STOP
+            return
+        async with self._writing:
+            await self._write_events(delta)
+
+    async def _write_events(self, delta: TextDelta) -> None:
+        events = self._form.delta_events(delta.index, delta.text, delta.finish)
+        if not self._response.status:
+            await self._response.start([*EVENTS, *self._provenance_headers()])
+            first_events = map(self._form.first_event, range(len(self._texts)))
+            events = b"".join(first_events) + events
+        if events:
+            await self._response.write(events)
+
+    async def finish(self) -> None:
+        """Send the rest: all choices are complete."""
+        usage = token_usage(sum(map(len, self._generation.prompts_ids)), self._token_total)
+        if self._is_stream:
+            last = self._form.usage_event(usage) if self._form.wants_usage else b""
+            await self._response.finish(last + DONE)
+        else:
+            content = self._form.response(self._texts, self._finishes, usage)
+            await self._response.send(content, [*JSON, *self._provenance_headers()])
+
+    def _provenance_headers(self) -> Headers:
+        """How the response came about; of a stream `infer` lasts until its first token."""
+        generation = self._generation
+        stages = {**generation.stages, Stage.INFER: time.monotonic() - self._began_s}
+        return [("x-pilotlight-start", generation.start), server_timing(stages)]
+
+
+def _generation_request(body: ChatBody | CompletionBody) -> GenerationRequest:
+    is_chat = isinstance(body, ChatBody)
+    return GenerationRequest(
+        prompts=_prompts(body),
+        max_new_tokens=body.max_new_tokens,
+        default_tokens=CHAT_TOKENS if is_chat else COMPLETION_TOKENS,
+        choices=body.n or 1,
+        stops=body.stops,
+        seed=body.seed,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=None if body.top_k is None else max(0, body.top_k),
+        min_p=body.min_p,
+        repetition_penalty=body.repetition_penalty,
+        min_tokens=body.min_tokens,
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        logit_bias=body.biases,
+        stop_ids=frozenset(body.stop_token_ids or ()),
+        ignores_end=bool(body.ignore_eos),
+        keeps_stop=bool(body.include_stop_str_in_output),
+        keeps_special=body.skip_special_tokens is False,
+        truncates_to=body.truncate_prompt_tokens,
+    )
+
+
+def _prompts(body: ChatBody | CompletionBody) -> Sequence[Prompt]:
+    if isinstance(body, ChatBody):
+        messages = [message.for_template() for message in body.messages]
+        return [Conversation(messages, body.template_options)]
+    return body.prompts
 
 
 PREFIX = "/openai/v1"

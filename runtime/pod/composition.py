@@ -12,26 +12,23 @@ from runtime.generation.processor_sharing import ProcessorSharing
 from runtime.loading.model_tiers import watch_disk
 from runtime.loading.watchdog import MAX_STUCK_THREADS, Watchdog
 from runtime.openai.routes import OpenAIRoutes
+from runtime.pod.kserve_server import PodServer
 from runtime.pod.loading_components import LoadingComponents, PodContext, compose_loading
 from runtime.pod.model_sync import ModelSync
 from runtime.pod.places import PlaceWatch
 from runtime.pod.server_watch import ServerWatch
 from runtime.profiling import Profiler, ProfileSync
 from runtime.protocols.grpc_service import GrpcServer, InferenceService
-from runtime.protocols.profile_route import profile_route
-from runtime.protocols.routes import Routes
-from runtime.protocols.server import PodServer
+from runtime.protocols.routes import Routes, profile_route
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.registration.measurements import Measurements
-from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.block_exchange import BlockClient, BlockServer
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.health import Health, SingleModel, single_model_spec
-from runtime.serving.in_flight import InFlightRequests
+from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.predict_service import PredictService
-from runtime.serving.repository import Repository
-from runtime.serving.step_queue import StepQueue
+from runtime.serving.repository import ModelCatalog, Repository
 from runtime.serving.step_tensors import StepTensors
 from runtime.serving.tensor_store import TensorStore
 

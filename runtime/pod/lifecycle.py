@@ -33,9 +33,9 @@ from runtime.engines.model_server.v2_client import V2Client
 from runtime.errors import LoadFailed, NoDevice
 from runtime.loading.load_threads import LoadThreads
 from runtime.pod.composition import PodComponents, assemble
+from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, listen
 from runtime.pod.loading_components import PodContext
 from runtime.pod_process import write_termination_message
-from runtime.protocols.server import CLOSE_TIMEOUT_S, listen
 from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pool import Sandbox
 from runtime.sandbox.worker import fork_server

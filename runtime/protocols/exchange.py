@@ -9,31 +9,27 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import math
+import uuid
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from starlette.responses import Response
 from starlette.routing import Match
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
+from common.inference_protocol.bodies import EncodedBody
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from common.pod_secret import HEADER, PodSecret
 from registry.domain.pod import Stage
-from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding
+from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding, status_of
 from runtime.metrics import request_counter
-from runtime.protocols.cloud_events import answer_in_kind
-from runtime.protocols.error_responses import (
-    ErrorForm,
-    Failure,
-    Headers,
-    error_response,
-    kserve_error,
-    server_sent_event,
-)
 from runtime.serving.in_flight import PredictResponse, RequestAborted, while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
@@ -43,6 +39,84 @@ from runtime.wire import PROTOBUF, WireProtocol, parse_request_head
 if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+# Errors as responses
+
+Headers = list[tuple[str, str]]
+JSON = [("content-type", "application/json")]
+Failure = PodError | RemoteRefused
+ErrorForm = Callable[[Failure], object]
+"""The JSON document of an error in some protocol."""
+
+
+def kserve_error(error: Failure) -> object:
+    """The form of V1 and V2."""
+    return {"error": str(error)}
+
+
+def error_response(error: Failure, form: ErrorForm = kserve_error) -> tuple[int, bytes, Headers]:
+    """Status, body and headers of an error."""
+    return error_status(error), orjson.dumps(form(error)), [*JSON, *error_headers(error)]
+
+
+def error_status(error: Failure) -> int:
+    """The HTTP status of an error; an error of another pod keeps its status."""
+    return error.status if isinstance(error, RemoteRefused) else status_of(error)
+
+
+def error_headers(error: Failure) -> Headers:
+    """Headers that name the error, and say whether the request was executed and when to retry."""
+    if isinstance(error, RemoteRefused):
+        return list(error.headers.items())
+    headers = [("x-pilotlight-error", error.label)]
+    if error.refusal is not None:
+        headers.append(("x-pilotlight-not-executed", error.refusal))
+    if isinstance(error, UnsupportedCoding):
+        headers.append(("accept-encoding", f"identity, {ACCEPTED}"))
+    if error.retry_after_s is not None:
+        headers.append(("retry-after", str(max(1, math.ceil(error.retry_after_s)))))
+    return headers
+
+
+def server_sent_event(document: object) -> bytes:
+    return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+# CloudEvents 1.0 over V1, answered in kind, as KServe's servers answer them: in binary mode
+# (attributes in headers `ce-…`) or structured mode (one JSON document)
+
+STRUCTURED: Final = "application/cloudevents+json"
+_REQUIRED: Final = ("ce-specversion", "ce-id", "ce-source", "ce-type")
+_TYPE: Final = "io.kserve.inference.response"
+_SOURCE: Final = "io.kserve.inference."
+
+
+def _is_binary(headers: Mapping[str, str]) -> bool:
+    return "ce-specversion" in headers and all(name in headers for name in _REQUIRED)
+
+
+def _is_structured(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").startswith(STRUCTURED)
+
+
+def answer_in_kind(headers: Mapping[str, str], model_name: str, body: EncodedBody) -> EncodedBody:
+    """The response as an event, in the mode of the request, if that is one."""
+    is_binary = _is_binary(headers)
+    if not is_binary and not _is_structured(headers):
+        return body
+    attributes = {
+        "specversion": "1.0",
+        "id": str(uuid.uuid4()),
+        "source": f"{_SOURCE}{model_name}",
+        "type": _TYPE,
+        "time": datetime.now(UTC).isoformat(),
+    }
+    if is_binary:
+        named = tuple((f"ce-{name}", value) for name, value in attributes.items())
+        return EncodedBody(body.content, (*body.headers, *named))
+    content = orjson.dumps({**attributes, "data": orjson.Fragment(body.content)})
+    return EncodedBody(content, (("content-type", STRUCTURED),))
+
 
 logger = logging.getLogger(__name__)
 

@@ -33,8 +33,13 @@ from common.pod_secret import HEADER, PodSecret
 from common.tls import PartTls
 from runtime.errors import Unauthorized
 from runtime.metrics import REQUESTS
-from runtime.protocols.error_responses import error_headers, error_status
-from runtime.protocols.exchange import REFUSAL, provenance_headers, stage_of
+from runtime.protocols.exchange import (
+    REFUSAL,
+    error_headers,
+    error_status,
+    provenance_headers,
+    stage_of,
+)
 from runtime.serving.health import Health
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused

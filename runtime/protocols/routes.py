@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, fields
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import orjson
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from common.inference_protocol.bodies import parse_object
 from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from common.shown_value import kind_of, shown
-from registry.domain.model import Tier
+from registry.domain.model import ModelName, Tier
+from registry.domain.pod import Profile
 from registry.domain.pod_state import ANY_COPIES
-from runtime.errors import ModelNotFound
-from runtime.protocols.error_responses import ErrorForm, error_response, kserve_error
-from runtime.protocols.exchange import InferRoute
+from registry.domain.records import profile_document
+from runtime.errors import InferenceFailed, ModelNotFound
+from runtime.profiling import ProfilePlan, Profiler
+from runtime.protocols.exchange import ErrorForm, InferRoute, error_response, kserve_error
 from runtime.serving.health import Health
 from runtime.serving.in_flight import RequestAborted, while_connected
 from runtime.serving.predict_service import PredictService
-from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
+from runtime.serving.repository import (
+    EXTENSIONS,
+    SERVER_NAME,
+    ModelCatalog,
+    Repository,
+    server_version,
+)
 from runtime.settings import RuntimeSettings
 from runtime.wire import WireProtocol
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-
-    Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
 
 LOADABLE: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 _MAX_COPIES: Final = 1_000_000
@@ -254,3 +259,54 @@ def _status(*, is_good: bool) -> HTTPStatus:
 
 def _json(document: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
+
+
+# `POST /v2/models/{model}/profile`: profile a model at this pod.
+
+
+RANGES = {
+    "most_rows": (1, 1024),
+    "tokens": (1, 100_000),
+    "repeats": (1, 100),
+    "share_pct": (0, 100),
+    "is_stored": (0, 1),
+}
+
+
+def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
+    """The route; its body may hold the fields of `ProfilePlan`."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            plan = parse_plan(await read_json(request))
+            name = ModelName.from_path_segment(request.path_params["model"])
+            profile = await profiler.profile(await catalog.find(name, None), plan)
+            share_pct = profiler.measured_share(plan)
+        except PodError as error:
+            return error_as_response(error)
+        except (RuntimeError, ValueError, TypeError) as error:  # what networks raise
+            return error_as_response(InferenceFailed(f"the model cannot be profiled: {error}"))
+        document = to_document(profile) | ({"share_pct": share_pct} if share_pct else {})
+        return Response(orjson.dumps(document), media_type="application/json")
+
+    return Route("/v2/models/{model}/profile", handle, methods=["POST"])
+
+
+def parse_plan(body: Mapping[str, Any]) -> ProfilePlan:
+    """The plan of a request body; raises InvalidRequest."""
+    known = [field.name for field in fields(ProfilePlan)]
+    for name, value in body.items():
+        if name not in known:
+            raise InvalidRequest(f"the body may hold {', '.join(known)}, held {name!r}")
+        low, high = RANGES[name]
+        if type(value) is not int or not low <= value <= high:
+            raise InvalidRequest(f"{name!r} must be {low} to {high}, was {shown(value)}")
+    return ProfilePlan(**body)
+
+
+def to_document(profile: Profile) -> dict[str, Any]:
+    """A profile as JSON, with its throughput and best batch size."""
+    points = [
+        {**asdict(point), "rows_per_s": round(point.rows_per_s, 2)} for point in profile.points
+    ]
+    return {**profile_document(profile), "points": points, "best_rows": profile.best_rows}

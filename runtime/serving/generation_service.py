@@ -25,8 +25,8 @@ from runtime.generation.text_stream import TextStream
 from runtime.loading.load_coordinator import AcquiredModel
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
 from runtime.registration.measurements import Measurements
-from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.predict_service import PredictService
+from runtime.serving.repository import ModelCatalog
 from runtime.tasks.text_generation import TextOutputs, TextPrompts
 from runtime.threads import in_thread
 from runtime.wire import RequestHead

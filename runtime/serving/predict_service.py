@@ -30,10 +30,10 @@ from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.loading.processors import Processors
 from runtime.loading.served_model import ServedModel
 from runtime.registration.measurements import Measurements
-from runtime.registration.model_catalog import ModelCatalog
 from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.in_flight import InFlightRequests, PredictRequest, PredictResponse
 from runtime.serving.remote_inference import RemoteInference
+from runtime.serving.repository import ModelCatalog
 from runtime.serving.step_tensors import StepTensors
 from runtime.tasks.task import Processor
 from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, as_exception, in_thread

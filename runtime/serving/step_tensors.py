@@ -40,9 +40,9 @@ from registry.domain.estimates import (
 from runtime.errors import InputLost
 from runtime.metrics import KEPT_TENSOR_READS
 from runtime.registration.measurements import Measurements
-from runtime.registration.model_catalog import ModelCatalog
 from runtime.serving.block_exchange import BlockClient
 from runtime.serving.remote_inference import RemoteInference
+from runtime.serving.repository import ModelCatalog
 from runtime.serving.tensor_store import TensorStore
 from runtime.wire import RequestHead
 

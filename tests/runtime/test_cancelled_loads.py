@@ -16,10 +16,8 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
 from runtime.protocols.routes import Routes
-from runtime.registration.model_catalog import ModelCatalog
-from runtime.serving.in_flight import InFlightRequests
-from runtime.serving.repository import Repository
-from runtime.serving.step_queue import StepQueue
+from runtime.serving.in_flight import InFlightRequests, StepQueue
+from runtime.serving.repository import ModelCatalog, Repository
 from runtime.settings import RuntimeSettings
 from tests import servers
 from tests.runtime.fake_engine import FakeEngine

@@ -12,8 +12,8 @@ from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import ModelNotFound, ModelUnknown
-from runtime.protocols.error_responses import error_response
-from runtime.registration.model_catalog import ModelCatalog
+from runtime.protocols.exchange import error_response
+from runtime.serving.repository import ModelCatalog
 from tests import servers
 
 PODS, ASKED = 50, 40

@@ -22,10 +22,9 @@ from gateway.settings import GatewaySettings
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.openai.routes import OpenAIRoutes
+from runtime.pod.kserve_server import PodServer
 from runtime.protocols import grpc_service
-from runtime.protocols.profile_route import profile_route
-from runtime.protocols.routes import Routes
-from runtime.protocols.server import PodServer
+from runtime.protocols.routes import Routes, profile_route
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded

@@ -19,7 +19,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 FORK = """
 import os
 import torch
-from runtime.warm_imports import import_everything
+from runtime.pod_process import import_everything
 
 import_everything()
 child = os.fork()

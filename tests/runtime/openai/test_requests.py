@@ -5,14 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from runtime.openai.requests import (
-    ChatBody,
-    CompletionBody,
-    EmbeddingBody,
-    InvalidField,
-    ModelBody,
-    parse_openai_body,
-)
+from runtime.openai.checks import parse_openai_body
+from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody, InvalidField, ModelBody
 
 USER = {"role": "user", "content": "x"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}

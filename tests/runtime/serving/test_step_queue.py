@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from runtime.errors import SlotsFull, StepQueueFull
-from runtime.serving.in_flight import InFlightRequests
-from runtime.serving.step_queue import PLACES, StepQueue
+from runtime.serving.in_flight import PLACES, InFlightRequests, StepQueue
 from runtime.wire import RequestHead, parse_request_head
 from tests import servers
 from tests.runtime.conftest import Cluster
