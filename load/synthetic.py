@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from load.traces.batches import BATCH_ROWS, DEFAULT_TENANT, NameColumn, arrival_batch
-from load.traces.expansion import unit_gaps
 from load.traces.parameters import (
     Burstiness,
     Count,
@@ -25,10 +24,12 @@ from load.traces.parameters import (
     Name,
     NameList,
     Parameters,
+    Popularity,
     PositiveS,
     Rate,
+    Seed,
+    unit_gaps,
 )
-from load.traces.seeds import Popularity, Seed
 
 _MAX_STEPS: Final = 1_000_000
 _STEPS_PER_PERIOD: Final = 288

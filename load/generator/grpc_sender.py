@@ -6,11 +6,10 @@ from typing import Final
 import grpc
 
 from common.inference_protocol.grpc_messages import INFERENCE, encode_request_message, messages
-from load.generator.content import Content
-from load.generator.request_bodies import RequestBodies
-from load.generator.responses import RequestResult
-from load.generator.settings import SERVER_NAME, Layout, RunSettings
-from load.generator.target_url import TargetUrl, inference_path
+from load.generator.bodies import RequestBodies
+from load.generator.records import RequestResult
+from load.generator.settings import SERVER_NAME, Content, Layout, RunSettings
+from load.generator.target import TargetUrl, inference_path
 from load.generator.trace_arrivals import TraceArrival
 
 _INFER: Final = f"/{INFERENCE}/ModelInfer"

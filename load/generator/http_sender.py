@@ -6,18 +6,16 @@ from typing import Final
 
 from common.http_client import HttpClient
 from common.http_connection import Connection, HttpError, NotConnected
-from load.generator.content import Content
-from load.generator.labelled_bodies import MAX_RESPONSE_BYTES, judge
-from load.generator.request_bodies import RequestBodies, RequestBody
-from load.generator.responses import (
+from load.generator.bodies import MAX_RESPONSE_BYTES, RequestBodies, RequestBody, judge
+from load.generator.records import (
     MAX_KEPT_BYTES,
     RequestResult,
     http_error,
     stream_error,
     streamed_tokens,
 )
-from load.generator.settings import RunSettings
-from load.generator.target_url import TargetUrl, host_headers, inference_path
+from load.generator.settings import Content, RunSettings
+from load.generator.target import TargetUrl, host_headers, inference_path
 from load.generator.trace_arrivals import TraceArrival
 
 _MAX_IDLE_S: Final = 4.0

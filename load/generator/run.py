@@ -20,15 +20,18 @@ from typing import Any, Final
 import orjson
 
 from load.errors import GeneratorError, WorkerFailed
-from load.generator.content import Content
-from load.generator.inspection import IdleMemoryProbe, inspect
-from load.generator.progress import RunProgress, total_progress
-from load.generator.record_parts import merge_parts, parts_folder, write_metadata
-from load.generator.settings import RequestProtocol, RunSettings
-from load.generator.target_url import host_headers, is_host, parse_url
+from load.generator.records import merge_parts, parts_folder, write_metadata
+from load.generator.settings import (
+    Content,
+    RequestProtocol,
+    RunProgress,
+    RunSettings,
+    total_progress,
+)
+from load.generator.target import IdleMemoryProbe, host_headers, inspect, is_host, parse_url
 from load.generator.trace_arrivals import ModelAppearance, TraceSurvey, survey_in_thread
 from load.generator.worker import WorkerConfig
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 
 _START_DELAY_S: Final = 0.1
 """Delay of the run's start after the command, so that every worker receives the command before."""

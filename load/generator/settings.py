@@ -1,10 +1,119 @@
 """Settings of a run of the load generator; every worker process gets the same value."""
 
+import base64
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from load.generator.content import Content
+from load.errors import GeneratorError
+from registry.domain.application import Penalty
+
+# Content of requests: from `--payload`, else by the model's V2 metadata, else text.
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleRules:
+    """Where an application's examples are, and how its responses are judged."""
+
+    path: str
+    output: str = "label"
+    penalty: Penalty = Penalty.SIGMOID
+    deadline_s: float | None = None
+    """Of requests without one in the trace; None: lateness costs nothing."""
+
+
+_IMAGE_SUFFIXES: Final = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}
+
+
+_ONE_NEEDED: Final = frozenset(("transformers", "diffusers"))
+"""Platforms of models whose inputs after the first are options."""
+
+
+class ContentKind(StrEnum):
+    TEXT = "text"
+    IMAGE = "image"
+    TENSORS = "tensors"
+    """Random numbers in the shapes of the metadata."""
+    BODY = "body"
+    """A whole request body from the user."""
+    EXAMPLES = "examples"
+    """Labelled examples of an application, one per request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The content of requests for one model."""
+
+    kind: ContentKind = ContentKind.TEXT
+    tensor: str = "text"
+    """Name of the V2 input."""
+    data: str = ""
+    """The body or image in base64; empty: images are generated."""
+    inputs: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    """For `TENSORS`: name, datatype and shape, -1 for a variable size."""
+    examples: ExampleRules | None = None
+    """For `EXAMPLES`."""
+
+
+TEXT: Final = Content()
+IMAGE: Final = Content(ContentKind.IMAGE, "image")
+
+
+def read_payloads(options: Sequence[str]) -> dict[str, Content]:
+    """Contents by model of `MODEL=FILE`, `MODEL=text` or `MODEL=image`. Raises GeneratorError."""
+    found: dict[str, Content] = {}
+    problems = []
+    for option in options:
+        model, equals, value = option.partition("=")
+        if not (model and equals and value):
+            problems.append(f"--payload must be MODEL=FILE, =text or =image, was {option!r}")
+            continue
+        try:
+            found[model] = _read_payload(value)
+        except (OSError, ValueError) as error:
+            problems.append(f"--payload {option}: {error}")
+    if problems:
+        raise GeneratorError("\n".join(problems))
+    return found
+
+
+def _read_payload(value: str) -> Content:
+    if value in ("text", "image"):
+        return TEXT if value == "text" else IMAGE
+    path = Path(value).expanduser()
+    raw = path.read_bytes()
+    data = base64.b64encode(raw).decode()
+    if path.suffix.lower() in _IMAGE_SUFFIXES:
+        return Content(ContentKind.IMAGE, "image", data)
+    try:
+        json.loads(raw)
+    except ValueError as error:
+        raise ValueError(f"must be an image or a JSON body: {error}") from error
+    return Content(ContentKind.BODY, data=data)
+
+
+def content_of_metadata(metadata: Any) -> Content | None:
+    """Content that fits the inputs of V2 metadata; None for metadata without inputs."""
+    try:
+        inputs = [
+            (str(each["name"]), str(each["datatype"]), tuple(map(int, each["shape"])))
+            for each in metadata["inputs"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        return None
+    if not inputs:
+        return None
+    first, datatype, _ = inputs[0]
+    if datatype == "BYTES" and (len(inputs) == 1 or metadata.get("platform") in _ONE_NEEDED):
+        is_image = "image" in first.lower()
+        return Content(ContentKind.IMAGE if is_image else ContentKind.TEXT, first)
+    return Content(ContentKind.TENSORS, inputs=tuple(inputs))
+
 
 LATE_S: Final = 0.01
 """A request that is sent later than this after its scheduled time counts as late."""
@@ -60,3 +169,66 @@ class RunSettings:
         """One worker's share of `max_in_flight`; the shares of all add up to it."""
         share, rest = divmod(self.max_in_flight, self.processes)
         return share + (worker < rest)
+
+
+# Progress of a run: counts of each worker with a latency histogram, and their totals.
+
+
+_MIN_S: Final = 1e-5
+_LOG_WIDTH: Final = math.log(1.05)
+
+
+class LatencyHistogram(Counter[int]):
+    """Counts by bucket; buckets are 5 % wide."""
+
+    def observe(self, latency_s: float) -> None:
+        self[int(math.log(max(latency_s, _MIN_S) / _MIN_S) / _LOG_WIDTH)] += 1
+
+    def percentile_s(self, fraction: float) -> float:
+        """The upper bound of the bucket with a percentile; NaN without any counts."""
+        wanted = fraction * self.total()
+        seen = 0
+        for bucket in sorted(self):
+            seen += self[bucket]
+            if seen >= wanted:
+                return _MIN_S * math.exp((bucket + 1) * _LOG_WIDTH)
+        return math.nan
+
+
+@dataclass(slots=True)
+class SendCounts:
+    """Requests so far, of one worker or of all."""
+
+    due: int = 0
+    done: int = 0
+    in_flight: int = 0
+    late: int = 0
+    by_status: Counter[int] = field(default_factory=Counter)
+    latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
+    """Latencies of requests without an error."""
+
+
+@dataclass(slots=True)
+class RunProgress(SendCounts):
+    """The totals of a run at one moment."""
+
+    requests: int = 0
+    """Number of requests in the whole trace."""
+
+    @property
+    def failed(self) -> int:
+        """Requests without a 2xx response."""
+        return sum(n for status, n in self.by_status.items() if not 200 <= status < 300)
+
+
+def total_progress(requests: int, reports: Collection[Mapping[str, Any]]) -> RunProgress:
+    """The progress of a run from the latest report of each worker: SendCounts as JSON."""
+    total = RunProgress(requests=requests)
+    for each in reports:
+        total.due += each["due"]
+        total.done += each["done"]
+        total.in_flight += each["in_flight"]
+        total.late += each["late"]
+        total.by_status.update({int(key): count for key, count in each["by_status"].items()})
+        total.latencies.update({int(key): count for key, count in each["latencies"].items()})
+    return total

@@ -7,14 +7,15 @@ of the input when the parent process has ended, ends the run; the records so far
 
 import asyncio
 import gc
+import math
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import orjson
 import pyarrow as pa
@@ -22,13 +23,104 @@ import uvloop
 from pydantic import TypeAdapter
 
 from load.generator.http_sender import HttpSender
-from load.generator.open_loop import OpenLoop, Sender
-from load.generator.progress import SendCounts
-from load.generator.record_parts import RecordPart
-from load.generator.settings import RequestProtocol, RunSettings
-from load.generator.target_url import parse_url
-from load.generator.trace_arrivals import worker_share
-from load.trace_spec.trace_spec import open_trace
+from load.generator.records import RecordPart, RequestResult, record_row
+from load.generator.settings import LATE_S, TEXT, Content, RequestProtocol, RunSettings, SendCounts
+from load.generator.target import parse_url
+from load.generator.trace_arrivals import TraceArrival, worker_share
+from load.trace_spec import open_trace
+
+# The open loop: every request is sent at its time, regardless of responses to others.
+#
+# A request that could not be sent in time is sent at once and visible by `sent_s`. Latency counts
+# from the scheduled time: a generator that falls behind shows high latency instead of hiding it.
+
+
+class Sender(Protocol):
+    """Sends requests over HTTP or gRPC."""
+
+    async def send(
+        self, arrival: TraceArrival, content: Content, request_id: str, result: RequestResult
+    ) -> None:
+        """Fill in the result; raises nothing but cancellation."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class OpenLoop:
+    """Sends one worker's share of a trace."""
+
+    settings: RunSettings
+    sender: Sender
+    records: RecordPart
+    now_s: Callable[[], float]
+    """Seconds since the run's start."""
+    max_in_flight: int
+    counts: SendCounts = field(default_factory=SendCounts)
+
+    async def run(self, chunks: Iterator[list[TraceArrival]]) -> None:
+        """Send every request at its time; returns when all have a result."""
+        async with asyncio.TaskGroup() as requests:
+            upcoming = await asyncio.to_thread(next, chunks, None)
+            while upcoming:
+                async with asyncio.TaskGroup() as reading:
+                    following = reading.create_task(asyncio.to_thread(next, chunks, None))
+                    for arrival in upcoming:
+                        await self._wait_until(arrival.at_s)
+                        self._start(requests, arrival)
+                upcoming = following.result()
+
+    async def _wait_until(self, at_s: float) -> None:
+        while (early_s := at_s - self.now_s()) > 0:  # noqa: ASYNC110 - waits for a time
+            await asyncio.sleep(math.ceil(early_s * 1000) / 1000)  # shorter, uvloop spins
+        if self.counts.due % 64 == 0:
+            await asyncio.sleep(0)  # lets responses be read when the loop is behind
+
+    def _start(self, requests: asyncio.TaskGroup, arrival: TraceArrival) -> None:
+        self.counts.due += 1
+        if self.counts.in_flight >= self.max_in_flight:
+            error = (
+                f"not sent: {self.max_in_flight} requests of this process were in flight; "
+                "raise --max-in-flight or lower the load"
+            )
+            self._record(arrival, RequestResult(error=error))
+            return
+        self.counts.in_flight += 1
+        payloads = self.settings.payloads
+        content = payloads.get(f"{arrival.tenant}/{arrival.model}") or payloads.get(arrival.model)
+        requests.create_task(self._send(arrival, content or TEXT))
+
+    async def _send(self, arrival: TraceArrival, content: Content) -> None:
+        result = RequestResult()
+        try:
+            async with asyncio.timeout(self.settings.timeout_s):
+                await self.sender.send(arrival, content, self._request_id(arrival), result)
+        except TimeoutError:
+            result.status = 0
+            result.error = f"no complete response within --timeout {self.settings.timeout_s:g} s"
+        except asyncio.CancelledError:
+            result.status, result.finished_s = 0, None
+            result.error = "the run was interrupted before the response"
+            raise
+        finally:
+            self.counts.in_flight -= 1
+            self._record(arrival, result)
+
+    def _record(self, arrival: TraceArrival, result: RequestResult) -> None:
+        counts = self.counts
+        counts.done += 1
+        counts.by_status[result.status] += 1
+        if result.sent_s is not None and result.sent_s - arrival.at_s > LATE_S:
+            counts.late += 1
+        if result.finished_s is not None and result.error is None:
+            counts.latencies.observe(result.finished_s - arrival.at_s)
+        request_id = self._request_id(arrival)
+        row = record_row(arrival, result, request_id=request_id, policy=self.settings.policy)
+        self.records.add(row)
+
+    def _request_id(self, arrival: TraceArrival) -> str:
+        return f"{self.settings.seed}-{arrival.row}"
+
 
 _REPORT_INTERVAL_S: Final = 0.25
 _GC_THRESHOLD: Final = 50_000

@@ -14,7 +14,7 @@ from gateway.dispatch.retries import FailedAttempts
 from gateway.selection.utility import class_probabilities, penalty_of_one
 from gateway.selection.window import SHORT_CIRCUIT, SelectionPlan, Window
 from gateway.sneakpeek.client import Look, LookOutcome
-from load.generator.labelled_bodies import drawn_example
+from load.generator.bodies import drawn_example
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
 from load.simulator.event_queue import EventQueue
 from load.simulator.results.records import Answer

@@ -20,12 +20,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from load.errors import CannotWrite, LoadError
-from load.generator.record_parts import METADATA_KEY
+from load.generator.records import METADATA_KEY
 from load.schema import RECORD_SCHEMA
 from load.simulator.autoscaling import LoadingOptions
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.worker_processes import is_stopping, worker_processes
 
 

@@ -1,8 +1,12 @@
 """Typed parameters of the stages of a trace specification; all mistakes are reported together."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Generic, Literal, TypeVar
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -196,3 +200,150 @@ def _as_written(value: object) -> str:
         named = [f"{key}={text}" for key, text in value.items() if key != "value"]
         return repr(",".join([*([value["value"]] if "value" in value else []), *named]))
     return repr(value)
+
+
+# Seeded randomness: one independent random stream per purpose, and Zipf's law over models.
+
+
+@dataclass(frozen=True, slots=True)
+class Seed:
+    """A node in a tree of random streams: the same root and path always give the same numbers."""
+
+    root: int
+    path: tuple[int, ...] = ()
+
+    def derive(self, *purpose: str | int) -> "Seed":
+        """The seed of one purpose, independent of draws for other purposes."""
+        keys = (zlib.crc32(part.encode()) if isinstance(part, str) else part for part in purpose)
+        return Seed(self.root, (*self.path, *keys))
+
+    def rng(self) -> np.random.Generator:
+        """A generator at the start of this stream."""
+        return np.random.default_rng(np.random.SeedSequence(self.root, spawn_key=self.path))
+
+
+def zipf_shares(models: int, exponent: float) -> NDArray[np.float64]:
+    """The share of requests of each rank: proportional to 1 / rank^exponent; 0 is uniform."""
+    weights = np.arange(1, models + 1, dtype=np.float64) ** -exponent
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+class Popularity:
+    """Draws models by rank; every `drift_s` seconds a random model becomes the most popular one.
+
+    The models that ranked above it move down by a rank. Ranks are constant if `drift_s` is None.
+    """
+
+    def __init__(
+        self, *, models: int, exponent: float, drift_s: float | None, rng: np.random.Generator
+    ) -> None:
+        self._cumulative = np.cumsum(zipf_shares(models, exponent))
+        self._by_rank = np.arange(models, dtype=np.int32)
+        self._drift_s = drift_s
+        self._epoch = 0
+        self._draws, self._changes = rng.spawn(2)
+
+    def models_at(self, at_s: NDArray[np.float64]) -> NDArray[np.int32]:
+        """A model for each time; times are sorted and not before those of earlier calls."""
+        draws = self._draws.random(len(at_s)) * self._cumulative[-1]
+        ranks = np.searchsorted(self._cumulative, draws, side="right")
+        ranks = np.minimum(ranks, len(self._cumulative) - 1)
+        if self._drift_s is None:
+            steady: NDArray[np.int32] = self._by_rank[ranks]
+            return steady
+        epochs = np.floor(at_s / self._drift_s).astype(np.int64)
+        models = np.empty(len(at_s), np.int32)
+        for epoch in np.unique(epochs).tolist():
+            self._advance(epoch)
+            chosen = epochs == epoch
+            models[chosen] = self._by_rank[ranks[chosen]]
+        return models
+
+    def _advance(self, epoch: int) -> None:
+        while self._epoch < epoch:
+            rank = int(self._changes.integers(len(self._by_rank)))
+            self._by_rank[: rank + 1] = np.roll(self._by_rank[: rank + 1], 1)
+            self._epoch += 1
+
+
+# Arrivals drawn from counts per bin of time: as many as were counted, each inside its bin.
+#
+# Sources: Shahrad et al. 2020 publish counts per minute. Blinowski et al. 2024, section 5.4, draw
+# the arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, from a Gamma
+# process.
+
+
+BIN_COUNT: Final = np.dtype([("start_s", "f8"), ("model", "i4"), ("count", "i8")])
+BinCounts: TypeAlias = "NDArray[np.void]"
+"""Rows of `BIN_COUNT`: arrivals of one model in the bin from `start_s` on; counts above 0."""
+
+_MIN_CV: Final = 1e-6
+"""Below this coefficient of variation, gaps are drawn as equal."""
+
+
+def bin_counts(start_s: ArrayLike, model: ArrayLike, count: NDArray[np.int64]) -> BinCounts:
+    rows = np.empty(len(count), BIN_COUNT)
+    rows["start_s"], rows["model"], rows["count"] = start_s, model, count
+    return rows
+
+
+def portions(counts: BinCounts, max_arrivals: int) -> Iterator[BinCounts]:
+    """`counts`, sorted by bin, in parts of about `max_arrivals` arrivals, cut between bins."""
+    ends = np.flatnonzero(np.diff(counts["start_s"], append=np.inf)) + 1
+    begin, done = 0, 0
+    for end, arrivals in zip(ends.tolist(), np.cumsum(counts["count"])[ends - 1], strict=True):
+        if arrivals - done >= max_arrivals or end == len(counts):
+            yield counts[begin:end]
+            begin, done = end, arrivals
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedArrivals:
+    """Arrivals sorted by time, with the code of the model that each requests."""
+
+    at_s: NDArray[np.float64]
+    model: NDArray[np.int32]
+
+
+def expand(
+    counts: BinCounts, *, bin_s: float, cv: float | None, rng: np.random.Generator
+) -> ExpandedArrivals:
+    """Draw every counted arrival in [start, start + bin), each row of `counts` independently.
+
+    Uniform where `cv` is None. Otherwise gaps are Gamma distributed with that coefficient of
+    variation, scaled so that the counted gaps and one more fill the bin: 0 spaces arrivals evenly,
+    1 has the uniform distribution, higher values are bursty.
+    """
+    count = counts["count"]
+    share = rng.random(int(count.sum())) if cv is None else _gamma_shares(count, cv, rng)
+    start_s = np.repeat(counts["start_s"], count)
+    at_s = np.minimum(start_s + share * bin_s, np.nextafter(start_s + bin_s, -np.inf))
+    order = np.argsort(at_s, kind="stable")
+    return ExpandedArrivals(at_s[order], np.repeat(counts["model"], count)[order])
+
+
+def _gamma_shares(
+    count: NDArray[np.int64], cv: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """The place of each arrival in its bin, from 0 to 1; row of counts after row of counts."""
+    gaps_of = count + 1
+    gaps = unit_gaps(int(gaps_of.sum()), cv, rng)
+    first = np.cumsum(gaps_of) - gaps_of
+    sums = np.add.reduceat(gaps, first) if len(first) else gaps
+    # Where all draws of a row underflowed to 0, its arrivals coincide.
+    gaps[first] += np.where(sums > 0.0, 0.0, 1.0)
+    sums = np.where(sums > 0.0, sums, 1.0)
+    steps = gaps / np.repeat(sums, gaps_of)
+    ends = np.cumsum(steps)
+    share = ends - np.repeat(ends[first] - steps[first], gaps_of)
+    inner: NDArray[np.float64] = np.clip(np.delete(share, first + count), 0.0, 1.0)
+    return inner
+
+
+def unit_gaps(count: int, cv: float, rng: np.random.Generator) -> NDArray[np.float64]:
+    """Gaps of mean 1 with coefficient of variation `cv`: Gamma of shape 1/cv^2, or all equal."""
+    if cv < _MIN_CV:
+        return np.ones(count)
+    shape = 1.0 / cv**2
+    return rng.standard_gamma(shape, count) / shape

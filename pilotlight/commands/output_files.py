@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from load.errors import GeneratorError
-from load.generator.record_parts import require_replaceable
+from load.generator.records import require_replaceable
 from pilotlight.errors import InvalidInput
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from gateway.selection.utility import profiled_accuracy, recalls
-from load.generator.labelled_bodies import example_body
+from load.generator.bodies import example_body
 from load.labelled_examples import LabelledExamples
 from pilotlight.commands.declaration_check import VariantMetadata, read_metadata
 from pilotlight.commands.pod_profile import (

@@ -100,7 +100,7 @@ def _latest_plan(document: dict[str, Any], number: int) -> dict[str, Any]:
 
 def _draw(document: dict[str, Any], plot: Path) -> None:
     with requires_extra("load"):
-        from load.report.plots.workflow_run import run_timeline
+        from load.report.machine_plots import run_timeline
 
     try:
         run_timeline(document).savefig(plot)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import httpx
 
 from common.backoff import Backoff
-from load.generator.responses import reported_stages_ms
+from load.generator.records import reported_stages_ms
 from pilotlight.demo.runs import TimedResponse
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.platform.platform import Platform

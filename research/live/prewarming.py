@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from load.generator.record_parts import claimed_output
+from load.generator.records import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run import Run

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from load.schema import TRACE_SCHEMA, Trace
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.traces.batches import NameColumn, arrival_batch, times_s
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from load.synthetic import GENERATORS, Diurnal, OnOff, RateStep, Spike, arrival_times
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.traces.batches import summarise
-from load.traces.seeds import Popularity, zipf_shares
+from load.traces.parameters import Popularity, zipf_shares
 from tests.load.rows import all_times, column, named, rows
 
 EXAMPLES = {

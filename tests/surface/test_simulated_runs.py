@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from load.generator.record_parts import METADATA_KEY
+from load.generator.records import METADATA_KEY
 from pilotlight.cli import create_app
 from tests.surface.recorded import assert_recorded
 

@@ -10,9 +10,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from load.report.aggregates import PERCENTILE_NAMES, PERCENTILES, Percentiles, groups, percentiles
 from load.report.run import MOMENT_S, Floats, Ints, Requests, request_columns
-from load.report.summary import RunTotals
+from load.report.summary import (
+    PERCENTILE_NAMES,
+    PERCENTILES,
+    Percentiles,
+    RunTotals,
+    groups,
+    percentiles,
+)
 from registry.domain.model import Tier
 
 _STEP: Final = 0.01
@@ -25,7 +31,7 @@ _SPARSE: Final = 32
 
 
 class StreamingLatencies:
-    """Counts by code of a name and bucket; see `load.report.aggregates.Latencies`."""
+    """Counts by code of a name and bucket; see `load.report.summary.Latencies`."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -169,7 +175,7 @@ class Summary(RunTotals[StreamingLatencies]):
 
 
 class LoadWaitTime:
-    """Time in which requests waited for loads, each load once, as in `load/report/pod_usage.py`.
+    """Time in which requests waited for loads, each load once, as in `load/report/summary.py`.
 
     In constant memory: for each pod and model, the union of the waits for its latest load.
     """

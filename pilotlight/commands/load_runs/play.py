@@ -16,15 +16,21 @@ from load.errors import (
     TraceError,
     WorkerFailed,
 )
-from load.generator.content import Content, ContentKind, ExampleRules, read_payloads
-from load.generator.labelled_bodies import read_rules_examples
-from load.generator.record_parts import claimed_output
+from load.generator.bodies import read_rules_examples
+from load.generator.records import claimed_output
 from load.generator.run import Prepared, RunResult, prepare, run_trace
-from load.generator.settings import RequestProtocol, RunSettings
-from load.generator.target_url import host_headers, is_host
+from load.generator.settings import (
+    Content,
+    ContentKind,
+    ExampleRules,
+    RequestProtocol,
+    RunSettings,
+    read_payloads,
+)
+from load.generator.target import host_headers, is_host
 from load.report.run_file import read_run
 from load.report.summary import summarise
-from load.trace_spec.trace_spec import files_of
+from load.trace_spec import files_of
 from pilotlight.commands.load_runs.summary import load_progress, print_summary
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from load.generator.progress import RunProgress
+from load.generator.settings import RunProgress
 from pilotlight.output import Output
 
 _MAX_ROWS = 20

@@ -7,8 +7,8 @@ from typing import Any, Final
 from load.errors import InvalidTrace, TraceError, UndeclaredModels, UnreadableTrace
 from load.simulator.arrivals import check_times
 from load.simulator.runs import RunOutcome, RunProblem, RunTask, StopSignal, simulate_all
-from load.trace_spec.trace_spec import files_of, open_trace, row_of
-from load.traces.transforms.filters import declared_only
+from load.trace_spec import files_of, open_trace, row_of
+from load.traces.transforms import declared_only
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.commands.simulation.tasks import NO_LOADING, SimulationPlan, run_tasks
 from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, RequestFailed

@@ -16,7 +16,7 @@ from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.cluster.sweep import parse_sweep, run_names, variants
 from load.simulator.runs import RunTask
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from pilotlight.errors import InvalidInput
 from registry.domain.loading_choice import LOADING, ROUTING, SELECTION
 

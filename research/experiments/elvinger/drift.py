@@ -23,7 +23,7 @@ from autoscaler.placement.planners.replanning import (
     should_replan,
 )
 from autoscaler.service.planning_process import PlanningJob, plan_and_compare, predicted_rps
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table

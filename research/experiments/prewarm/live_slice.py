@@ -20,7 +20,7 @@ from load.schema import Trace
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from registry.domain.model import Tier
 from registry.domain.pod import ProfilePoint
 from research.experiments.prewarm.runs import GB_PER_MODEL, idle_model_h, policy_of

@@ -6,7 +6,7 @@ from typing import Final
 from autoscaler.forecasting.counts import Counts, CountsParams
 from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.traces.batches import summarise
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import ProfilePoint

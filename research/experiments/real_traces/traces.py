@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.traces.batches import summarise
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from load.traces.seeds import Seed, zipf_shares
+from load.traces.parameters import Seed, zipf_shares
 
 _REQUESTS: Final = (2000, 6000)
 """Fewest and most requests of one run, as far as expected."""

@@ -17,7 +17,7 @@ from load.report.run import Floats
 from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from pilotlight.demo.runs import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint

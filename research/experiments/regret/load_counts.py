@@ -15,7 +15,7 @@ import pyarrow as pa
 from load.simulator.autoscaling import LoadingOptions
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import Cell, Table

@@ -14,7 +14,7 @@ import pyarrow as pa
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
-from load.traces.seeds import Seed, zipf_shares
+from load.traces.parameters import Seed, zipf_shares
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint
 from research.experiments.harness.experiment import Settings, Table

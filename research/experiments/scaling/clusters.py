@@ -19,7 +19,7 @@ from load.report.summary import jain
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
-from load.traces.seeds import zipf_shares
+from load.traces.parameters import zipf_shares
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint
 

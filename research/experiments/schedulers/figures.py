@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.plots.machines import draw_usage, usage_legend
+from load.report.machine_plots import draw_usage, usage_legend
 from load.report.style import COLOURS, DPI, LINES, legend_below, log_ticks, rows_of_axes, styled
 from research.experiments.schedulers.scheduler_configs import SCHEDULERS, SHIPPED
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from load.report.pod_usage import PodUsage, TimeSpans, union
+from load.report.summary import PodUsage, TimeSpans, union
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation

@@ -20,9 +20,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from load.traces.batches import NameColumn, arrival_batch, even_batches
-from load.traces.expansion import bin_counts, expand
-from load.traces.seeds import Seed
-from load.traces.transforms.attributes import model_deadline_s
+from load.traces.parameters import Seed, bin_counts, expand
+from load.traces.transforms import model_deadline_s
 from research.experiments.harness.experiment import ExperimentError
 
 BIN_S: Final = 60.0

@@ -16,7 +16,7 @@ from load.schema import Trace
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from pilotlight.sneakpeek_training import confusion_matrix
 from research.experiments.harness.experiment import Table
 from research.experiments.harness.parallel_map import parallel_map

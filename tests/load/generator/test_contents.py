@@ -17,16 +17,21 @@ from pydantic import TypeAdapter
 
 from common.inference_protocol.bodies import decode_request
 from load.errors import GeneratorError
-from load.generator.content import IMAGE, TEXT, Content, ContentKind, content_of_metadata
-from load.generator.open_loop import OpenLoop
-from load.generator.progress import LatencyHistogram
-from load.generator.record_parts import RecordPart
-from load.generator.request_bodies import RequestBodies
-from load.generator.responses import RequestResult, reported_stages_ms
-from load.generator.settings import RequestProtocol, RunSettings
+from load.generator.bodies import RequestBodies
+from load.generator.records import RecordPart, RequestResult, reported_stages_ms
+from load.generator.settings import (
+    IMAGE,
+    TEXT,
+    Content,
+    ContentKind,
+    LatencyHistogram,
+    RequestProtocol,
+    RunSettings,
+    content_of_metadata,
+)
 from load.generator.trace_arrivals import TraceArrival, survey, survey_in_thread, worker_share
-from load.generator.worker import WorkerConfig
-from load.trace_spec.trace_spec import open_trace
+from load.generator.worker import OpenLoop, WorkerConfig
+from load.trace_spec import open_trace
 from tests.load.generator.conftest import WriteTrace
 from tests.load.rows import trace_of
 

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from load.generator.record_parts import claimed_output
+from load.generator.records import claimed_output
 from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run_file import read_run

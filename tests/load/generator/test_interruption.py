@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from load.generator.record_parts import RecordPart, read_parts, record_row
-from load.generator.responses import RequestResult
+from load.generator.records import RecordPart, RequestResult, read_parts, record_row
 from load.generator.trace_arrivals import TraceArrival
 from load.report.run_file import read_run
 from tests import servers

@@ -6,12 +6,9 @@ import numpy as np
 import orjson
 import pytest
 
-from load.generator.content import Content, ContentKind, ExampleRules
-from load.generator.labelled_bodies import judge, predicted_label
-from load.generator.record_parts import RecordPart, record_row, schema_of
-from load.generator.request_bodies import RequestBodies
-from load.generator.responses import RequestResult
-from load.generator.settings import RequestProtocol
+from load.generator.bodies import RequestBodies, judge, predicted_label
+from load.generator.records import RecordPart, RequestResult, record_row, schema_of
+from load.generator.settings import Content, ContentKind, ExampleRules, RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
 from load.schema import ANSWER_SCHEMA
 

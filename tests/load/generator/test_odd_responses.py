@@ -10,11 +10,11 @@ import pytest
 from pyarrow import parquet
 
 from load.generator.http_sender import HttpSender
-from load.generator.open_loop import OpenLoop
-from load.generator.record_parts import RecordPart, read_parts
+from load.generator.records import RecordPart, read_parts
 from load.generator.settings import RequestProtocol, RunSettings
-from load.generator.target_url import parse_url
+from load.generator.target import parse_url
 from load.generator.trace_arrivals import TraceArrival
+from load.generator.worker import OpenLoop
 from tests import servers
 from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server

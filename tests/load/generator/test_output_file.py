@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from load.errors import GeneratorError
-from load.generator.record_parts import claimed_output
+from load.generator.records import claimed_output
 from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from load.generator.record_parts import METADATA_KEY
+from load.generator.records import METADATA_KEY
 from load.report.run import Run
 from load.report.run_file import read_run
 from load.schema import ANSWER_SCHEMA, RECORD_SCHEMA

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.container import BarContainer
 
-from load.report.plots.bars import utility
+from load.report.bar_plots import utility
 from load.report.run import Run
 from load.report.style import LeftOut, Plot, styled
 from load.report.summary import summarise_answers

@@ -13,10 +13,9 @@ from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from load.report.plots.bars import cold_starts, stages, tenants
-from load.report.plots.machines import loading_time, machine_usage
-from load.report.plots.requests import arrivals, completion_times, deadline_misses, workload
-from load.report.plots.tradeoffs import goodput, pareto, wasted_memory
+from load.report.bar_plots import cold_starts, goodput, pareto, stages, tenants, wasted_memory
+from load.report.machine_plots import loading_time, machine_usage
+from load.report.request_plots import arrivals, completion_times, deadline_misses, workload
 from load.report.style import COLOURS, LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from load.report.pod_usage import pod_usages, union
-from load.report.summary import summarise
+from load.report.summary import pod_usages, summarise, union
 from tests.load.report.runs import steady_run
 
 

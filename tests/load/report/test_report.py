@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from load.generator.record_parts import METADATA_KEY
+from load.generator.records import METADATA_KEY
 from tests.load.report.runs import write_run
 from tests.pilotlight.conftest import Cli, cli
 

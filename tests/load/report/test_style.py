@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from load.report.comparison import PLOTS
-from load.report.plots.machines import machine_usage
+from load.report.machine_plots import machine_usage
 from load.report.run import Run
 from load.report.run_file import read_run
 from load.report.style import COLOURS, TIERS, Plot, labels, styled

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from matplotlib.patches import Rectangle
 
-from load.report.plots.workflow_run import run_timeline
+from load.report.machine_plots import run_timeline
 
 DOCUMENT: dict[str, Any] = {
     "id": "0123456789abcdef",

@@ -9,7 +9,7 @@ import pytest
 from load.simulator.cluster.cluster_file import cluster_of, read_document
 from load.simulator.cluster.sweep import parse_sweep, variants
 from load.simulator.simulation import Simulation
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from registry.domain.model import RoutingPolicy
 
 SAMPLE = Path(__file__).parents[3] / "manifests/simulator/mixed-pods.yaml"

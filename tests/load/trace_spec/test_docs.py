@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from load.synthetic import GENERATORS
-from load.trace_spec.trace_spec import TRANSFORMS, open_trace
+from load.trace_spec import TRANSFORMS, open_trace
 from load.traces.batches import summarise
-from load.traces.formats.formats import FORMATS
+from load.traces.trace_formats import FORMATS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "load.md").read_text()
 EXAMPLES = [

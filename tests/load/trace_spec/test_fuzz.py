@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from load.errors import TraceError
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from tests.load.rows import rows
 from tests.load.traces.formats.test_formats import SAMPLES
 

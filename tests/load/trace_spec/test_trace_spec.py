@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from load.errors import InvalidTraceSpec
-from load.trace_spec.grammar import Chain, SpecStage, parse_spec
-from load.trace_spec.trace_spec import TRANSFORMS, open_trace
+from load.trace_spec import TRANSFORMS, Chain, SpecStage, open_trace, parse_spec
 from tests.load.rows import column, named, rows, write
 
 POISSON = "poisson:rate=20,models=5,zipf=0.9,duration=10s"

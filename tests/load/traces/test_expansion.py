@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.traces.expansion import (
+from load.traces.parameters import (
     BinCounts,
     ExpandedArrivals,
     bin_counts,

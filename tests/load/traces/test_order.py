@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from load.errors import InvalidTrace
 from load.traces.batches import even_batches, times_s
-from load.traces.formats.blocks import Block
-from load.traces.order import merged, sort_within_window
+from load.traces.blocks import Block, merged, sort_within_window
 from tests.load.rows import column, rows, trace_of
 
 _TIMES = st.lists(st.integers(0, 50).map(float), max_size=20)

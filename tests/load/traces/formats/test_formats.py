@@ -7,9 +7,9 @@ import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 import pytest
 
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.traces.batches import times_s
-from load.traces.formats.formats import FORMATS
+from load.traces.trace_formats import FORMATS
 from tests.load.rows import column, named, write
 
 SAMPLES = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from load.traces.batches import summarise
 
 Data = Callable[[str], Path]

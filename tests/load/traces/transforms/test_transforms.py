@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from load.errors import InvalidTrace, TraceError, UndeclaredModels
-from load.trace_spec.trace_spec import open_trace, row_of
+from load.trace_spec import open_trace, row_of
 from load.traces.batches import BATCH_ROWS, summarise
-from load.traces.transforms.filters import declared_only
+from load.traces.transforms import declared_only
 from tests.load.rows import column, named, rows, write
 
 POISSON = "poisson:rate=20,models=5,zipf=0.9,duration=1m"

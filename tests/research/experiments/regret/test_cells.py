@@ -5,7 +5,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from load.trace_spec.trace_spec import open_trace
+from load.trace_spec import open_trace
 from research.experiments.regret.cells import Half, RegretCell, cells, drawn_cell
 from research.experiments.regret.runs import cluster
 

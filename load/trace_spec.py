@@ -4,6 +4,7 @@ A specification is validated as a whole, files included, before anything is read
 """
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,12 +17,9 @@ import pyarrow.compute as pc
 from load.errors import InvalidTraceSpec, TraceError
 from load.schema import Trace
 from load.synthetic import GENERATORS, generate
-from load.trace_spec.grammar import Chain, SpecStage, parse_spec
+from load.traces import transforms
 from load.traces.batches import ReplayableTrace, even_batches, full_names
-from load.traces.formats.blocks import Block
-from load.traces.formats.formats import FORMATS, Format, detect_format, require_format
-from load.traces.formats.tables import TraceTable, matching_files, read_header
-from load.traces.order import merged
+from load.traces.blocks import Block, merged
 from load.traces.parameters import (
     Count,
     DurationS,
@@ -30,14 +28,125 @@ from load.traces.parameters import (
     Parameters,
     Positive,
     Rate,
+    Seed,
     SizeRange,
     TimeSlice,
     Value,
     validated,
 )
-from load.traces.seeds import Seed
-from load.traces.transforms import attributes, filters
-from load.traces.transforms.attributes import DeadlineParameters, MapParameters
+from load.traces.tables import TraceTable, matching_files, read_header
+from load.traces.trace_formats import FORMATS, Format, detect_format, require_format
+from load.traces.transforms import DeadlineParameters, MapParameters
+
+# The syntax of trace specifications, without their meaning.
+#
+#     spec      = chain { " + " chain }
+#     chain     = ( source | "(" spec ")" ) { "|" transform }
+#     source    = FORMAT ":" PATH { "," KEY "=" VALUE } | PATH
+#               | GENERATOR ":" KEY "=" VALUE { "," … }
+#     transform = NAME [ "=" VALUE ] { "," KEY "=" VALUE }
+#
+# Quotes, single or double, make `| + , ( )` part of a path.
+
+
+_QUOTES: Final = "'\""
+_PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]+):(.*)", re.DOTALL)
+_EXAMPLE: Final = "write a trace as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
+
+
+@dataclass(frozen=True, slots=True)
+class SpecStage:
+    """A source or a transformation as written."""
+
+    name: str
+    """Empty for a bare path."""
+    given: dict[str, str]
+    """Parameters by name; a parameter given without a name has the name `value`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A source, or a mix of traces, and its transformations in order."""
+
+    source: "SpecStage | tuple[Chain, ...]"
+    transforms: tuple[SpecStage, ...]
+
+
+def parse_spec(text: str) -> tuple[Chain, ...]:
+    """Parse a specification into the traces that it mixes. Raises InvalidTraceSpec."""
+    if not isinstance(text, str):
+        raise InvalidTraceSpec([f"a trace must be text, was {text!r}"])
+    return tuple(_parsed_chain(part) for part in _split(text, " + "))
+
+
+def _parsed_chain(text: str) -> Chain:
+    source, *transforms = [part.strip() for part in _split(text, "|")]
+    if not source:
+        raise InvalidTraceSpec([f"a source is missing in {text.strip()!r}; {_EXAMPLE}"])
+    stages = tuple(_transform(part) for part in transforms)
+    if source.startswith("(") and source.endswith(")"):
+        return Chain(parse_spec(source[1:-1]), stages)
+    return Chain(_parsed_source(source), stages)
+
+
+def _parsed_source(text: str) -> SpecStage:
+    found = _PREFIX.fullmatch(text)
+    name, rest = found.groups() if found else ("", text)
+    first, *more = _split(rest, ",")
+    if (name and re.fullmatch(r"\s*[a-z]+\s*=.*", first)) or not first.strip():
+        return SpecStage(name, _pairs([first, *more] if first.strip() else more, name))
+    return SpecStage(name, {"value": _unquoted(first), **_pairs(more, name or text)})
+
+
+def _transform(text: str) -> SpecStage:
+    first, *more = _split(text, ",")
+    name, equals, value = first.partition("=")
+    name = name.strip()
+    if not name:
+        raise InvalidTraceSpec([f"a transformation is missing after '|', was {text!r}"])
+    given = {"value": _unquoted(value)} if equals else {}
+    return SpecStage(name, {**given, **_pairs(more, name)})
+
+
+def _pairs(parts: list[str], stage: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for part in parts:
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise InvalidTraceSpec([f"{stage}: {part.strip()!r} must be of the form NAME=VALUE"])
+        if key in pairs:
+            raise InvalidTraceSpec([f"{stage}: {key} is given twice"])
+        pairs[key] = _unquoted(value)
+    return pairs
+
+
+def _unquoted(text: str) -> str:
+    text = text.strip()
+    if len(text) >= 2 and text[0] in _QUOTES and text[0] == text[-1]:
+        return text[1:-1]
+    return text
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """Split at separators outside quotes and parentheses; raises InvalidTraceSpec if unclosed."""
+    parts, start, depth, quote = [], 0, 0, ""
+    for index, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in _QUOTES:
+            quote = character
+        elif character in "()":
+            depth += 1 if character == "(" else -1
+            if depth < 0:
+                raise InvalidTraceSpec([f"')' without '(' in {text.strip()!r}"])
+        elif depth == 0 and text.startswith(separator, index) and index >= start:
+            parts.append(text[start:index])
+            start = index + len(separator)
+    if quote or depth:
+        opened = f"quote {quote}" if quote else "parenthesis"
+        raise InvalidTraceSpec([f"an unclosed {opened} in {text.strip()!r}"])
+    return [*parts, text[start:]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +160,20 @@ class Transform:
 
 
 TRANSFORMS: Final = {
-    "rate": Transform(Value[filters.RateFactor], filters.rate),
-    "rps": Transform(Value[Rate], filters.mean_rate),
-    "speed": Transform(Value[filters.SpeedFactor], filters.speed),
-    "shift": Transform(Value[DurationS], filters.shift),
-    "slice": Transform(Value[TimeSlice], filters.slice_time),
-    "limit": Transform(Value[Positive], filters.limit),
-    "only": Transform(Value[NameList], filters.only),
-    "top": Transform(Value[Count], filters.top),
-    "map": Transform(MapParameters, attributes.map_functions, renames=True),
-    "deadline": Transform(DeadlineParameters, attributes.set_deadline),
-    "tenant": Transform(Value[Name], partial(attributes.set_name, "tenant"), renames=True),
-    "model": Transform(Value[Name], partial(attributes.set_name, "model"), renames=True),
-    "input": Transform(Value[SizeRange], partial(attributes.set_size, "input_size")),
-    "output": Transform(Value[SizeRange], partial(attributes.set_size, "output_size")),
+    "rate": Transform(Value[transforms.RateFactor], transforms.rate),
+    "rps": Transform(Value[Rate], transforms.mean_rate),
+    "speed": Transform(Value[transforms.SpeedFactor], transforms.speed),
+    "shift": Transform(Value[DurationS], transforms.shift),
+    "slice": Transform(Value[TimeSlice], transforms.slice_time),
+    "limit": Transform(Value[Positive], transforms.limit),
+    "only": Transform(Value[NameList], transforms.only),
+    "top": Transform(Value[Count], transforms.top),
+    "map": Transform(MapParameters, transforms.map_functions, renames=True),
+    "deadline": Transform(DeadlineParameters, transforms.set_deadline),
+    "tenant": Transform(Value[Name], partial(transforms.set_name, "tenant"), renames=True),
+    "model": Transform(Value[Name], partial(transforms.set_name, "model"), renames=True),
+    "input": Transform(Value[SizeRange], partial(transforms.set_size, "input_size")),
+    "output": Transform(Value[SizeRange], partial(transforms.set_size, "output_size")),
 }
 """By the name that a trace specification uses."""
 
@@ -113,7 +222,7 @@ def _transformed(trace: Trace, stage: SpecStage, seed: Seed, problems: list[str]
         return trace
     given = validated(transform.parameters, stage.given, stage=stage.name, problems=problems)
     if isinstance(given, DeadlineParameters) and given.latencies is not None:
-        attributes.read_latencies(given.latencies)  # reports a bad table before anything is drawn
+        transforms.read_latencies(given.latencies)  # reports a bad table before anything is drawn
     return trace if given is None else ReplayableTrace(partial(transform.apply, trace, given, seed))
 
 

@@ -1,8 +1,6 @@
-"""Request bodies: an arrival and the content of its model, encoded in the protocol of the run.
+"""Bodies of requests by protocol, and labelled examples that requests carry."""
 
-`input_size` counts items (texts, images, rows of a batch), each text of eight words; for OpenAI's
-completions it counts the words of the prompt, about one token each.
-"""
+from __future__ import annotations
 
 import base64
 import io
@@ -10,18 +8,85 @@ import json
 import random
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import orjson
 from PIL import Image
 
 from common.inference_protocol.bodies import encode_request
 from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
-from load.generator.content import Content, ContentKind, ExampleRules
-from load.generator.labelled_bodies import drawn_example, example_body, read_rules_examples
-from load.generator.settings import RequestProtocol
+from gateway.selection.utility import penalty_of_one
+from load.generator.settings import Content, ContentKind, ExampleRules, RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
-from load.labelled_examples import LabelledExamples
+from load.labelled_examples import LabelledExamples, read_examples
+
+if TYPE_CHECKING:
+    from load.generator.records import RequestResult
+
+
+# Labelled examples that requests carry, and whether the responses are right.
+
+
+_MAX_CLASSES: Final = 1000
+MAX_RESPONSE_BYTES: Final = 1 << 20
+
+
+def drawn_example(seed: int, row: int, count: int) -> int:
+    """Which of `count` examples the request in this row of a trace carries."""
+    return random.Random(f"{seed}-{row}").randrange(count)
+
+
+def read_rules_examples(rules: ExampleRules) -> LabelledExamples:
+    """Raises InvalidExamples."""
+    return read_examples(Path(rules.path), classes=_MAX_CLASSES, inputs=[], needs_every_class=False)
+
+
+def example_body(examples: LabelledExamples, row: int) -> bytes:
+    """A V2 request for one example."""
+    inputs = [
+        {
+            "name": name,
+            "datatype": "FP32",
+            "shape": [1, *values.shape[1:]],
+            "data": values[row].ravel().tolist(),
+        }
+        for name, values in examples.inputs.items()
+    ]
+    return orjson.dumps({"inputs": inputs})
+
+
+def judge(result: RequestResult, arrival: TraceArrival, rules: ExampleRules, body: bytes) -> None:
+    """Set the result's prediction and the utility that it has achieved; a failure has none."""
+    result.utility = 0.0
+    result.deadline_s = deadline_s = arrival.deadline_s or rules.deadline_s
+    if result.error is not None or result.finished_s is None:
+        return
+    result.prediction = predicted_label(body, rules.output)
+    late = 0.0
+    if deadline_s is not None:
+        late = penalty_of_one(rules.penalty, deadline_s, result.finished_s - arrival.at_s)
+    result.utility = (result.prediction == result.label) * (1.0 - late)
+
+
+def predicted_label(body: bytes, output: str) -> int | None:
+    """The first number of an output of a V2 response; None: it has none."""
+    try:
+        document: Any = orjson.loads(body)
+        for each in document["outputs"]:
+            if each["name"] == output:
+                return int(each["data"][0])
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+    return None
+
+
+# Request bodies: an arrival and the content of its model, encoded in the protocol of the run.
+#
+# `input_size` counts items (texts, images, rows of a batch), each text of eight words; for
+# OpenAI's completions it counts the words of the prompt, about one token each.
+
 
 _WORDS_PER_ITEM: Final = 8
 _JSON: Final = (("content-type", "application/json"),)

@@ -11,10 +11,16 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from load.traces.batches import ModelIndex, arrival_batch
-from load.traces.expansion import BIN_COUNT, BinCounts, bin_counts
-from load.traces.formats.blocks import Block
-from load.traces.formats.tables import TraceTable
-from load.traces.parameters import FileParameters, OneModelParameters, TenantParameters
+from load.traces.blocks import Block
+from load.traces.parameters import (
+    BIN_COUNT,
+    BinCounts,
+    FileParameters,
+    OneModelParameters,
+    TenantParameters,
+    bin_counts,
+)
+from load.traces.tables import TraceTable
 
 _SECONDS_PER_NS: Final = 1e-9
 _OPTIONAL: Final = ("tenant", "input_size", "output_size", "deadline_s")

@@ -25,7 +25,7 @@ import pyarrow.parquet as parquet
 
 from load.errors import InvalidTrace, TraceError, UnreadableTrace
 from load.traces.batches import BATCH_ROWS
-from load.traces.formats.blocks import Block
+from load.traces.blocks import Block
 
 _GZIP: Final = b"\x1f\x8b"
 _STEP_BYTES: Final = 512

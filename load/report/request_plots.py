@@ -10,6 +10,14 @@ from typing import Final
 import numpy as np
 
 from load.report.run import Floats, Run
+from load.report.run_file import (
+    axis_unit,
+    bin_counts,
+    bin_edges,
+    bin_length_s,
+    bin_name,
+    format_duration,
+)
 from load.report.style import (
     COLOURS,
     LINES,
@@ -23,14 +31,6 @@ from load.report.style import (
     not_shown_note,
     one_axes,
     shortened,
-)
-from load.report.times import (
-    axis_unit,
-    bin_counts,
-    bin_edges,
-    bin_length_s,
-    bin_name,
-    format_duration,
 )
 
 _MAX_MODELS: Final = 15

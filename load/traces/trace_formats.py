@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from load.errors import TraceError
+from load.traces import readers
 from load.traces.batches import (
     BATCH_ROWS,
     DEFAULT_TENANT,
@@ -18,20 +19,20 @@ from load.traces.batches import (
     times_s,
     with_column,
 )
-from load.traces.expansion import BinCounts, expand, portions
-from load.traces.formats import readers
-from load.traces.formats.blocks import Block
-from load.traces.formats.tables import TraceTable
-from load.traces.order import sort_within_window
+from load.traces.blocks import Block, sort_within_window
 from load.traces.parameters import (
+    BinCounts,
     CountParameters,
     FileParameters,
     OneModelParameters,
     RequestParameters,
+    Seed,
     TenantCountParameters,
     TenantParameters,
+    expand,
+    portions,
 )
-from load.traces.seeds import Seed
+from load.traces.tables import TraceTable
 
 RowReader = Callable[[Sequence[TraceTable], Any], Iterator[Block]]
 CountReader = Callable[[Sequence[TraceTable], ModelIndex], Iterator[BinCounts]]

@@ -1,1 +1,0 @@
-"""Trace specifications: their syntax, and the traces that they describe."""

@@ -1,1 +1,0 @@
-"""Trace files: decompression, tables, checked columns, and one reader per public format."""
