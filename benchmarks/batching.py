@@ -27,8 +27,7 @@ from benchmarks.marks import Mark
 from benchmarks.proxy.generator import BurstResult, load
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
 from benchmarks.quantiles import spread
-from pilotlight.platform.bundled_servers import redis_command
-from pilotlight.platform.processes import free_port
+from pilotlight.platform.processes import free_port, redis_command
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 
 KSERVE: Final = "KServe ModelServer"

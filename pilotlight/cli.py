@@ -32,13 +32,7 @@ _PANELS: Final = {
         "sneakpeek",
         "workflow",
     ),
-    "Load, simulate, plan": (
-        "load_runs.load",
-        "load_runs.report",
-        "simulation.simulate",
-        "experiment",
-        "place",
-    ),
+    "Load, simulate, plan": ("load", "report", "simulate", "experiment", "place"),
     "Kubernetes": ("kubernetes",),
 }
 """Modules of commands by the title that `--help` lists them under."""

@@ -1,7 +1,7 @@
 """Interface of the component that starts and stops a pool's pods.
 
 On one machine the platform reads the wanted number from the registry
-(`pilotlight/platform/pod_scaling.py`); on a cluster the loop calls
+(`pilotlight/platform/pod_processes.py`); on a cluster the loop calls
 `autoscaler/service/pool_actuator.py` too.
 """
 

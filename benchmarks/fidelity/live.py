@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from pilotlight.demo.runs import TimedResponse
+from pilotlight.demo.liu_runs import TimedResponse
 from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import StateDir

@@ -20,8 +20,7 @@ from benchmarks.formats.bare import ROW
 from benchmarks.formats.models import PIXELS
 from benchmarks.machine import REPOSITORY
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
-from pilotlight.platform.bundled_servers import redis_command
-from pilotlight.platform.processes import free_port
+from pilotlight.platform.processes import free_port, redis_command
 from registry.domain.model import ModelName, ModelSpec
 
 SERVER_CORE: Final = 0

@@ -18,8 +18,7 @@ from benchmarks.declared_models import declare_models
 from benchmarks.machine import REPOSITORY
 from benchmarks.overload.generator import BODY, Load, Sent
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
-from pilotlight.platform.bundled_servers import redis_command
-from pilotlight.platform.processes import free_port
+from pilotlight.platform.processes import free_port, redis_command
 from registry.domain.model import ModelName, ModelSpec
 
 TENANTS: Final = ("tenant-a", "tenant-b", "tenant-c", "greedy")

@@ -16,8 +16,7 @@ from typing import Final
 from benchmarks.peers import ENVIRONMENT, peers_python
 from benchmarks.proxy.pod import MODEL, NAME, RESPONSE, TIMING
 from benchmarks.proxy.processes import BenchmarkProcess, post, start
-from pilotlight.platform.bundled_servers import redis_command
-from pilotlight.platform.processes import free_port
+from pilotlight.platform.processes import free_port, redis_command
 
 PATH: Final = f"/v1/models/{MODEL}:predict"
 TINY: Final = b'{"instances":[1]}'

@@ -11,8 +11,7 @@ from autoscaler.tick.planner import TickPlan
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
-from pilotlight.output import Output
-from pilotlight.quantities import format_age
+from pilotlight.output import Output, format_age
 from registry.domain.loading_choice import LOADING
 from registry.domain.model import name_of_key
 from registry.domain.records import ActionOutcome, ActionRecord, AutoscalerRecords, action_document

@@ -21,8 +21,7 @@ from pilotlight.commands.get import (
 )
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
-from pilotlight.output import Output
-from pilotlight.quantities import format_age
+from pilotlight.output import Output, format_age
 from registry.domain.canaries import find_canaries
 from registry.domain.records import ActionRecord, action_document
 from registry.redis.autoscaler_log import AutoscalerLog

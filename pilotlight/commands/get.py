@@ -14,8 +14,7 @@ from pilotlight.commands.listing import Listing, print_applications, show
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.commands.workflow import print_workflows
-from pilotlight.output import Output
-from pilotlight.quantities import format_age, format_bytes
+from pilotlight.output import Output, format_age, format_bytes
 from registry.domain.canaries import Found, Traffic, find_canaries, traffic_of
 from registry.domain.cluster import ClusterState, load_snapshot
 from registry.domain.demand import CountWindow

@@ -12,8 +12,7 @@ import httpx
 from autoscaler.placement.planners.profile_fit import profile_fits
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
-from pilotlight.output import Output
-from pilotlight.quantities import format_bytes
+from pilotlight.output import Output, format_bytes
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.domain.pod import PairFactor, ShareFactor, best_rows, mean_busy_pct, slots_at_start

@@ -12,8 +12,8 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.object_names import parse_model_names
-from pilotlight.commands.run_explanation import check_plot, explain_run
 from pilotlight.commands.target import PlatformTarget, error_text
+from pilotlight.commands.workflow import check_plot, explain_run
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from registry.domain.loading_choice import ROUTING

@@ -28,7 +28,7 @@ from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
-from pilotlight.profile_file import (
+from pilotlight.placement_files import (
     imported,
     parse_fitted,
     parse_profile_csv,

@@ -20,8 +20,7 @@ from pilotlight.commands.pod_profile import (
 )
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
-from pilotlight.output import Output
-from pilotlight.quantities import format_bytes
+from pilotlight.output import Output, format_bytes
 from pilotlight.sneakpeek_training import confusion_matrix, examples_for, stratified_subset
 from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.application_variants import metadata_problems, named_variants, no_variants

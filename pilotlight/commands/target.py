@@ -11,8 +11,7 @@ import httpx
 
 from common.pod_secret import PodSecret
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
-from pilotlight.output import Output
-from pilotlight.quantities import format_bytes
+from pilotlight.output import Output, format_bytes
 from pilotlight.state_dir import StateDir
 from registry.domain.cluster import ClusterState
 from registry.domain.pod_state import PodState

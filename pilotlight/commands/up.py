@@ -22,7 +22,7 @@ from pilotlight.commands.apply import (
 from pilotlight.commands.autoscaler import loading_problems
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput
-from pilotlight.output import Output, ProgressReporter, progress_bar
+from pilotlight.output import Output, ProgressReporter, parse_bytes, parse_rate, progress_bar
 from pilotlight.platform.accelerators import mps_problems
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.processes import wait_for_ports
@@ -33,7 +33,6 @@ from pilotlight.platform.settings import (
     PlatformSettings,
 )
 from pilotlight.platform.supervisor import log_to_file, start_detached, stop_platform, supervise
-from pilotlight.quantities import parse_bytes, parse_rate
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain import loading_choice

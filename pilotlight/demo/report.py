@@ -15,8 +15,10 @@ from typing import Any, Final
 
 from jinja2 import Environment, PackageLoader
 
-from pilotlight.demo.invocations import Invocation
-from pilotlight.demo.runs import (
+from pilotlight.demo.liu_runs import (
+    LIU_SIMPLE,
+    POLICIES,
+    DemoScale,
     Expectation,
     SimpleRun,
     WinRun,
@@ -25,9 +27,8 @@ from pilotlight.demo.runs import (
     mean_stages_s,
     percentile_s,
 )
-from pilotlight.demo.scenarios import LIU_SIMPLE, POLICIES, DemoScale
-from pilotlight.output import Output
-from pilotlight.quantities import format_bytes
+from pilotlight.demo.session import Invocation
+from pilotlight.output import Output, format_bytes
 from registry.domain.pod import STAGES
 
 

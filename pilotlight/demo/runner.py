@@ -7,7 +7,21 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pilotlight.demo.invocations import invoke_samples
+from pilotlight.demo.liu_runs import (
+    FULL,
+    MAX_ATTEMPTS,
+    POLICIES,
+    SHORT,
+    WIN_SCENARIOS,
+    DemoScale,
+    SimpleRun,
+    WinRun,
+    WinScenario,
+    check_simple,
+    check_win,
+    keep_faster,
+    observed_times,
+)
 from pilotlight.demo.report import (
     DemoReport,
     Page,
@@ -20,30 +34,12 @@ from pilotlight.demo.report import (
     take_pictures,
     write_report_page,
 )
-from pilotlight.demo.runs import (
-    SimpleRun,
-    WinRun,
-    check_simple,
-    check_win,
-    keep_faster,
-    observed_times,
-)
-from pilotlight.demo.scenarios import (
-    FULL,
-    MAX_ATTEMPTS,
-    POLICIES,
-    SHORT,
-    WIN_SCENARIOS,
-    DemoScale,
-    WinScenario,
-)
-from pilotlight.demo.session import LiveSession, live_session
+from pilotlight.demo.session import LiveSession, invoke_samples, live_session
 from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import PilotlightError
-from pilotlight.output import Output, ProgressReporter, progress_bar
+from pilotlight.output import Output, ProgressReporter, format_bytes, progress_bar
 from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
-from pilotlight.quantities import format_bytes
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelSpec

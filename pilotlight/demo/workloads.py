@@ -2,8 +2,14 @@
 
 import time
 
-from pilotlight.demo.runs import SimpleRun, WinRun
-from pilotlight.demo.scenarios import SENTENCE, SIMPLE_REQUESTS, MachineTimes, WinScenario
+from pilotlight.demo.liu_runs import (
+    SENTENCE,
+    SIMPLE_REQUESTS,
+    MachineTimes,
+    SimpleRun,
+    WinRun,
+    WinScenario,
+)
 from pilotlight.demo.session import LiveSession, gather_requests
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from pilotlight.doctor.finding import Finding, ok, problem, warning
 from pilotlight.errors import StartFailed
-from pilotlight.platform.bundled_servers import redis_binary
+from pilotlight.platform.processes import redis_binary
 
 MIN_DRIVER: Final = 580
 """Of CUDA 13, with which the locked torch is built."""

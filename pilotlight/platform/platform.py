@@ -26,11 +26,8 @@ from pilotlight.platform.accelerators import (
     mps_spec,
     visible_gpus,
 )
-from pilotlight.platform.bundled_servers import is_redis_ready
-from pilotlight.platform.cluster_connection import ClusterConnection
-from pilotlight.platform.kept_declarations import KeptDeclarations
-from pilotlight.platform.pod_processes import PodProcesses
-from pilotlight.platform.pod_scaling import follow_placement, follow_wanted_pods
+from pilotlight.platform.kept_declarations import ClusterConnection, KeptDeclarations
+from pilotlight.platform.pod_processes import PodProcesses, follow_placement, follow_wanted_pods
 from pilotlight.platform.process_specs import (
     autoscaler_spec,
     child_environment,
@@ -41,7 +38,13 @@ from pilotlight.platform.process_specs import (
     redis_spec,
     scheduler_spec,
 )
-from pilotlight.platform.processes import SupervisedProcess, free_port, returns_ok, wait_for_ports
+from pilotlight.platform.processes import (
+    SupervisedProcess,
+    free_port,
+    is_redis_ready,
+    returns_ok,
+    wait_for_ports,
+)
 from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.child_process import Command, python_environment, python_module
 from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
-from pilotlight.platform.bundled_servers import object_store_command, redis_command
+from pilotlight.platform.processes import object_store_command, redis_command
 from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
 from registry.domain.pod import placed_slots
 from registry.domain.records import PlacedPod

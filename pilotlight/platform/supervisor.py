@@ -28,10 +28,10 @@ from pilotlight.errors import (
     PilotlightError,
     RequestFailed,
     StartFailed,
+    cancelled_by_signals,
 )
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.settings import PlatformSettings
-from pilotlight.signals import cancelled_by_signals
 from pilotlight.state_dir import PlatformState, StateDir
 
 _STOP_TIMEOUT_S = 60.0

@@ -19,8 +19,7 @@ from filelock import FileLock
 from common.child_process import python_environment, python_module
 from common.parent_death import dies_with_this_thread
 from pilotlight.errors import PilotlightError, StartFailed
-from pilotlight.output import Output, progress_bar
-from pilotlight.quantities import format_bytes
+from pilotlight.output import Output, format_bytes, progress_bar
 
 BUCKET = "models"
 _MB = 10**6

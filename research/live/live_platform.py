@@ -19,14 +19,12 @@ from typing import Any, TypeVar
 
 from common.child_process import python_environment
 from load.report.run import Run
-from pilotlight.demo.runs import SimpleRun, WinRun
-from pilotlight.demo.scenarios import FULL, POLICIES, WIN_SCENARIOS, DemoScale
+from pilotlight.demo.liu_runs import FULL, POLICIES, WIN_SCENARIOS, DemoScale, SimpleRun, WinRun
 from pilotlight.demo.session import LiveSession, live_session
 from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import StartFailed
 from pilotlight.output import Output, ProgressReporter, progress_bar
-from pilotlight.platform.bundled_servers import redis_binary
-from pilotlight.platform.processes import free_port
+from pilotlight.platform.processes import free_port, redis_binary
 from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models.samples import (

@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from pilotlight.demo.runs import TimedResponse
+from pilotlight.demo.liu_runs import TimedResponse
 from pilotlight.demo.session import LiveSession
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.sample_models.samples import BUCKET

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pilotlight.demo.scenarios import SENTENCE
+from pilotlight.demo.liu_runs import SENTENCE
 from pilotlight.demo.session import LiveSession, gather_requests
 from pilotlight.demo.workloads import t5
 from registry.domain.model import ModelPolicy

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pilotlight.errors import InvalidInput
-from pilotlight.output import fit
-from pilotlight.quantities import format_age, format_bytes, parse_bytes, parse_rate
+from pilotlight.output import fit, format_age, format_bytes, parse_bytes, parse_rate
 
 COLUMNS = ("NAME", "STATUS", "LATENCY")
 ROW = ("default/translate", "warm-in-use", "1233.0 ms")

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pilotlight.demo.runs import SimpleRun, mean_s, mean_stages_s
-from pilotlight.demo.scenarios import FULL, SIMPLE_REQUESTS
+from pilotlight.demo.liu_runs import FULL, SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from registry.domain.pod import STAGES
 from research.experiments.harness.experiment import (
     Cell,

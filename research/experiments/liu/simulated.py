@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
-from pilotlight.demo.runs import SimpleRun, TimedResponse, WinRun
-from pilotlight.demo.scenarios import THESIS_SLEEP_S, WinScenario
+from pilotlight.demo.liu_runs import THESIS_SLEEP_S, SimpleRun, TimedResponse, WinRun, WinScenario
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import STAGES, ProfilePoint
 

@@ -9,8 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
-from pilotlight.demo.runs import WinRun, mean_s, mean_stages_s
-from pilotlight.demo.scenarios import POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, WinScenario
+from pilotlight.demo.liu_runs import (
+    POLICIES,
+    THESIS_SLEEP_S,
+    WIN_SCENARIOS,
+    WinRun,
+    WinScenario,
+    mean_s,
+    mean_stages_s,
+)
 from registry.domain.pod import STAGES
 from research.experiments.harness.experiment import Cell, Table
 

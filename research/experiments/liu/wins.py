@@ -7,14 +7,16 @@ each workload and on a mixture of all three.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pilotlight.demo.runs import WinRun, mean_s, percentile_s
-from pilotlight.demo.scenarios import (
+from pilotlight.demo.liu_runs import (
     FIXED_POLICIES,
     FULL,
     POLICIES,
     THESIS_SLEEP_S,
     WIN_SCENARIOS,
+    WinRun,
     WinScenario,
+    mean_s,
+    percentile_s,
 )
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import group_results, parallel_map

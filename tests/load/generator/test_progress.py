@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from load.generator.settings import LatencyHistogram, RunProgress
-from pilotlight.commands.load_runs.summary import describe_progress, load_progress
+from pilotlight.commands.load_summary import describe_progress, load_progress
 from tests.load.generator.conftest import LoadRun, WriteTrace
 from tests.load.generator.odd_server import odd_server
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.platform.bundled_servers import redis_binary
+from pilotlight.platform.processes import redis_binary
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import LoadMode

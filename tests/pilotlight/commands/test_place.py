@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.placement.planners.catalogue import planner_names
-from pilotlight.profile_file import profiles_document
+from pilotlight.placement_files import profiles_document
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PairFactor, Profile, ProfilePoint
 from tests.pilotlight.conftest import Cli

@@ -8,7 +8,7 @@ import pytest
 
 from pilotlight.commands.pod_profile import parse_shares
 from pilotlight.errors import InvalidInput
-from pilotlight.profile_file import (
+from pilotlight.placement_files import (
     imported,
     parse_fitted,
     parse_profile_csv,

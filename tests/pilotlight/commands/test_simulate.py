@@ -17,8 +17,7 @@ from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.schema import RECORD_SCHEMA
 from load.simulator.runs import parquet_writer
-from pilotlight.commands.simulation.runs import run_simulations
-from pilotlight.commands.simulation.tasks import SimulationPlan
+from pilotlight.commands.simulation_runs import SimulationPlan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from research.simulated_workflows.simulation import policies_of_runs

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pilotlight.commands.top_screen import Screen, render
+from pilotlight.commands.top import Screen, render
 
 POD = {
     "node": "node-a",

@@ -2,7 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.demo.runs import (
+from pilotlight.demo.liu_runs import (
+    FULL,
+    LIU_REDUCTION_RATIO,
+    SHORT,
+    WIN_SCENARIOS,
+    MachineTimes,
     SimpleRun,
     TimedResponse,
     WinRun,
@@ -12,7 +17,6 @@ from pilotlight.demo.runs import (
     observed_times,
     percentile_s,
 )
-from pilotlight.demo.scenarios import FULL, LIU_REDUCTION_RATIO, SHORT, WIN_SCENARIOS, MachineTimes
 from registry.domain.pod import STAGES
 
 

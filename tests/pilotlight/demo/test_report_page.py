@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.demo.liu_runs import SHORT, Expectation
 from pilotlight.demo.report import DemoReport, Page, find_browser, take_pictures, write_report_page
-from pilotlight.demo.runs import Expectation
-from pilotlight.demo.scenarios import SHORT
 from tests.http_server import http_server
 
 PAGE = Page("overview", "/page.html", "The overview")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.platform.cluster_connection import ClusterConnection
-from pilotlight.platform.kept_declarations import KeptDeclarations
+from pilotlight.platform.kept_declarations import ClusterConnection, KeptDeclarations
 from registry.domain.application import AccuracyProfile
 from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec
 from registry.domain.pod import Profile, ProfilePoint

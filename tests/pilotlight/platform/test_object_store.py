@@ -13,7 +13,7 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from pilotlight.platform.bundled_servers import object_store_command
+from pilotlight.platform.processes import object_store_command
 from tests import servers
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The pods that start and drain for a wanted number."""
 
-from pilotlight.platform.pod_scaling import pods_to_retire, pods_to_start
+from pilotlight.platform.pod_processes import pods_to_retire, pods_to_start
 from registry.domain.records import PodShape, WantedPods
 
 NAMES = ["pod-0", "pod-1", "pod-2", "pod-3"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from pilotlight.platform.bundled_servers import object_store_command
+from pilotlight.platform.processes import object_store_command
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.bandwidth import Bandwidth

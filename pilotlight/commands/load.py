@@ -102,7 +102,7 @@ def run(
     """Send a trace's requests at their times (open loop) and record each of them."""
     with requires_extra("load"):
         from load.generator.settings import RunSettings
-        from pilotlight.commands.load_runs.play import (
+        from pilotlight.commands.load_play import (
             current_state,
             output_of,
             read_example_options,

@@ -9,7 +9,7 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
-from pilotlight.commands.simulation.live_cluster import LIVE, live_cluster_file
+from pilotlight.commands.live_cluster import LIVE, live_cluster_file
 from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed, requires_extra
 from pilotlight.output import Output
@@ -118,8 +118,7 @@ def simulate(
 ) -> None:
     """Run a trace through a simulated cluster with the gateway's routing policies."""
     with requires_extra("load"):
-        from pilotlight.commands.simulation.runs import run_simulations
-        from pilotlight.commands.simulation.tasks import SimulationPlan
+        from pilotlight.commands.simulation_runs import SimulationPlan, run_simulations
 
     if (cluster is None) == (workflows is None):
         raise InvalidInput(["give either --cluster FILE or --workflows APPLICATION"])
