@@ -4,6 +4,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from importlib.util import find_spec
 from types import FrameType
 from typing import Any, Final
 
@@ -61,6 +62,13 @@ def requires_extra(extra: str) -> Iterator[None]:
         raise PilotlightError(
             f"{package} is not installed; it comes with `pip install 'pilotlight[{extra}]'`"
         ) from error
+
+
+def check_extra(extra: str, package: str) -> None:
+    """Raises PilotlightError if a package that processes of a verb import is not installed."""
+    with requires_extra(extra):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
 
 
 # Handling of SIGINT (Ctrl-C) and SIGTERM in synchronous commands, and of SIGHUP too in tasks.

@@ -1,8 +1,9 @@
-"""What is in the images: what their processes import, and nothing for tests."""
+"""What the images and the extras hold: what their processes import, and nothing of others."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,22 @@ MODULES = {
     ),
     "runtime": ("runtime.__main__", "runtime.pod.composition", "runtime.engines.building"),
 }
+PARTS = {
+    (): (
+        "gateway.__main__",
+        "gateway.grpc.server",
+        "workflows.__main__",
+        "workflows.runner",
+        "pilotlight.commands.get",
+    ),
+    ("autoscaler",): ("autoscaler.__main__", "autoscaler.service.planning_process"),
+    ("kubernetes",): ("controller.run", "pilotlight.commands.doctor"),
+    ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.page"),
+    ("variants",): ("gateway.sneakpeek.__main__",),
+    ("runtime",): ("runtime.__main__", "runtime.pod.composition", "runtime.engines.building"),
+}
+"""Extras, and what runs with these alone."""
+HEAVY = ("torch", "transformers", "kserve", "pandas", "pyarrow", "kubernetes", "boto3")
 IMPORT_ONLY_LISTED = """
 import importlib, sys
 from importlib.machinery import PathFinder
@@ -59,6 +76,12 @@ for module in sys.argv[2:]:
 """
 
 
+def needs(*extras: str) -> list[str]:
+    """`name==version` of what `pip install pilotlight[extras]` installs."""
+    command = [sys.executable, "-P", str(ROOT / "scripts" / "image-locks"), "--part", *extras]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
 def names(image: str) -> set[str]:
     lines = (IMAGES / f"{image}.lock").read_text().splitlines()
     return {line.split("==")[0] for line in lines if "==" in line}
@@ -82,6 +105,35 @@ def test_an_images_processes_import_only_what_it_has(image: str) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow  # some seconds each, and torch
+@pytest.mark.parametrize("extras", PARTS, ids=lambda extras: "-".join(extras) or "base")
+def test_a_part_imports_only_what_its_extra_installs(
+    extras: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "listed").write_text("\n".join(needs(*extras)))
+    listed = [str(tmp_path / "listed"), *PARTS[extras]]
+    command = [sys.executable, "-P", "-c", IMPORT_ONLY_LISTED, *listed]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("extras", "expected"),
+    [
+        ((), ()),
+        (("autoscaler",), ()),
+        (("kubernetes",), ("kubernetes",)),
+        (("load",), ("pyarrow",)),
+    ],
+    ids=str,
+)
+def test_a_part_brings_no_library_of_another(
+    extras: Sequence[str], expected: Sequence[str]
+) -> None:
+    installed = {line.split("==")[0] for line in needs(*extras)}
+    assert installed & set(HEAVY) == set(expected)
 
 
 def test_the_lists_are_those_that_the_script_makes() -> None:

@@ -1,17 +1,20 @@
 """V2's gRPC messages: tensors from them and to them, and the class of each.
 
-The classes are KServe's generated ones, without the rest of its package, whose import takes seconds
-and 180 MB. Raw contents are kept as buffers. A response is raw if its request was, or if one of its
-datatypes can only be sent raw.
+The classes are made of `open_inference.proto`, so that a gateway needs nothing of KServe's package,
+whose import takes seconds and 180 MB. Raw contents are kept as buffers. A response is raw if its
+request was, or if one of its datatypes can only be sent raw.
 """
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
+from importlib.resources import files
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from common.inference_protocol.bodies import RequestedOutput, V2Request, select_outputs
 from common.inference_protocol.encodings import from_raw, string_array, to_raw
@@ -46,21 +49,17 @@ CONTENTS_OF: Mapping[str, str] = {
 """The field of `InferTensorContents` that holds a datatype."""
 
 
-def _load_messages() -> Any:
-    found = find_spec("kserve")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("the package kserve is not installed")
-    folder = Path(next(iter(found.submodule_search_locations)))
-    name = "grpc_predict_v2_pb2"
-    spec = spec_from_file_location(name, folder / "protocol" / "grpc" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-messages: Final = _load_messages()
+POOL: Final = DescriptorPool()
+"""Apart from protobuf's own pool, where KServe's package registers the same names."""
+_FILE: Final = FileDescriptorSet.FromString(
+    files(__package__).joinpath("open_inference.binpb").read_bytes()
+).file[0]
+POOL.Add(_FILE)
+_KINDS: Final = POOL.FindFileByName(_FILE.name).message_types_by_name
+messages: Final[Any] = SimpleNamespace(
+    **{name: GetMessageClass(kind) for name, kind in _KINDS.items()}
+)
+"""The protocol's message classes by name."""
 
 
 def parse_message(kind: Any, content: bytes) -> Any:

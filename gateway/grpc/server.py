@@ -9,7 +9,7 @@ import grpc
 import grpc.aio
 from google.protobuf import text_format
 from google.protobuf.descriptor_pb2 import FileDescriptorProto
-from google.protobuf.descriptor_pool import Default
+from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection import aio
 from grpc_reflection.v1alpha.reflection_pb2 import (
@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha.reflection_pb2 import (
     ServerReflectionResponse,
 )
 
-from common.inference_protocol.grpc_messages import INFERENCE
+from common.inference_protocol.grpc_messages import INFERENCE, POOL
 from gateway.app import GatewayApp
 from gateway.grpc.authority_relay import relaying
 from gateway.grpc.inference_service import InferenceService
@@ -48,9 +48,11 @@ def reflection_handlers() -> list[grpc.GenericRpcHandler]:
     """Clients such as grpcurl learn the services and their messages."""
     described = FileDescriptorProto.FromString(DESCRIPTOR.serialized_pb)
     text = text_format.MessageToString(described).replace("v1alpha", "v1")  # the library has one
-    Default().AddSerializedFile(text_format.Parse(text, FileDescriptorProto()).SerializeToString())
+    for each in (health_pb2.DESCRIPTOR.serialized_pb, DESCRIPTOR.serialized_pb):
+        POOL.AddSerializedFile(each)
+    POOL.Add(text_format.Parse(text, FileDescriptorProto()))
     method = grpc.stream_stream_rpc_method_handler(
-        _Reflection(SERVICES).ServerReflectionInfo,
+        _Reflection(SERVICES, POOL).ServerReflectionInfo,
         ServerReflectionRequest.FromString,
         ServerReflectionResponse.SerializeToString,
     )

@@ -9,7 +9,7 @@ import typer
 
 from common.child_process import python_environment
 from pilotlight.commands import flags
-from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.errors import InvalidInput, PilotlightError, check_extra
 from pilotlight.output import Output
 from pilotlight.sample_models.architectures import ARCHITECTURES
 from pilotlight.sample_models.samples import make_model_command, prepare_applications
@@ -30,6 +30,7 @@ def make_model(
     json_: flags.Json = False,
 ) -> None:
     """Write a model of a published architecture with random weights, without any download."""
+    check_extra("platform", "torch")
     output = Output(json_)
     if kind == APPLICATIONS:
         target = prepare_applications(folder, output)

@@ -21,7 +21,7 @@ from pilotlight.commands.apply import (
 )
 from pilotlight.commands.autoscaler import loading_problems
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import InvalidInput
+from pilotlight.errors import InvalidInput, check_extra
 from pilotlight.output import Output, ProgressReporter, parse_bytes, parse_rate, progress_bar
 from pilotlight.platform.accelerators import mps_problems
 from pilotlight.platform.platform import Platform
@@ -93,6 +93,7 @@ def up(
     pilotlight up -d --pods 4 -f models.yaml       # return when it is ready
     pilotlight up --min-pods 0 --pod-memory 8Gi    # no pods without requests
     """  # noqa: D301  (click looks for the character)
+    check_extra("platform", "torch")
     problems = [*loading_problems(loading), *placement_problems(placement, autoscaler=autoscaler)]
     try:
         if redis_url is not None:

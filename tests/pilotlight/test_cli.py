@@ -15,7 +15,7 @@ from pilotlight.state_dir import PlatformState, StateDir
 from tests.pilotlight.conftest import SAMPLES, Cli
 
 _WITHOUT_EXTRAS = (
-    "import sys; sys.modules['pyarrow'] = sys.modules['kubernetes'] = None; "
+    "import sys; sys.modules.update(pyarrow=None, kubernetes=None, torch=None); "
     "from pilotlight.cli import main; raise SystemExit(main())"
 )
 
@@ -144,10 +144,12 @@ def test_down_without_a_platform_succeeds(cli: Cli) -> None:
         (["experiment"], "pyarrow", "load"),
         (["report", "run.parquet"], "pyarrow", "load"),
         (["load", "run", "--trace", "t.csv", "--url", "http://gateway"], "pyarrow", "load"),
+        (["up"], "torch", "platform"),
+        (["make-model", "tiny-bert", "made"], "torch", "platform"),
         (["controller", "--help"], "kubernetes", "kubernetes"),
         (["scale", "default", "--pods", "1"], "kubernetes", "kubernetes"),
     ],
-    ids=["simulate", "experiment", "report", "load-run", "controller", "scale"],
+    ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 def test_a_missing_extra_is_named(arguments: list[str], package: str, extra: str) -> None:
     ended = subprocess.run(

@@ -1,12 +1,12 @@
-"""Short forms of the gRPC calls that the runtime's tests make, on KServe's generated stubs."""
+"""Short forms of the gRPC calls that the runtime's tests make, by the protocol's messages."""
 
 import struct
+from operator import methodcaller
 from typing import Any
 
 import grpc
-from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
-from common.inference_protocol.grpc_messages import messages
+from common.inference_protocol.grpc_messages import INFERENCE, messages
 
 TIMEOUT_S = 180.0
 OPTIONS = [
@@ -21,13 +21,27 @@ def channel(port: int) -> grpc.Channel:
     return grpc.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS)
 
 
+class Stub:
+    """A client of the service: each method of the protocol by its name."""
+
+    def __init__(self, to_pod: grpc.Channel) -> None:
+        self._channel = to_pod
+
+    def __getattr__(self, method: str) -> grpc.UnaryUnaryMultiCallable:
+        return self._channel.unary_unary(
+            f"/{INFERENCE}/{method}",
+            request_serializer=methodcaller("SerializeToString"),
+            response_deserializer=getattr(messages, f"{method}Response").FromString,
+        )
+
+
 def call(
     port: int, method: str, request: Any, *, timeout_s: float = TIMEOUT_S, **metadata: str
 ) -> Any:
     """The answer to one call; metadata names are given with underscores."""
     named = [(name.replace("_", "-"), value) for name, value in metadata.items()]
     with channel(port) as to_pod:
-        stub = GRPCInferenceServiceStub(to_pod)
+        stub = Stub(to_pod)
         return getattr(stub, method)(request, timeout=timeout_s, metadata=named)
 
 

@@ -1,14 +1,19 @@
 """V2's messages over gRPC: round trips, and agreement with KServe's SDK."""
 
 import contextlib
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from google.protobuf import descriptor_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 from kserve import InferInput, InferRequest, InferResponse
+from kserve.protocol.grpc import grpc_predict_v2_pb2
 from kserve.protocol.infer_type import RequestedOutput
 
 from common.inference_protocol.bodies import (
@@ -21,12 +26,14 @@ from common.inference_protocol.bodies import (
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.grpc_messages import (
     CONTENTS_OF,
+    POOL,
     decode_message,
     encode_message,
     messages,
     parse_message,
 )
 from common.inference_protocol.tensors import NUMPY_OF, Tensor, bytes_tensor, numeric_tensor
+from tests.servers import REPOSITORY
 
 ARRAYS = {
     "BOOL": np.array([[True, False, True]]),
@@ -67,6 +74,26 @@ def assert_sdk_reads(response: InferResponse, datatype: str) -> None:
         got = got.reshape(ARRAYS[datatype].shape)
     assert (output.name, output.datatype, response.id) == ("x", datatype, "r-1")
     np.testing.assert_array_equal(got, our_tensor(datatype).data)
+
+
+def interface(file: Any) -> str:
+    """The messages and methods of a file, without what protobuf derives from them."""
+    described = descriptor_pb2.FileDescriptorProto.FromString(file.serialized_pb)
+    described.ClearField("name")
+    for method in described.service[0].method:
+        method.ClearField("options")
+    return re.sub(r" +json_name: .*\n", "", str(described))
+
+
+def test_the_protocol_is_kserves() -> None:
+    ours = POOL.FindFileByName("open_inference.proto")
+    assert interface(ours) == interface(grpc_predict_v2_pb2.DESCRIPTOR)
+
+
+def test_the_compiled_protocol_is_that_of_its_text(tmp_path: Path) -> None:
+    subprocess.run([REPOSITORY / "scripts/compile-protocol", tmp_path / "made"], check=True)
+    kept = REPOSITORY / "common/inference_protocol/open_inference.binpb"
+    assert (tmp_path / "made").read_bytes() == kept.read_bytes()
 
 
 @pytest.mark.parametrize("datatype", ARRAYS)

@@ -8,7 +8,6 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 from common.http_client import HttpClient
 from common.http_connection import NotConnected
@@ -76,7 +75,7 @@ def test_requests_reach_pods_and_other_pods_encrypted(
     with pytest.raises(httpx.TransportError):
         predict(f"http://{other.address}", "m", "x")
     with secure_channel(grpc_port, folder) as channel:
-        answer = GRPCInferenceServiceStub(channel).ModelInfer(rpc.infer_texts("default~m", "x"))
+        answer = rpc.Stub(channel).ModelInfer(rpc.infer_texts("default~m", "x"))
         assert answer.model_name
 
 
@@ -160,7 +159,7 @@ def test_renewed_certificates_are_used_for_new_connections(
         servers.wait_until(lambda: "certificates read again" in pod.log, what="the new files")
         assert client.get(f"{pod.url}/v2/health/live").status_code == 200
     with secure_channel(port, folder) as channel:
-        assert GRPCInferenceServiceStub(channel).ServerLive(messages.ServerLiveRequest()).live
+        assert rpc.Stub(channel).ServerLive(messages.ServerLiveRequest()).live
 
 
 def test_files_that_do_not_fit_together_change_nothing(folder: Path, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import grpc
 import grpc.aio
 import numpy as np
 import pytest
-from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import GRPCInferenceServiceStub
 
 from common.inference_protocol.grpc_messages import messages
 from common.tls import PartTls
@@ -100,7 +99,7 @@ def test_load_and_unload_succeed(served: Served) -> None:
 
 def test_response_has_provenance_headers(served: Served) -> None:
     with rpc.channel(served.port) as to_pod:
-        _, call = GRPCInferenceServiceStub(to_pod).ModelInfer.with_call(
+        _, call = rpc.Stub(to_pod).ModelInfer.with_call(
             rpc.infer_texts("embedder", "x"), timeout=60, metadata=[("x-request-id", "abc")]
         )
     metadata = dict(call.trailing_metadata())
@@ -194,7 +193,7 @@ def test_full_slots_are_resource_exhausted(served: Served) -> None:
     request = rpc.infer_texts("embedder", "x")
     long = [("x-pilotlight-simulate", "postprocess=600")]
     with rpc.channel(served.port) as to_pod:
-        stub = GRPCInferenceServiceStub(to_pod)
+        stub = rpc.Stub(to_pod)
         running = [stub.ModelInfer.future(request, metadata=long) for _ in range(2)]
         servers.wait_until(lambda: metric(served.pod.url, "pilotlight_pod_slots_used") == 2)
         error = rpc.refused(served.port, "ModelInfer", request)
@@ -231,7 +230,7 @@ def test_cancelled_call_frees_its_slot(served: Served) -> None:
     rpc.call(served.port, "ModelInfer", rpc.infer_texts("embedder", "x"))
     gone = metric(served.pod.url, "pilotlight_pod_requests_total", status="gone")
     with rpc.channel(served.port) as to_pod:
-        running = GRPCInferenceServiceStub(to_pod).ModelInfer.future(
+        running = rpc.Stub(to_pod).ModelInfer.future(
             rpc.infer_texts("embedder", "x"),
             metadata=[("x-pilotlight-simulate", "postprocess=600")],
         )
@@ -264,7 +263,7 @@ def test_draining_pod_is_unavailable_and_finishes_requests(
         request = rpc.infer_texts("m", "x")
         rpc.call(port, "ModelInfer", request)
         with ThreadPoolExecutor(1) as clients, rpc.channel(port) as to_pod:
-            stub = GRPCInferenceServiceStub(to_pod)
+            stub = rpc.Stub(to_pod)
             assert stub.ServerReady(messages.ServerReadyRequest()).ready
             running = clients.submit(
                 rpc.call, port, "ModelInfer", request, x_pilotlight_simulate="postprocess=8"
@@ -294,7 +293,7 @@ def test_infers_at_the_predict_pod(cluster: Cluster, models: Path) -> None:
     other = cluster.pod("other")
     request = rpc.infer_texts("m", "x")
     with rpc.channel(port) as to_pod:
-        response, call = GRPCInferenceServiceStub(to_pod).ModelInfer.with_call(
+        response, call = rpc.Stub(to_pod).ModelInfer.with_call(
             request, metadata=[("x-pilotlight-predict", other.address)]
         )
     metadata = dict(call.trailing_metadata())
