@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := pilotlight load gateway autoscaler controller runtime registry common workflows research benchmarks tests
+CODE := pilotlight load gateway autoscaler controller runtime variants registry common workflows research benchmarks tests
 # The name of the stamp contains a checksum of the lock files and of research's plug-ins, so that a change reinstalls.
 LOCKS := requirements.lock requirements-nodeps.lock research/pyproject.toml
 STAMP := $(VENV)/.installed-$(shell cat $(LOCKS) | cksum | tr -s ' \t' '-')

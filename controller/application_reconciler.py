@@ -13,10 +13,10 @@ from controller.api import STATUS_WRITES, Changed, ClusterApi, Denied, Gone
 from controller.objects import ClusterObjects
 from controller.pools import PoolRegistries, PoolRegistry
 from controller.resources import ApplicationObject
-from registry.domain.application_variants import named_variants
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec
 from registry.errors import InvalidModel
+from variants.application_variants import named_variants
 
 logger = logging.getLogger(__name__)
 

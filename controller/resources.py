@@ -14,9 +14,8 @@ from registry.domain.application import ApplicationSpec
 from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
-from registry.inference_service import application_reader, graph_reader
+from registry.inference_service import graph_reader
 from registry.inference_service.annotations import PREFIX, parse_annotations
-from registry.inference_service.application_reader import read_application
 from registry.inference_service.components import (
     EXPLAINER,
     TRANSFORMER,
@@ -28,6 +27,8 @@ from registry.inference_service.graph_reader import read_graph
 from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
+from variants import application_reader
+from variants.application_reader import read_application
 
 POOL = PREFIX + "pool"
 MODE = "serving.kserve.io/deploymentMode"

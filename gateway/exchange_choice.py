@@ -21,7 +21,7 @@ from gateway.http.targets import ModelTarget, openai_target, target_of_version
 from gateway.pool import GatewayPool, GatewayPools
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
-from gateway.selection.select_version import select_version
+from gateway.routing.select_version import select_version
 from gateway.settings import GatewaySettings
 from gateway.shutdown import Shutdown
 from gateway.telemetry.request_telemetry import RequestTelemetry

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.pod_client import PodClient
-from gateway.applications.open_windows import OpenWindows
-from gateway.applications.window_planner import WindowPlanner
 from gateway.dispatch.lost_pods import PAUSE_S, LostPods
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.request_context import RequestContext
@@ -20,7 +18,6 @@ from gateway.http.routes import TargetResolver
 from gateway.management.models import ServedPool
 from gateway.request_run import LoopTimers
 from gateway.settings import GatewaySettings
-from gateway.sneakpeek.client import SneakPeekClient
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
@@ -32,6 +29,9 @@ from registry.domain.model import ModelName
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from variants.looks.client import SneakPeekClient
+from variants.windows.open_windows import OpenWindows
+from variants.windows.window_planner import WindowPlanner
 
 
 @dataclass(frozen=True, slots=True)

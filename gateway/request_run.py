@@ -15,8 +15,8 @@ from math import ceil
 from types import coroutine
 from typing import Any, ClassVar, Final, Protocol
 
+from common.timers import Timer, Timers
 from gateway.errors import ClientClosedRequest, ShuttingDown, UpstreamTimeout
-from gateway.routing.timers import Timer, Timers
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from registry.domain.application import (
     parse_confusion,
     read_tensors,
 )
-from registry.domain.application_variants import named_variants
 from registry.domain.cluster import ClusterState
+from variants.application_variants import named_variants
 
 KIND: Final = "pilotlight accuracy profiles"
 

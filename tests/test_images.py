@@ -24,8 +24,8 @@ MODULES = {
     "platform": (
         "gateway.__main__",
         "gateway.grpc.server",
-        "gateway.sneakpeek.__main__",
-        "gateway.applications.window_planner",
+        "variants.looks.__main__",
+        "variants.windows.window_planner",
         "autoscaler.__main__",
         "controller.main",
         "workflows.__main__",

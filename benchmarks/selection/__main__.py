@@ -15,10 +15,10 @@ import numpy as np
 
 from benchmarks.machine import machine_facts, save
 from benchmarks.selection import live, requests, simulated
-from gateway.selection.selection_policies import plan_window
-from gateway.sneakpeek.trained_file import NearestExamples
 from registry.domain.application import Penalty, SelectionPolicy
-from tests.gateway.selection.windows import random_window
+from tests.variants.planning.windows import random_window
+from variants.looks.trained_file import NearestExamples
+from variants.planning.selection_policies import plan_window
 
 REQUESTS: Final = 24
 WINDOWS: Final = 60

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gateway.console.page_files import duration
 from gateway.console.traffic import LastMinute, Traffic
-from gateway.selection.select_version import can_be_served
+from gateway.routing.select_version import can_be_served
 from registry.domain.canaries import Canaries
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import Band

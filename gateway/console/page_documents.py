@@ -9,7 +9,7 @@ import yaml
 
 from gateway.console.overview import cell_text, nearby, traffic_text
 from gateway.console.traffic import LastMinute
-from gateway.selection.select_version import can_be_served
+from gateway.routing.select_version import can_be_served
 from gateway.telemetry.histograms import STAGES
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequest, RecentRequests

@@ -11,9 +11,6 @@ import orjson
 
 from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_response
 from common.inference_protocol.tensors import numeric_tensor
-from gateway.applications.application_request import ApplicationRequest as AskedApplication
-from gateway.applications.application_request import Selection
-from gateway.applications.open_windows import OpenWindows
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.request import Request
@@ -24,9 +21,12 @@ from gateway.http.headers import RequestHeaders
 from gateway.http.inference_client import InferenceClient
 from gateway.http.targets import target_of_variant
 from gateway.routing.route_request import IncomingRequest
-from gateway.selection.utility import class_probabilities
-from gateway.sneakpeek.client import Look, SneakPeekClient
 from registry.domain.application import ApplicationSpec
+from variants.looks.client import Look, SneakPeekClient
+from variants.planning.utility import class_probabilities
+from variants.windows.application_request import ApplicationRequest as AskedApplication
+from variants.windows.application_request import Selection
+from variants.windows.open_windows import OpenWindows
 
 PROBABILITIES: Final = "probabilities"
 """Name of the second output."""

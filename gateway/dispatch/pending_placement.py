@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from common.timers import Timer
 from gateway.dispatch.fair_queue import QueueKey
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, SendTo
 from gateway.routing.route_request import IncomingRequest
-from gateway.routing.timers import Timer
 from registry.domain.model import ModelSpec
 from registry.domain.pod_state import PlacedRequest
 

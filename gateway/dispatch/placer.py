@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, Generic
 
 from common.backoff import Backoff
+from common.timers import Timers
 from gateway.dispatch.admission import Admission, OnRouted
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.fair_queue import QueueKey
@@ -18,7 +19,6 @@ from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed
 from gateway.routing.route_request import RoutingResult
-from gateway.routing.timers import Timers
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import Final
 
 from common.backoff import Backoff
+from common.timers import Timers
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.routing.decision import SendTo
-from gateway.routing.timers import Timers
 from registry.domain.cluster import ClusterState
 from registry.domain.pod_state import LoadMode, PodState
 

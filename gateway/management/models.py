@@ -8,19 +8,19 @@ from typing import Any, Final
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
-from gateway.applications.live_window import require_usable, variants_of
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.reservations import Reservations
 from gateway.errors import NotReady, Rejected, UndeclaredModel
 from gateway.http.openai import error_document
-from gateway.selection.select_version import can_be_served
+from gateway.routing.select_version import can_be_served
 from gateway.telemetry.explanations import Explanations
 from gateway.upstream.pod_models import ModelMetadata
 from registry.domain.cluster import ClusterState
 from registry.domain.model import UNREADABLE, ModelName, ModelRecord, Task
 from registry.inference_service.predictors import unmet_needs
 from registry.redis.watch import ClusterWatch
+from variants.windows.live_window import require_usable, variants_of
 
 _OPENAI_TASKS: Final = frozenset(
     {Task.TEXT_EMBEDDING, Task.TEXT_TO_TEXT, Task.TEXT_GENERATION, Task.TEXT_TO_IMAGE}

@@ -16,8 +16,8 @@ from heapq import heapify, heapreplace
 from typing import Final
 
 from gateway.routing.decision import LatencyEstimate, RequestView, SendTo
-from gateway.routing.device_backlog import device_backlog, has_warm_model, is_idle, mean_times
 from registry.domain.cluster import ClusterState
+from registry.domain.device_backlog import device_backlog, has_warm_model, is_idle, mean_times
 from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
 from registry.domain.model import Tier
 from registry.domain.pod_state import PodState

@@ -6,9 +6,9 @@ from operator import attrgetter
 from typing import Final
 
 from gateway.routing.decision import RequestView
-from gateway.routing.device_backlog import device_backlog, is_idle
 from gateway.routing.latency_model import PodForecast, run_at
 from registry.domain.cluster import ClusterState
+from registry.domain.device_backlog import device_backlog, is_idle
 from registry.domain.estimates import UNMEASURED, KindEstimates
 from registry.domain.model import Tier
 from registry.domain.pod import AcceleratorKind

@@ -18,10 +18,10 @@ from gateway.routing.decision import (
     SendTo,
     Wait,
 )
-from gateway.routing.device_backlog import is_idle
 from gateway.routing.latency_model import PodForecast, estimate_of
 from gateway.routing.routing_policies import routing_policy
 from registry.domain.cluster import ClusterState
+from registry.domain.device_backlog import is_idle
 from registry.domain.estimates import MAX_AGE_S
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase

@@ -17,10 +17,10 @@ from PIL import Image
 
 from common.inference_protocol.bodies import encode_request
 from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
-from gateway.selection.utility import penalty_of_one
 from load.generator.settings import Content, ContentKind, ExampleRules, RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
-from load.labelled_examples import LabelledExamples, read_examples
+from variants.labelled_examples import LabelledExamples, read_examples
+from variants.planning.utility import penalty_of_one
 
 if TYPE_CHECKING:
     from load.generator.records import RequestResult

@@ -7,19 +7,19 @@ and looking take no virtual time.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.applications.application_request import ApplicationRequest, Selection
-from gateway.applications.open_windows import OpenWindows
-from gateway.applications.window_planner import plan_or_none
 from gateway.dispatch.retries import FailedAttempts
-from gateway.selection.utility import class_probabilities, penalty_of_one
-from gateway.selection.window import SHORT_CIRCUIT, SelectionPlan, Window
-from gateway.sneakpeek.client import Look, LookOutcome
 from load.generator.bodies import drawn_example
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
 from load.simulator.event_queue import EventQueue
 from load.simulator.results.records import Answer
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from variants.looks.client import Look, LookOutcome
+from variants.planning.utility import class_probabilities, penalty_of_one
+from variants.planning.window import SHORT_CIRCUIT, SelectionPlan, Window
+from variants.windows.application_request import ApplicationRequest, Selection
+from variants.windows.open_windows import OpenWindows
+from variants.windows.window_planner import plan_or_none
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -27,7 +27,6 @@ from registry.domain.pod_state import Refusal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from gateway.applications.application_request import Selection
     from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
     from load.simulator.applications import ApplicationArrival, SimulatedApplications
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from load.simulator.results.records import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.model import Tier
+    from variants.windows.application_request import Selection
 
 
 @dataclass(frozen=True, slots=True)

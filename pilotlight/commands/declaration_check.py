@@ -19,12 +19,12 @@ import httpx
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import RequestFailed
 from registry.domain.application import ApplicationSpec, InputTensor, read_tensors
-from registry.domain.application_variants import metadata_problems, named_variants
 from registry.domain.cluster import ClusterState
 from registry.domain.model import PERMANENT_STATUSES, UNREADABLE, LoadFailure, ModelName, ModelSpec
 from registry.domain.pod_state import PodState
 from registry.inference_service.predictors import needs_in_pool
 from registry.redis.client import Registry
+from variants.application_variants import metadata_problems, named_variants
 
 _SCHEMES: Final = frozenset({"s3", "file", "pvc"})
 _STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, *PERMANENT_STATUSES})

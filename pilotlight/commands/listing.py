@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.applications.live_window import variants_of
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.output import Output, fit
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from variants.windows.live_window import variants_of
 
 _POLL_S: Final = 1.0
 

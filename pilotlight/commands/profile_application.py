@@ -8,9 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gateway.selection.utility import profiled_accuracy, recalls
 from load.generator.bodies import example_body
-from load.labelled_examples import LabelledExamples
 from pilotlight.commands.declaration_check import VariantMetadata, read_metadata
 from pilotlight.commands.pod_profile import (
     POINT_COLUMNS,
@@ -21,11 +19,13 @@ from pilotlight.commands.pod_profile import (
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output, format_bytes
-from pilotlight.sneakpeek_training import confusion_matrix, examples_for, stratified_subset
 from registry.domain.application import AccuracyProfile, ApplicationSpec
-from registry.domain.application_variants import metadata_problems, named_variants, no_variants
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
+from variants.application_variants import metadata_problems, named_variants, no_variants
+from variants.labelled_examples import LabelledExamples
+from variants.looks.training import confusion_matrix, examples_for, stratified_subset
+from variants.planning.utility import profiled_accuracy, recalls
 
 _PARALLEL: Final = 4
 """Requests in flight. Each has one row, as an application's requests mostly have: the latencies

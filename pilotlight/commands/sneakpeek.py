@@ -7,15 +7,15 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from gateway.sneakpeek.trained_file import ARRAYS, FACTS, MAX_DIMENSIONS, MAX_EXAMPLES
-from load.labelled_examples import LabelledExamples
 from pilotlight.commands import flags
 from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from pilotlight.sneakpeek_training import examples_for, train, write_sneakpeek
 from registry.domain.application import DEFAULT_K
+from variants.labelled_examples import LabelledExamples
+from variants.looks.trained_file import ARRAYS, FACTS, MAX_DIMENSIONS, MAX_EXAMPLES
+from variants.looks.training import examples_for, train, write_sneakpeek
 
 _EVERY: int = 4
 """Without a validation file, each fourth example of a class validates."""

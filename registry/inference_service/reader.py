@@ -12,7 +12,6 @@ from common.shown_value import shown
 from registry.domain.model import ModelName, ModelSpec, Precision, Task, TaskOptions
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
-from registry.inference_service.application_reader import is_application
 from registry.inference_service.components import component_problems
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.manifests import is_left, kind_problem, objects_of, title_of
@@ -24,6 +23,7 @@ from registry.inference_service.predictors import (
     read_predictor,
 )
 from registry.inference_service.storage_uri import storage_uri_rule
+from variants.application_reader import is_application
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"

@@ -3,8 +3,8 @@
 A baseline of Wolfrath et al. 2025, section 6.1.
 """
 
-from gateway.selection.greedy_placement import by_deadline, place_greedily
-from gateway.selection.planning_problem import PlanningProblem
+from variants.planning.greedy_placement import by_deadline, place_greedily
+from variants.planning.planning_problem import PlanningProblem
 
 
 def max_accuracy_edf(problem: PlanningProblem) -> list[int]:

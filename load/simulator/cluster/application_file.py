@@ -7,14 +7,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.selection.utility import profiled_accuracy
-from gateway.sneakpeek.trained_file import InvalidSneakPeek, SneakPeekModel, read_for
 from load.errors import InvalidExamples
-from load.labelled_examples import read_examples, read_predictions
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan, ModelPlan
 from registry.domain.application import ApplicationSpec, parse_confusion
 from registry.errors import InvalidModel
-from registry.inference_service.application_reader import API_VERSION, KIND, read_application
+from variants.application_reader import API_VERSION, KIND, read_application
+from variants.labelled_examples import read_examples, read_predictions
+from variants.looks.trained_file import InvalidSneakPeek, SneakPeekModel, read_for
+from variants.planning.utility import profiled_accuracy
 
 _FILE: Final = "file://"
 

@@ -11,13 +11,13 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any
 
+from common.timers import Timers
 from gateway.dispatch.admission_queue import is_starved
 from gateway.dispatch.fair_queue import QueueKey
 from gateway.dispatch.pending_placement import P, PlacementDriver
 from gateway.dispatch.placer import Placer, rejection_error
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo
-from gateway.routing.timers import Timers
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Task
 from registry.domain.pod_state import LoadMode

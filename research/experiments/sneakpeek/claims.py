@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.selection.selection_policies import PLAIN, plan_window
-from gateway.selection.utility import accuracy_by_class_mix, class_probabilities, prior_weights
 from registry.domain.application import Prior, SelectionPolicy
 from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import applications_in
 from research.experiments.sneakpeek.workload import Workload, draw_window
+from variants.planning.selection_policies import PLAIN, plan_window
+from variants.planning.utility import accuracy_by_class_mix, class_probabilities, prior_weights
 
 _REQUESTS_PER_APPLICATION = 4.0
 _UNBOUNDED = replace(PLAIN, max_partial_plans=10_000_000)

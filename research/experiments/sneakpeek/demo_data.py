@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.selection.utility import profiled_accuracy, recalls
-from gateway.selection.window import VariantProfile
-from pilotlight.sneakpeek_training import confusion_matrix, predicted_labels, train
 from research.experiments.harness.experiment import ExperimentError
+from variants.looks.training import confusion_matrix, predicted_labels, train
+from variants.planning.utility import profiled_accuracy, recalls
+from variants.planning.window import VariantProfile
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

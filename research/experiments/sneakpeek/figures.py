@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from gateway.selection.selection_policies import FULL, PLAIN
-from gateway.selection.window import SelectionOptions
 from registry.domain.application import Penalty, Prior, SelectionPolicy
 from research.experiments.harness.experiment import Cell, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
@@ -21,6 +19,8 @@ from research.experiments.sneakpeek.claims import (
 from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import Score, Task, run_task
 from research.experiments.sneakpeek.workload import Workload
+from variants.planning.selection_policies import FULL, PLAIN
+from variants.planning.window import SelectionOptions
 
 _DATA_AWARE: Final = SelectionOptions(is_data_aware=True)
 _SHORT: Final = SelectionOptions(is_data_aware=True, short_circuit=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.selection.selection_policies import plan_window
-from gateway.selection.utility import penalty_of_one
-from gateway.selection.window import SHORT_CIRCUIT, SelectionOptions, SelectionPlan
 from research.experiments.sneakpeek.demo_data import DemoApplication, read_applications
 from research.experiments.sneakpeek.workload import DrawnWindow, Workload, draw_window, variants_of
+from variants.planning.selection_policies import plan_window
+from variants.planning.utility import penalty_of_one
+from variants.planning.window import SHORT_CIRCUIT, SelectionOptions, SelectionPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,16 @@ from typing import Final
 
 import numpy as np
 
-from gateway.selection.utility import prior_weights
-from gateway.selection.window import (
+from registry.domain.application import Penalty, Prior
+from research.experiments.sneakpeek.demo_data import LATENCY_S, SWAP_S, DemoApplication
+from variants.planning.utility import prior_weights
+from variants.planning.window import (
     VariantProfile,
     Window,
     WindowApplication,
     WindowRequest,
     Worker,
 )
-from registry.domain.application import Penalty, Prior
-from research.experiments.sneakpeek.demo_data import LATENCY_S, SWAP_S, DemoApplication
 
 _MIN_DEADLINE_S: Final = 0.01
 

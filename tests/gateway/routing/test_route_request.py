@@ -13,7 +13,7 @@ from gateway.routing.route_request import (
     RoutingResult,
     route_request,
 )
-from gateway.selection.select_version import can_be_served
+from gateway.routing.select_version import can_be_served
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import MAX_AGE_S, infer_measure
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier

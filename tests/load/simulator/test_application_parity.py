@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 
-from gateway.selection.window import SelectionPlan, Window
 from load.simulator.simulation import Simulation
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
@@ -18,6 +17,7 @@ from tests.load.simulator.parity import live_gateway
 from tests.load.simulator.small_cluster import cluster, records
 from tests.load.simulator.test_parity import PACES
 from tests.load.simulator.traces import trace
+from variants.planning.window import SelectionPlan, Window
 
 CONFUSIONS = {"app-fast": ((6, 4), (4, 6)), "app-slow": ((9, 1), (1, 9))}
 INFER_S = {"app-fast": 0.01, "app-slow": 0.2}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from gateway.selection.window import SelectionPlan, Window
 from load.errors import InvalidCluster
 from load.schema import ANSWER_SCHEMA
 from load.simulator.cluster.plan import ClusterPlan
@@ -15,6 +14,7 @@ from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName
 from tests.load.simulator.small_cluster import cluster, records
 from tests.load.simulator.traces import Row, trace
+from variants.planning.window import SelectionPlan, Window
 
 SPEC = {"classes": ["no", "yes"], "deadline": "500ms", "policy": "lo-edf"}
 POOR, GOOD = [[6, 4], [4, 6]], [[9, 1], [1, 9]]

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gateway.sneakpeek.trained_file import read_sneakpeek
-from registry.inference_service.application_reader import read_applications
 from registry.inference_service.reader import read_documents
 from tests import servers
 from tests.pilotlight.conftest import Cli
+from variants.application_reader import read_applications
+from variants.looks.trained_file import read_sneakpeek
 
 SAMPLES = servers.REPOSITORY / "manifests/samples/applications"
 APPLICATION = """

@@ -1,0 +1,71 @@
+"""Evidence by nearest neighbours, and its training."""
+
+import numpy as np
+import pytest
+
+from variants.looks.trained_file import NearestExamples
+from variants.looks.training import cross_validated, principal_components, stratified_subset, train
+
+
+def _two_clouds(
+    count: int, seed: int, features: int = 4
+) -> tuple[
+    np.ndarray[tuple[int, int], np.dtype[np.float32]], np.ndarray[tuple[int], np.dtype[np.int64]]
+]:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    rows = rng.standard_normal((count, features)) + 3.0 * labels[:, None]
+    return rows.astype(np.float32), labels
+
+
+def test_evidence_counts_the_labels_of_the_nearest_examples() -> None:
+    examples = NearestExamples.of(
+        np.array([[0.0], [1.0], [2.0], [9.0], [10.0]], np.float32),
+        np.array([0, 0, 1, 2, 2]),
+        classes=3,
+        k=3,
+        centre=np.array([1.0], np.float32),
+        projection=np.eye(1, dtype=np.float32),
+    )
+    found = examples.evidence(np.array([[1.9], [10.6]], np.float32))
+    assert found.tolist() == [[2, 1, 0], [0, 1, 2]]
+
+
+def test_evidence_equals_a_search_by_distance() -> None:
+    rows, labels = _two_clouds(500, 1)
+    asked, _ = _two_clouds(20, 2)
+    examples = train(rows, labels, (asked, np.zeros(20, np.int64)), classes=2, k=5).examples
+    for row, counts in zip(asked, examples.evidence(asked), strict=True):
+        nearest = np.argsort(((rows - row) ** 2).sum(axis=1))[:5]
+        assert counts.tolist() == np.bincount(labels[nearest], minlength=2).tolist()
+
+
+def test_k_is_chosen_by_cross_validation_and_the_profile_is_of_the_validation_part() -> None:
+    rows, labels = _two_clouds(600, 3, features=2)
+    validation = _two_clouds(200, 4, features=2)
+    trained = train(rows, labels, validation, classes=2, k=None)
+    assert trained.examples.k == max(
+        trained.fold_accuracy, key=lambda k: (trained.fold_accuracy[k], -k)
+    )
+    assert trained.fold_accuracy == cross_validated(
+        trained.examples.vectors, trained.examples.labels, classes=2
+    )
+    assert trained.confusion.sum() == 200
+    assert np.trace(trained.confusion) / 200 > 0.9
+
+
+def test_many_dimensions_and_examples_are_bounded() -> None:
+    rows, labels = _two_clouds(900, 5, features=100)
+    trained = train(
+        rows, labels, (rows[:50], labels[:50]), classes=2, k=5, max_dimensions=8, max_examples=300
+    )
+    assert trained.examples.vectors.shape == (len(trained.examples.labels), 8)
+    assert len(trained.examples.labels) <= 300
+    assert np.mean(trained.examples.labels) == pytest.approx(labels.mean(), abs=0.01)
+    components = principal_components(rows - rows.mean(axis=0), 8)
+    assert components.T @ components == pytest.approx(np.eye(8), abs=1e-5)
+
+
+def test_a_subset_keeps_every_class() -> None:
+    labels = np.array([0] * 990 + [1] * 10)
+    assert np.unique(labels[stratified_subset(labels, 50)]).tolist() == [0, 1]

@@ -1,0 +1,121 @@
+"""InferenceApplication YAML: values, defaults, and all mistakes together."""
+
+import pytest
+
+from registry.domain.application import (
+    ApplicationSpec,
+    InputTensor,
+    Penalty,
+    Prior,
+    SelectionPolicy,
+    SneakPeekSpec,
+    decode_application,
+    encode_application,
+)
+from registry.domain.model import ModelName
+from registry.errors import InvalidModel
+from registry.inference_service.reader import read_documents
+from variants.application_reader import read_applications
+
+FULL = """
+apiVersion: pilotlight.io/v1alpha1
+kind: InferenceApplication
+metadata: {name: tumours, namespace: clinic}
+spec:
+  classes: [benign, malignant]
+  inputs: [{name: features, datatype: FP32, shape: [-1, 30]}]
+  output: label
+  deadline: 150ms
+  late: refuse
+  penalty: linear
+  policy: sneakpeek
+  window: {length: 50ms, fixed: true}
+  prior: {kind: weak, frequencies: [0.95, 0.05]}
+  sneakPeek: {uri: "file:///peek", k: 7, shortCircuit: false, splitGroups: false}
+  normaliseAccuracy: true
+"""
+SPEC = ApplicationSpec(
+    ModelName("clinic", "tumours"),
+    ("benign", "malignant"),
+    (InputTensor("features", "FP32", (-1, 30)),),
+    "label",
+    0.15,
+    refuses_late=True,
+    penalty=Penalty.LINEAR,
+    policy=SelectionPolicy.SNEAKPEEK,
+    window_s=0.05,
+    is_window_fixed=True,
+    prior=Prior.WEAK,
+    frequencies=(0.95, 0.05),
+    sneak_peek=SneakPeekSpec("file:///peek", 7, short_circuit=False, split_groups=False),
+    normalises_accuracy=True,
+)
+SMALL = """
+apiVersion: pilotlight.io/v1alpha1
+kind: InferenceApplication
+metadata: {name: wine}
+spec: {classes: [0, 1, 2]}
+"""
+
+
+def test_every_field_is_read_and_survives_storage() -> None:
+    assert read_applications([("a.yaml", FULL)]) == [SPEC]
+    assert decode_application(encode_application(SPEC)) == SPEC
+
+
+def test_defaults() -> None:
+    [spec] = read_applications([("a.yaml", SMALL)], default_namespace="team")
+    assert spec == ApplicationSpec(ModelName("team", "wine"), ("0", "1", "2"))
+    assert decode_application(encode_application(spec)) == spec
+
+
+def test_a_file_may_hold_models_and_applications() -> None:
+    model = """
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+metadata: {name: wine-small, annotations: {pilotlight.io/application: wine}}
+spec: {predictor: {model: {modelFormat: {name: pytorch}, storageUri: "file:///m"}}}
+"""
+    sources = [("a.yaml", f"{SMALL}\n---\n{model}")]
+    assert [each.name.name for each in read_applications(sources)] == ["wine"]
+    [spec] = read_documents(sources)
+    assert spec.policy.application == "wine"
+
+
+def test_all_mistakes_are_reported_together() -> None:
+    text = """
+apiVersion: v1
+kind: InferenceApplication
+metadata: {name: Wine}
+spec:
+  classes: [a, a]
+  inputs: [{name: x, datatype: BYTES}]
+  deadline: 0s
+  late: maybe
+  penalty: cubic
+  policy: auto
+  window: -1s
+  prior: {kind: weak, frequencies: [1.0, .nan]}
+  sneakPeek: {uri: nowhere, k: 0, depth: 3}
+  colour: red
+"""
+    with pytest.raises(InvalidModel) as found:
+        read_applications([("a.yaml", text)])
+    problems = found.value.problems
+    for part in (
+        "apiVersion must be 'pilotlight.io/v1alpha1', was 'v1'",
+        "metadata.name must be at most 63 lower-case letters, digits and '-', was 'Wine'",
+        "spec.classes must list 2 to 1000 different class names",
+        "spec.inputs must list objects with name, datatype",
+        "spec.deadline must be a positive duration of at most 1h",
+        "spec.late must be one of serve, refuse, was 'maybe'",
+        "spec.penalty must be one of sigmoid, linear, step, none, was 'cubic'",
+        "spec.policy must be one of lo-edf, lo-priority",
+        "spec.window must be a positive duration",
+        "spec.prior must be uninformative, or an object with kind",
+        "spec.sneakPeek.uri must begin with one of",
+        "spec.sneakPeek.k must be a whole number from 1 to 100, was 0",
+        "spec.sneakPeek may have the fields uri, k, shortCircuit, splitGroups, was 'depth'",
+        "spec may have the fields classes, inputs",
+    ):
+        assert any(part in problem for problem in problems), (part, problems)

@@ -1,0 +1,1 @@
+"""Applications (SneakPeek): which variant of a model answers, by accuracy and deadline."""

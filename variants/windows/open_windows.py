@@ -1,0 +1,293 @@
+"""Collects applications' requests in windows, and chooses variant and pod of each by a plan.
+
+A window holds the requests of one tenant under one policy. It closes when its time is over, when
+waiting longer would cost a request its deadline, when it is full, or, unless it is fixed, at once
+while a pod that holds a variant is idle. Tenants take turns in being planned. Requests for which
+the planned pod has no slot left join the next window. Timers and plans are real or simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from common.timers import Timer, Timers
+from registry.domain.application import ApplicationSpec
+from registry.domain.cluster import ClusterState
+from registry.domain.device_backlog import is_idle
+from registry.domain.model import ModelName
+from variants.planning.window import (
+    SHORT_CIRCUIT,
+    Assignment,
+    SelectionPlan,
+    Window,
+    WindowApplication,
+)
+from variants.windows.application_request import ApplicationRequest, Selection, explained
+from variants.windows.cold_variants import ColdVariants
+from variants.windows.live_window import (
+    Variants,
+    live_window,
+    require_usable,
+    variants_of,
+    window_application,
+)
+
+Key = tuple[str, str]
+Plan = Callable[[str, Window, Callable[[SelectionPlan | None], object]], None]
+"""Calls back with a window's plan by a policy, now or later; None: no pod can run a variant."""
+Explain = Callable[[str, str, Callable[[], dict[str, Any]]], object]
+"""Keeps why a request, by its application and id, is served so: what gives that as JSON."""
+
+MAX_REQUESTS: Final = 64
+"""Of a window; planning takes some 10 ms for 24."""
+MAX_PLANS: Final = 8
+"""Of one request; then its variant's routing policy places it."""
+REPLAN_S: Final = 0.01
+"""Least time between two plans for requests that found no slot."""
+_WINDOWS: Final = 0.2
+"""Weight of the latest window in the mean number of an application's requests."""
+
+
+@dataclass(slots=True, eq=False)
+class _OpenWindow:
+    pending: list[ApplicationRequest] = field(default_factory=list)
+    timer: Timer | None = None
+    closes_s: float = float("inf")
+    is_carried: bool = False
+    """It holds requests that found no slot."""
+    is_ready: bool = False
+
+
+class OpenWindows:
+    """The windows of one gateway. Decides on `state`, which must not change during a call."""
+
+    def __init__(
+        self,
+        state: ClusterState,
+        plan: Plan,
+        load: Callable[[ModelName, str], object],
+        timers: Timers,
+        now_s: Callable[[], float],
+        explain: Explain = lambda *_: None,
+    ) -> None:
+        """`now_s`: the registry's clock; `load` a variant at a pod in the background."""
+        self._state = state
+        self._plan = plan
+        self._load = load
+        self._explain = explain
+        self._timers = timers
+        self.now_s = now_s
+        self._variants: dict[ModelName, Variants] = {}
+        """By application, of `_version` of the models, applications and profiles."""
+        self._version = -1
+        self._cold = ColdVariants()
+        self._open: dict[Key, _OpenWindow] = {}
+        self._turns: dict[str, int] = {}
+        """By tenant: the number of its last plan."""
+        self._plans = 0
+        self._is_planning = False
+        self._requests_per_window: dict[ModelName, float] = {}
+
+    def join(self, request: ApplicationRequest) -> None:
+        """Let a request wait for a plan. Raises NotReady without a usable variant."""
+        application = request.application
+        variants = request.variants = self._variants_of(application)
+        require_usable(application, variants)
+        request.is_over = False
+        window = self._add((application.name.namespace, request.policy), request)
+        is_early = not application.is_window_fixed and any(
+            is_idle(pod) and pod.has_free_slot for _, pod in variants.warm(self._state)
+        )
+        if is_early or len(window.pending) >= MAX_REQUESTS:
+            self._make_ready(window)
+        else:
+            self._close_by(window, self._patience_s(request))
+
+    async def select(self, request: ApplicationRequest) -> Selection:
+        """Wait until the request's window is planned. Raises NotReady without a usable variant."""
+        chosen: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
+        request.on_selected = partial(_choose, chosen)
+        self.join(request)
+        try:
+            return await chosen
+        finally:
+            request.is_over = True
+
+    def notify_change(self) -> None:
+        """Plan what found no slot again: the cluster changed, or a request ended."""
+        for window in self._open.values():
+            if window.is_carried and not window.is_ready:
+                self._close_by(window, REPLAN_S)
+
+    def _variants_of(self, application: ApplicationSpec) -> Variants:
+        if self._version != self._state.models_version:
+            self._version = self._state.models_version
+            self._variants.clear()
+        if application.name not in self._variants:
+            self._variants[application.name] = variants_of(application, self._state)
+        return self._variants[application.name]
+
+    def _add(self, key: Key, request: ApplicationRequest) -> _OpenWindow:
+        window = self._open.setdefault(key, _OpenWindow())
+        window.pending.append(request)
+        return window
+
+    def _patience_s(self, request: ApplicationRequest) -> float:
+        """How long the request may wait: less than its window if its deadline would be missed."""
+        application = request.application
+        if application.is_window_fixed:
+            return application.window_s
+        holds = [
+            pod.estimates[spec.key].stages.hold_s
+            for spec, pod in request.variants.warm(self._state)
+        ]
+        waited_s = self.now_s() - request.arrival_s
+        spare_s = request.deadline_s - waited_s - min(holds, default=0.0)
+        return max(0.0, min(application.window_s, spare_s))
+
+    def _close_by(self, window: _OpenWindow, delay_s: float) -> None:
+        time_s = self.now_s() + delay_s
+        if time_s < window.closes_s and not window.is_ready:
+            if window.timer is not None:
+                window.timer.cancel()
+            window.closes_s = time_s
+            window.timer = self._timers.after(delay_s, self._make_ready, window)
+
+    # Planning, one window in each turn
+
+    def _make_ready(self, window: _OpenWindow) -> None:
+        """Also called by timers that cannot be cancelled, for windows that are closed."""
+        window.is_ready = True
+        if not self._is_planning:
+            self._is_planning = True
+            self._timers.after(0.0, self._plan_next, None)
+
+    def _plan_next(self, _: None) -> None:
+        ready = [key for key, window in self._open.items() if window.is_ready]
+        if not ready:
+            self._is_planning = False
+            return
+        key = min(ready, key=lambda each: (self._turns.get(each[0], 0), each))
+        self._plans += 1
+        self._turns[key[0]] = self._plans
+        closed = self._open.pop(key)
+        if closed.timer is not None:
+            closed.timer.cancel()
+        waiting = [each for each in closed.pending if not each.is_over]
+        if not waiting:
+            self._timers.after(0.0, self._plan_next, None)
+            return
+        window = live_window(
+            [each.in_window(str(at)) for at, each in enumerate(waiting)],
+            self._applications(waiting),
+            self._state,
+            self.now_s(),
+        )
+
+        def follow(plan: SelectionPlan | None) -> None:
+            try:
+                if plan is not None:
+                    for variant, pod in self._cold.record(window, plan):
+                        self._load(variant, pod)
+                    self._follow(key, plan, window, waiting)
+            finally:  # whom no plan has: without a pod, one may be started
+                carried = set(self._open[key].pending if key in self._open else ())
+                for each in waiting:
+                    if not each.is_over and each not in carried:
+                        _select(each, _unplanned(each))
+                self._timers.after(0.0, self._plan_next, None)
+
+        self._plan(key[1], window, follow)
+
+    def _applications(self, waiting: Sequence[ApplicationRequest]) -> list[WindowApplication]:
+        """Those of the requests, each as its first request knows it, with the latest look's."""
+        asking: dict[ModelName, list[ApplicationRequest]] = {}
+        for each in waiting:
+            asking.setdefault(each.application.name, []).append(each)
+        found = []
+        for name, requests in asking.items():
+            mean = self._requests_per_window.get(name, float(len(requests)))
+            mean += _WINDOWS * (len(requests) - mean)
+            self._requests_per_window[name] = mean
+            looks = [each.look.accuracy for each in requests if each.look.accuracy is not None]
+            found.append(
+                window_application(
+                    requests[0].application,
+                    requests[0].variants,
+                    look_accuracy=looks[-1] if looks else None,
+                    requests_per_window=mean,
+                )
+            )
+        return found
+
+    def _follow(
+        self, key: Key, plan: SelectionPlan, window: Window, waiting: Sequence[ApplicationRequest]
+    ) -> None:
+        """Give requests their variants and pods in planned order, as long as pods have slots."""
+        free = {name: pod.slots - pod.slots_busy for name, pod in self._state.pods.items()}
+        until_s: dict[str, float] = {}
+        carried = []
+        for assignment in plan.assignments:
+            at = int(assignment.request)
+            request = waiting[at]
+            if request.is_over:  # it was cancelled meanwhile
+                continue
+            self._explain(
+                str(request.application.name),
+                request.id,
+                partial(explained, request, assignment, window),
+            )
+            if assignment.variant == SHORT_CIRCUIT:
+                alpha = window.application(str(request.application.name)).prior_weights
+                answered = Selection(assignment, None, alpha=alpha)
+                is_answered = window.requests[at].may_short_circuit
+                _select(request, answered if is_answered else _unplanned(request))
+            elif free.get(assignment.worker, 0) <= 0:
+                carried.append(request)
+            else:
+                free[assignment.worker] -= 1
+                _select(request, _planned(request, assignment, until_s))
+        for request in carried:
+            joined = self._add(key, request)
+            joined.is_carried = True
+            self._close_by(joined, request.application.window_s)
+
+
+def _choose(chosen: asyncio.Future[Selection], selection: Selection) -> None:
+    """A plan may come after the request was cancelled and before its task has seen that."""
+    if not chosen.done():
+        chosen.set_result(selection)
+
+
+def _select(request: ApplicationRequest, selection: Selection) -> None:
+    request.is_over = True
+    request.plans += 1
+    request.on_selected(selection)
+
+
+def _planned(
+    request: ApplicationRequest, assignment: Assignment, until_s: dict[str, float]
+) -> Selection:
+    """Deadlines for a pod's queue rise in planned order; the gateway keeps the request's own."""
+    pod_until_s = None
+    if request.application.refuses_late:
+        due_s = request.arrival_s + request.deadline_s
+        pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
+        until_s[assignment.worker] = pod_until_s
+    if request.plans + 1 >= MAX_PLANS:
+        assignment = replace(assignment, worker="")
+    variant = ModelName(request.application.name.namespace, assignment.variant)
+    return Selection(assignment, variant, pod_until_s)
+
+
+def _unplanned(request: ApplicationRequest) -> Selection:
+    """The most accurate variant, routed as a request to it would be."""
+    spec, profile = max(
+        request.variants.usable, key=lambda each: (each[1].accuracy, each[0].name.name)
+    )
+    assignment = Assignment(request.id, profile.name, "", 0.0, profile.accuracy, 0.0)
+    return Selection(assignment, spec.name)
