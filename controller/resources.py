@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from registry.domain.application import KIND as APPLICATION
 from registry.domain.application import ApplicationSpec
 from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
@@ -277,7 +278,7 @@ class ApplicationObject:
 
 def read_application_object(document: Mapping[str, Any]) -> ApplicationObject:
     metadata = document["metadata"]
-    head = (application_reader.API_VERSION, application_reader.KIND)
+    head = (application_reader.API_VERSION, APPLICATION)
     spec, problems = _read_spec(read_application, head, document)
     return ApplicationObject(
         name=ModelName(metadata["namespace"], metadata["name"]),

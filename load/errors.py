@@ -15,10 +15,6 @@ class Mistakes(LoadError):
         self.problems = list(problems)
 
 
-class InvalidExamples(Mistakes):
-    """A file of labelled examples cannot be used."""
-
-
 class TraceError(LoadError):
     """A trace cannot be opened, read or simulated."""
 

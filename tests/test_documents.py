@@ -20,6 +20,7 @@ PACKAGES = (
     "registry",
     "research",
     "runtime",
+    "variants",
     "workflows",
 )
 

@@ -11,6 +11,7 @@ from registry.domain.application import (
     DEFAULT_DEADLINE_S,
     DEFAULT_WINDOW_S,
     INPUT_DATATYPES,
+    KIND,
     ApplicationSpec,
     InputTensor,
     Penalty,
@@ -28,7 +29,6 @@ from registry.inference_service.document_checks import (
 from registry.inference_service.storage_uri import storage_uri_rule
 
 API_VERSION: Final = "pilotlight.io/v1alpha1"
-KIND: Final = "InferenceApplication"
 MAX_CLASSES: Final = 1000
 _MAX_K: Final = 100
 _MAX_DURATION_S: Final = 3600.0

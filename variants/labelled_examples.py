@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from load.errors import InvalidExamples
-
 LABELS: Final = "labels"
 PROJECTION: Final = "projection"
 """Optional, [features, dimensions]: what nearest neighbours are shown of the inputs."""
@@ -20,6 +18,14 @@ _NOT_INPUTS: Final = (LABELS, PROJECTION)
 _MAX_ROWS_NAMED: Final = 5
 _UNREADABLE: Final = (OSError, ValueError, EOFError, KeyError, TypeError, AttributeError)
 """What numpy raises for files of another format."""
+
+
+class InvalidExamples(Exception):
+    """A file of labelled examples cannot be used; `problems` has a line per mistake."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

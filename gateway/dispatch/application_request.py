@@ -15,7 +15,7 @@ from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.request import Request
 from gateway.dispatch.request_context import RequestContext
-from gateway.errors import BadRequest
+from gateway.errors import BadRequest, NotReady
 from gateway.http.body import IncomingBody
 from gateway.http.headers import RequestHeaders
 from gateway.http.inference_client import InferenceClient
@@ -26,6 +26,7 @@ from variants.looks.client import Look, SneakPeekClient
 from variants.planning.utility import class_probabilities
 from variants.windows.application_request import ApplicationRequest as AskedApplication
 from variants.windows.application_request import Selection
+from variants.windows.live_window import NoUsableVariant
 from variants.windows.open_windows import OpenWindows
 
 PROBABILITIES: Final = "probabilities"
@@ -84,7 +85,10 @@ class ApplicationRequest(Request):
         """Raises ShortCircuit, GatewayError."""
         placer = self._context.placer
         while True:
-            selection = await self._windows.select(self._asked)
+            try:
+                selection = await self._windows.select(self._asked)
+            except NoUsableVariant as error:
+                raise NotReady(str(error), retry_after_s=1.0) from error
             self._take_variant(selection)
             placement = Placement(self.arrival)
             pod = selection.assignment.worker

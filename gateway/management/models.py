@@ -20,7 +20,7 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import UNREADABLE, ModelName, ModelRecord, Task
 from registry.inference_service.predictors import unmet_needs
 from registry.redis.watch import ClusterWatch
-from variants.windows.live_window import require_usable, variants_of
+from variants.windows.live_window import NoUsableVariant, require_usable, variants_of
 
 _OPENAI_TASKS: Final = frozenset(
     {Task.TEXT_EMBEDDING, Task.TEXT_TO_TEXT, Task.TEXT_GENERATION, Task.TEXT_TO_IMAGE}
@@ -75,7 +75,10 @@ def _record(name: ModelName, state: ClusterState) -> ModelRecord | None:
     if application is None or name in state.models:
         return state.models.get(name)
     variants = variants_of(application, state)
-    require_usable(application, variants)
+    try:
+        require_usable(application, variants)
+    except NoUsableVariant as error:
+        raise NotReady(str(error), retry_after_s=1.0) from error
     best, _ = max(variants.usable, key=lambda each: each[1].accuracy)
     return state.models[best.name]
 

@@ -17,23 +17,19 @@ from typing import Final
 
 from gateway.routing.decision import LatencyEstimate, RequestView, SendTo
 from registry.domain.cluster import ClusterState
-from registry.domain.device_backlog import device_backlog, has_warm_model, is_idle, mean_times
-from registry.domain.estimates import Estimate, ModelEstimates, StageTimes
-from registry.domain.model import Tier
+from registry.domain.device_backlog import (
+    RemainingLoad,
+    device_backlog,
+    has_warm_model,
+    is_idle,
+    mean_times,
+    remaining_load,
+)
+from registry.domain.estimates import Estimate, StageTimes
 from registry.domain.pod_state import PodState
 
 _MAX_STEPS: Final = 64
 """Requests ahead that are simulated one by one; further ones are estimated by rate."""
-
-
-@dataclass(slots=True)
-class RemainingLoad:
-    """Time until a model is on a device."""
-
-    seconds: float
-    is_measured: bool
-    guessed_s: float = 0.0
-    """The part that is not known: a late load may end now."""
 
 
 _LOADED: Final = RemainingLoad(0.0, is_measured=True)
@@ -47,37 +43,6 @@ class PodForecast(LatencyEstimate):
     times: StageTimes
     start_s: float
     """From now: when the inference is expected to begin."""
-
-
-def remaining_load(
-    key: str, pod: PodState, measured: ModelEstimates, cluster: ClusterState, now_s: float
-) -> RemainingLoad | None:
-    """Time until the model is on the pod's device; None if it is there.
-
-    A new load shares the link with those in progress there. A load past its expected duration is
-    expected to take as long again, at most as long as a new one if it may wait for its turn.
-    """
-    residency = cluster.holders(key).get(pod.name)
-    if residency is not None and residency.is_warm:
-        return None
-    link = pod.info.link_bytes_per_s
-    if residency is None:
-        whole = measured.load_from(Tier.REMOTE, link)
-    else:
-        whole = measured.load_from(residency.loading_from or residency.tier, link)
-        elapsed_s = max(0.0, now_s - residency.since_s)
-        if residency.is_warming and elapsed_s < whole.seconds:
-            return RemainingLoad(whole.seconds - elapsed_s, whole.is_measured)
-    others = sum(
-        each.is_warming
-        for name, each in cluster.residency.on_device(pod.name).items()
-        if name != key
-    )
-    seconds = (1 + others) * whole.seconds
-    if residency is None or not residency.is_warming:
-        return RemainingLoad(seconds, whole.is_measured)
-    seconds = min(elapsed_s, seconds) if others else elapsed_s
-    return RemainingLoad(seconds, whole.is_measured, seconds)
 
 
 def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: float) -> PodForecast:

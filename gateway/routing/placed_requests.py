@@ -6,9 +6,9 @@ Recorded before the reservation, so that a request that is still on its way coun
 from dataclasses import replace
 
 from gateway.routing.decision import Reason, SendTo
-from gateway.routing.latency_model import PodForecast, remaining_load, transfer_time
+from gateway.routing.latency_model import PodForecast, transfer_time
 from registry.domain.cluster import ClusterState
-from registry.domain.device_backlog import device_backlog
+from registry.domain.device_backlog import device_backlog, remaining_load
 from registry.domain.device_work import ASSUMED_DUE_S
 from registry.domain.pod_state import LoadMode, PlacedRequest
 

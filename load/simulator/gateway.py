@@ -14,7 +14,7 @@ from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
-from gateway.errors import NotReady, RequestLostPods
+from gateway.errors import RequestLostPods
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from load.errors import LoadError
@@ -23,6 +23,7 @@ from load.simulator.pods.simulated_request import BYTES_PER_ITEM, RequestPod, Si
 from registry.domain.estimates import size_class
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_state import Refusal
+from variants.windows.live_window import NoUsableVariant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -216,7 +217,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         assert self._applications is not None
         try:
             self._applications.windows.join(asked)
-        except NotReady as error:
+        except NoUsableVariant as error:
             self._finish(self._attempt(asked, None), 503, str(error), "not-ready")
 
     def _on_selected(self, asked: ApplicationArrival, selection: Selection) -> None:

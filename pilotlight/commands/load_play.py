@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from common.sizes import parse_duration_s
-from load.errors import (
-    CredentialsRefused,
-    GeneratorError,
-    InvalidExamples,
-    RunFailed,
-    TraceError,
-    WorkerFailed,
-)
+from load.errors import CredentialsRefused, GeneratorError, RunFailed, TraceError, WorkerFailed
 from load.generator.bodies import read_rules_examples
 from load.generator.records import claimed_output
 from load.generator.run import Prepared, RunResult, prepare, run_trace
@@ -41,6 +34,7 @@ from registry.domain.cluster import ClusterState
 from registry.domain.loading_choice import ROUTING, SELECTION
 from registry.domain.model import ModelName
 from registry.domain.pod_state import PodState
+from variants.labelled_examples import InvalidExamples
 
 _MAX_MODELS_NAMED = 5
 _HINT: Final = f"-n, or tenant=NAMESPACE in the trace, names the models' namespace; {KEY_HINT}"

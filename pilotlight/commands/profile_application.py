@@ -16,6 +16,7 @@ from pilotlight.commands.pod_profile import (
     pods_by_product,
     point_rows,
 )
+from pilotlight.commands.sneakpeek import examples_for
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output, format_bytes
@@ -24,7 +25,7 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from variants.application_variants import metadata_problems, named_variants, no_variants
 from variants.labelled_examples import LabelledExamples
-from variants.looks.training import confusion_matrix, examples_for, stratified_subset
+from variants.looks.training import confusion_matrix, stratified_subset
 from variants.planning.utility import profiled_accuracy, recalls
 
 _PARALLEL: Final = 4

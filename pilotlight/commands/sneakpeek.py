@@ -12,10 +12,10 @@ from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from registry.domain.application import DEFAULT_K
-from variants.labelled_examples import LabelledExamples
+from registry.domain.application import DEFAULT_K, ApplicationSpec
+from variants.labelled_examples import InvalidExamples, LabelledExamples, read_examples
 from variants.looks.trained_file import ARRAYS, FACTS, MAX_DIMENSIONS, MAX_EXAMPLES
-from variants.looks.training import examples_for, train, write_sneakpeek
+from variants.looks.training import train, write_sneakpeek
 
 _EVERY: int = 4
 """Without a validation file, each fourth example of a class validates."""
@@ -112,6 +112,16 @@ def train_sneakpeek(
             f"k = {trained.examples.k}, accuracy {accuracy:.3f} on {len(held[1])} others"
         ],
     )
+
+
+def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
+    """Labelled examples of the application's classes. Raises InvalidInput."""
+    try:
+        return read_examples(
+            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
+        )
+    except InvalidExamples as error:
+        raise InvalidInput(error.problems) from error
 
 
 def _neighbours(text: str) -> int | None:

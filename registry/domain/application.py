@@ -12,6 +12,7 @@ import orjson
 
 from registry.domain.model import ModelName
 
+KIND: Final = "InferenceApplication"
 DEFAULT_WINDOW_S: Final = 0.1
 DEFAULT_DEADLINE_S: Final = 1.0
 DEFAULT_K: Final = 5

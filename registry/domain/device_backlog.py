@@ -1,17 +1,29 @@
-"""Work of a pod's device before an inference: this process's requests, and the others there."""
+"""What delays an inference at a pod: its device's work before it, and the load of its model."""
 
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final
 
 from registry.domain.cluster import ClusterState
 from registry.domain.device_work import ASSUMED_DUE_S, Backlog
-from registry.domain.estimates import StageTimes
+from registry.domain.estimates import ModelEstimates, StageTimes
+from registry.domain.model import Tier
 from registry.domain.pod_state import MeanTimes, PodState
 
 _MAX_MODELS: Final = 16
 """Models of a pod that a mean is taken over, where this process has placed no request yet."""
 _MIN_RATE_PER_S: Final = 1e-3
 """So that models that this process has had no request for count as well."""
+
+
+@dataclass(slots=True)
+class RemainingLoad:
+    """Time until a model is on a device."""
+
+    seconds: float
+    is_measured: bool
+    guessed_s: float = 0.0
+    """The part that is not known: a late load may end now."""
 
 
 def is_idle(pod: PodState) -> bool:
@@ -85,3 +97,34 @@ def mean_times(pod: PodState, times: StageTimes, cluster: ClusterState, now_s: f
         )
         pod.work.assumed, pod.work.assumed_at_s = mean, now_s
     return mean
+
+
+def remaining_load(
+    key: str, pod: PodState, measured: ModelEstimates, cluster: ClusterState, now_s: float
+) -> RemainingLoad | None:
+    """Time until the model is on the pod's device; None if it is there.
+
+    A new load shares the link with those in progress there. A load past its expected duration is
+    expected to take as long again, at most as long as a new one if it may wait for its turn.
+    """
+    residency = cluster.holders(key).get(pod.name)
+    if residency is not None and residency.is_warm:
+        return None
+    link = pod.info.link_bytes_per_s
+    if residency is None:
+        whole = measured.load_from(Tier.REMOTE, link)
+    else:
+        whole = measured.load_from(residency.loading_from or residency.tier, link)
+        elapsed_s = max(0.0, now_s - residency.since_s)
+        if residency.is_warming and elapsed_s < whole.seconds:
+            return RemainingLoad(whole.seconds - elapsed_s, whole.is_measured)
+    others = sum(
+        each.is_warming
+        for name, each in cluster.residency.on_device(pod.name).items()
+        if name != key
+    )
+    seconds = (1 + others) * whole.seconds
+    if residency is None or not residency.is_warming:
+        return RemainingLoad(seconds, whole.is_measured)
+    seconds = min(elapsed_s, seconds) if others else elapsed_s
+    return RemainingLoad(seconds, whole.is_measured, seconds)

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from common.shown_value import shown
+from registry.domain.application import KIND as APPLICATION
 from registry.domain.model import ModelName, ModelSpec, Precision, Task, TaskOptions
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.components import component_problems
+from registry.inference_service.document_checks import is_kind
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.manifests import is_left, kind_problem, objects_of, title_of
 from registry.inference_service.predictors import (
@@ -23,7 +25,6 @@ from registry.inference_service.predictors import (
     read_predictor,
 )
 from registry.inference_service.storage_uri import storage_uri_rule
-from variants.application_reader import is_application
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
@@ -49,7 +50,7 @@ def read_documents(
 ) -> list[ModelSpec]:
     """Model specifications of all documents in `(source name, YAML text)` pairs.
 
-    Applications are left to `application_reader.read_applications`, graphs to
+    Applications are left to `variants.application_reader`, graphs to
     `graph_reader.read_graphs`; for kinds that are passed over see `manifests.left_objects`.
 
     Raises:
@@ -67,7 +68,7 @@ def read_documents(
         if not documents:
             problems.append(f"{source}: holds no object; expected kind {KIND}")
         for index, document in enumerate(documents, start=1):
-            if is_application(document) or is_graph(document) or is_left(document):
+            if is_kind(APPLICATION, document) or is_graph(document) or is_left(document):
                 continue
             place = source if len(documents) == 1 else f"{source} (document {index})"
             reader = _Reader(place, default_namespace)

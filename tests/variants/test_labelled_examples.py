@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from load.errors import InvalidExamples
-from variants.labelled_examples import read_examples
+from variants.labelled_examples import InvalidExamples, read_examples
 
 GOOD: dict[str, Any] = {
     "features": np.arange(12, dtype=np.float32).reshape(4, 3),

@@ -16,10 +16,6 @@ import orjson
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from load.errors import InvalidExamples
-from pilotlight.errors import InvalidInput
-from registry.domain.application import ApplicationSpec
-from variants.labelled_examples import LabelledExamples, read_examples
 from variants.looks.trained_file import (
     ARRAYS,
     FACTS,
@@ -44,16 +40,6 @@ class TrainedSneakPeek:
     """[classes, classes] on the validation part; rows are true classes."""
     fold_accuracy: dict[int, float]
     """By k, where it was chosen by cross-validation."""
-
-
-def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
-    """Labelled examples of the application's classes. Raises InvalidInput."""
-    try:
-        return read_examples(
-            path, classes=len(spec.classes), inputs=[each.name for each in spec.inputs]
-        )
-    except InvalidExamples as error:
-        raise InvalidInput(error.problems) from error
 
 
 def train(

@@ -1,1 +1,1 @@
-"""Which variant of an application, and which version of a model, serves a request. Pure."""
+"""Which variant of an application serves a request. Pure."""

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from gateway.errors import NotReady
-from gateway.routing.latency_model import remaining_load
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
-from registry.domain.device_backlog import device_backlog, is_idle
+from registry.domain.device_backlog import device_backlog, is_idle, remaining_load
 from registry.domain.estimates import seconds_at_size
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import Profile
@@ -94,16 +92,19 @@ def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
     return Variants(tuple(usable), tuple(problems))
 
 
+class NoUsableVariant(Exception):
+    """No variant of an application can be chosen; the text says what to do."""
+
+
 def require_usable(application: ApplicationSpec, variants: Variants) -> None:
-    """Raises NotReady where no variant can be chosen, with what to do."""
+    """Raises NoUsableVariant."""
     name = application.name
     if not variants.usable:
-        raise NotReady(
+        raise NoUsableVariant(
             f"application {name} has no variant that can be chosen; run `pilotlight profile {name} "
             f"--examples FILE`: {'; '.join(variants.problems)}"
             if variants.problems
-            else no_variants(application),
-            retry_after_s=1.0,
+            else no_variants(application)
         )
 
 

@@ -93,7 +93,7 @@ class OpenWindows:
         self._requests_per_window: dict[ModelName, float] = {}
 
     def join(self, request: ApplicationRequest) -> None:
-        """Let a request wait for a plan. Raises NotReady without a usable variant."""
+        """Let a request wait for a plan. Raises NoUsableVariant."""
         application = request.application
         variants = request.variants = self._variants_of(application)
         require_usable(application, variants)
@@ -108,7 +108,7 @@ class OpenWindows:
             self._close_by(window, self._patience_s(request))
 
     async def select(self, request: ApplicationRequest) -> Selection:
-        """Wait until the request's window is planned. Raises NotReady without a usable variant."""
+        """Wait until the request's window is planned. Raises NoUsableVariant."""
         chosen: asyncio.Future[Selection] = asyncio.get_running_loop().create_future()
         request.on_selected = partial(_choose, chosen)
         self.join(request)

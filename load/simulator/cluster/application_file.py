@@ -7,12 +7,11 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from load.errors import InvalidExamples
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan, ModelPlan
-from registry.domain.application import ApplicationSpec, parse_confusion
+from registry.domain.application import KIND, ApplicationSpec, parse_confusion
 from registry.errors import InvalidModel
-from variants.application_reader import API_VERSION, KIND, read_application
-from variants.labelled_examples import read_examples, read_predictions
+from variants.application_reader import API_VERSION, read_application
+from variants.labelled_examples import InvalidExamples, read_examples, read_predictions
 from variants.looks.trained_file import InvalidSneakPeek, SneakPeekModel, read_for
 from variants.planning.utility import profiled_accuracy
 
