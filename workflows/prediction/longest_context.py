@@ -18,7 +18,7 @@ HALF_LIFE_S: Final = 6 * 3600.0
 """A workflow's habits of yesterday evening count a sixteenth of today's."""
 _MAX_LATEST: Final = 6
 """Steps of the contexts shorter than all steps so far."""
-_BEGIN: Final = ""
+BEGIN: Final = ""
 """Marks the context of all steps so far. No model has an empty name."""
 _FEATURE_PRIOR: Final = 4.0
 """Observations that a feature's average counts as, for each step."""
@@ -101,7 +101,7 @@ def _contexts(steps: Sequence[str]) -> Iterator[Context]:
     """The latest steps, from none to the longest stretch, then all steps from the begin."""
     for length in range(min(len(steps), _MAX_LATEST) + 1):
         yield tuple(steps[len(steps) - length :])
-    yield (_BEGIN, *steps)
+    yield (BEGIN, *steps)
 
 
 MAX_WORDS: Final = 32

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final, Protocol
 
+from workflows.prediction.longest_context import BEGIN
 from workflows.prediction.step_counts import END, Context, StepCounts, most_likely
-
-_BEGIN: Final = ""
-"""Marks the context of all steps so far. No model has an empty name."""
 
 
 class InputPositions:
@@ -30,12 +28,12 @@ class InputPositions:
     ) -> None:
         """Count that `model`, called after `steps`, took the outputs of the steps `inputs`."""
         offsets = sorted({position - len(steps) for position in inputs})
-        for context in _contexts(steps, model):
+        for context in _input_contexts(steps, model):
             self._counts.add(context, ",".join(map(str, offsets)), now_s)
 
     def expected(self, steps: Sequence[str], model: str, now_s: float) -> tuple[int, ...]:
         """Positions of the inputs most often taken; of an unseen step, the step before it."""
-        for context in _contexts(steps, model):
+        for context in _input_contexts(steps, model):
             offsets = most_likely(self._counts.after(context, now_s))
             if offsets is not None:
                 break
@@ -57,8 +55,8 @@ class InputPositions:
         self._counts.read_json(stored, now_s)
 
 
-def _contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
-    return (_BEGIN, *steps, model), (*steps[-1:], model)
+def _input_contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
+    return (BEGIN, *steps, model), (*steps[-1:], model)
 
 
 MAX_STEPS: Final = 32

@@ -18,7 +18,7 @@ from registry.redis.arrivals import ArrivalHints
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import TakenRun, WorkflowLog
 from workflows.prediction.longest_context import request_features
-from workflows.service.deployments import Deployments
+from workflows.service.deployments import Deployments, argument_problems
 from workflows.service.errors import (
     BadRequest,
     NotReady,
@@ -35,7 +35,6 @@ from workflows.service.metrics import SchedulerMetrics
 from workflows.service.planner import Planner
 from workflows.service.preloads import Preloads
 from workflows.service.run import Run, RunStatus, is_run_of
-from workflows.service.run_requests import argument_problems
 from workflows.service.settings import SchedulerSettings
 from workflows.service.step_client import StepClient
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from common.inference_protocol.bodies import LENGTH_HEADER
 from common.inference_protocol.errors import InvalidRequest
-from workflows.service.run_requests import argument_problems
+from workflows.service.deployments import argument_problems
 from workflows.service.tensors import StoredTensor, infer_body, plain_value, read_outputs, tensor_of
 
 PARAMETERS = [
