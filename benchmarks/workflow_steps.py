@@ -23,7 +23,7 @@ from benchmarks.machine import machine_facts, save
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.workflows.service.harness import HEAD, Scheduler, running_scheduler
-from workflows.service.tensors import infer_body, text_tensor
+from workflows.values import infer_body, text_tensor
 
 ROUNDS: Final = 60
 STEPS: Final = 10

@@ -15,12 +15,16 @@ from typing import Final
 import numpy as np
 
 from benchmarks.machine import machine_facts, save
-from workflows.scheduling.candidates import candidate_devices
-from workflows.scheduling.costs import Device, ModelCosts, QueuedBatch, scheduling_problem
-from workflows.scheduling.problem import Placement, Schedule, Step
-from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches
-from workflows.scheduling.speculative import FEW_STATES, speculative
-from workflows.scheduling.transfers import Links, TransferCosts
+from workflows.plan.costs import (
+    Device,
+    Links,
+    ModelCosts,
+    QueuedBatch,
+    TransferCosts,
+    scheduling_problem,
+)
+from workflows.plan.problem import Placement, Schedule, Step, candidate_devices
+from workflows.plan.speculative import FEW_STATES, MergedSteps, place_sharing_batches, speculative
 
 SIZES: Final = (8, 32, 128, 1000)
 PLANS: Final = 200

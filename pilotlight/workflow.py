@@ -9,10 +9,9 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from workflows.runner.calls import Model
-from workflows.runner.definitions import Workflow, define
-from workflows.runner.run import executing_run
-from workflows.wire import Tensor
+from workflows.runner import Tensor
+from workflows.runner.calls import Model, Workflow, define
+from workflows.runner.execution import executing_run
 
 
 def model(name: str) -> Model:

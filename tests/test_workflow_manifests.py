@@ -10,8 +10,8 @@ import pytest
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
 from tests.rendered import MANIFESTS, OBJECTS, kustomized
-from workflows.scheduling.candidates import PodGroup
-from workflows.service.settings import SchedulerSettings, parse_pod_group
+from workflows.plan.problem import PodGroup
+from workflows.settings import SchedulerSettings, parse_pod_group
 
 WORKFLOWS, GATEWAY = "pilotlight-workflows", "pilotlight-gateway"
 ADDED = ("POD_INDEX", "PILOTLIGHT_POD_GROUP")

@@ -16,10 +16,10 @@ from common.settings_table import read_settings
 from common.tls import PartTls
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from workflows.service.api import create_api
-from workflows.service.metrics import SchedulerMetrics
-from workflows.service.scheduler import Scheduler
-from workflows.service.settings import SchedulerSettings, tls_problems
+from workflows.api import create_api
+from workflows.metrics import SchedulerMetrics
+from workflows.scheduler import Scheduler
+from workflows.settings import SchedulerSettings, tls_problems
 
 KEEP_ALIVE_S: Final = 65
 """Longer than a gateway keeps an idle connection: one that this closes may lose a request."""

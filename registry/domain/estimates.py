@@ -38,7 +38,7 @@ _BITS_PER_CLASS: Final = 2
 
 KEPT_OVER_BYTES: Final = 64 * 1024
 """Larger outputs stay at the pod. Schedulers journal results up to this size, so that they need
-their data in any case (`workflows/service/journal.py`)."""
+their data in any case (`workflows/journal.py`)."""
 SHARED_OVER_BYTES: Final = 256 * 1024
 """Smaller tensors cost about as much to map as to send."""
 TRANSFERS: Final = "transfers"

@@ -18,8 +18,7 @@ from research.simulated_workflows.constants import (
 )
 from research.simulated_workflows.devices import SimulatedDevice
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, members
-from workflows.scheduling.costs import (
+from workflows.plan.costs import (
     AssignedStep,
     Device,
     DeviceQueue,
@@ -27,6 +26,7 @@ from workflows.scheduling.costs import (
     device_queue,
     foreign_steps,
 )
+from workflows.plan.problem import WHOLE_POOL, PodGroup, members
 
 PlacedModels: TypeAlias = "tuple[frozenset[str], ...]"
 """The models on each device, in the order of the devices."""

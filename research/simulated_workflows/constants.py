@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from workflows.scheduling.transfers import Links, TransferCosts
+from workflows.plan.costs import Links, TransferCosts
 
 GB: Final = 1e9
 

@@ -15,7 +15,7 @@ from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from research.simulated_workflows.constants import HOST_BYTES_PER_S, MODELS, load_seconds
 from research.simulated_workflows.simulated_run import SimulatedStep
-from workflows.service.cluster_view import eviction_seconds
+from workflows.plan.cluster_view import eviction_seconds
 
 
 @dataclass(slots=True)

@@ -11,14 +11,18 @@ from research.simulated_workflows.cluster import COSTS, PlacedModels, SimulatedC
 from research.simulated_workflows.constants import LINKS
 from research.simulated_workflows.predictors import PREDICTORS, NextStepPredictor
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-from workflows.prediction.rollout import InputPositions, PredictedStep, predicted_steps
-from workflows.prediction.step_counts import END
-from workflows.scheduling.candidates import candidate_devices
-from workflows.scheduling.costs import scheduling_problem
-from workflows.scheduling.policies import step_policy
-from workflows.scheduling.problem import Placement, Schedule, Step
-from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches
-from workflows.scheduling.speculative import FEW_STATES, MAX_STATES, is_outdated, speculative
+from workflows.plan.costs import scheduling_problem
+from workflows.plan.policies import step_policy
+from workflows.plan.problem import Placement, Schedule, Step, candidate_devices
+from workflows.plan.speculative import (
+    FEW_STATES,
+    MAX_STATES,
+    MergedSteps,
+    is_outdated,
+    place_sharing_batches,
+    speculative,
+)
+from workflows.predict import END, InputPositions, PredictedStep, predicted_steps
 
 
 class Placer(Protocol):

@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Final, Protocol
 
-from workflows.prediction.longest_context import LongestContext
-from workflows.prediction.step_counts import Context, StepCounts, shares
+from workflows.predict import Context, LongestContext, StepCounts, shares
 
 
 class NextStepPredictor(Protocol):

@@ -29,7 +29,7 @@ from research.simulated_workflows.constants import (
 from research.simulated_workflows.devices import CountedDevice
 from research.simulated_workflows.placers import LonePlacer, Placer, Schedulers, SpeculativePlacer
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-from workflows.scheduling.policies import SCHEDULING, SchedulingPolicy, stateful_policy
+from workflows.plan.policies import SCHEDULING, SchedulingPolicy, stateful_policy
 
 
 def policies_of_runs() -> tuple[str, ...]:

@@ -26,10 +26,10 @@ from research.workflows.reactive import (
     shortest_queue,
 )
 from research.workflows.sharing_devices import SharingDevice, SimulatedCopy
-from workflows.scheduling.policies import StatefulPolicy
-from workflows.service.pod_queues import PodQueues
-from workflows.service.preloads import Preloads
-from workflows.service.run import Run, RunStep
+from workflows.plan.pods import PodQueues
+from workflows.plan.policies import StatefulPolicy
+from workflows.preloads import Preloads
+from workflows.run import Run, RunStep
 
 OWNER: Final = "reactive"
 """In place of a run, which loads are asked for by."""

@@ -5,8 +5,8 @@ Zhang et al. 2025, section 8.3, "RoundRobin".
 
 from collections.abc import Sequence
 
-from workflows.scheduling.call_order import devices_by_name, place_in_call_order
-from workflows.scheduling.problem import Placement, Schedule, SchedulingProblem
+from workflows.plan.policies import devices_by_name, place_in_call_order
+from workflows.plan.problem import Placement, Schedule, SchedulingProblem
 
 
 def round_robin(problem: SchedulingProblem, turn: int = 0) -> Schedule:

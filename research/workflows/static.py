@@ -14,11 +14,10 @@ from research.simulated_workflows.cluster import PlacedModels
 from research.simulated_workflows.constants import MODELS
 from research.simulated_workflows.placers import LonePlacer
 from research.simulated_workflows.simulation import WorkflowSimulation, WorkflowTask
-from workflows.scheduling.policies import SchedulingPolicy, StatefulPolicy
-from workflows.service.lone_placement import LonePlacement
-from workflows.service.pod_queues import PodQueues
-from workflows.service.preloads import Preloads
-from workflows.service.run import Run, RunStep
+from workflows.plan.pods import LonePlacement, PodQueues
+from workflows.plan.policies import SchedulingPolicy, StatefulPolicy
+from workflows.preloads import Preloads
+from workflows.run import Run, RunStep
 
 _MAX_PLACEMENTS: Final = 10_000
 """Kept apart; beyond it the half held the shortest is forgotten."""

@@ -15,7 +15,7 @@ from load.simulator.cluster.sections import Size
 from pilotlight.output import parse_bytes
 from registry.inference_service.tenant_rules import Quota, parse_rules
 from runtime.settings import RuntimeSettings
-from workflows.service.settings import SchedulerSettings
+from workflows.settings import SchedulerSettings
 
 SIZES = [
     ("0", 0),

@@ -15,7 +15,7 @@ from tests.kubernetes.scaling import OF_POOL, Pool
 from tests.kubernetes.schedulers import deployed_schedulers
 from tests.servers import wait_until
 from tests.test_workflow_manifests import groups_object
-from workflows.scheduling.candidates import PodGroup
+from workflows.plan.problem import PodGroup
 
 pytestmark = pytest.mark.kubernetes
 

@@ -10,7 +10,7 @@ import runtime.metrics
 from autoscaler.service.metrics import AutoscalerMetrics
 from gateway.telemetry.metrics import GatewayMetrics
 from tests.surface.recorded import assert_recorded
-from workflows.service.metrics import SchedulerMetrics
+from workflows.metrics import SchedulerMetrics
 
 
 def _families(registry: CollectorRegistry) -> Iterator[str]:

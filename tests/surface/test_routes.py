@@ -28,10 +28,10 @@ from runtime.protocols.routes import Routes, profile_route
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded
-from workflows.service.api import create_api
-from workflows.service.metrics import SchedulerMetrics
-from workflows.service.scheduler import Scheduler
-from workflows.service.settings import SchedulerSettings
+from workflows.api import create_api
+from workflows.metrics import SchedulerMetrics
+from workflows.scheduler import Scheduler
+from workflows.settings import SchedulerSettings
 
 REDIS = "redis://127.0.0.1:1"
 """None: no server is asked."""

@@ -10,7 +10,7 @@ from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings
 from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded
-from workflows.service.settings import SchedulerSettings
+from workflows.settings import SchedulerSettings
 
 PROCESSES = {
     "python -m gateway": GatewaySettings,

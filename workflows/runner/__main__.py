@@ -8,26 +8,72 @@ begins the same ones.
 
 import asyncio
 import contextlib
+import ctypes
 import io
 import os
+import resource
 import selectors
 import signal
 import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from selectors import SelectorKey
 from types import FrameType
 from typing import Any, Final
 
-from common.confinement import keep_only
+from common.confinement import (
+    ConfinementMissing,
+    filter_calls,
+    keep_only,
+    limit_resources,
+    restrict_files,
+)
 from common.frames import frame, parent_socket, read_frame
 from registry.domain.graph import nodes_of
-from workflows.runner.calls import RunStuck
-from workflows.runner.confinement import confine
-from workflows.runner.definitions import BadDefinitionError, Workflow
+from workflows.runner.calls import BadDefinitionError, RunStuck, Workflow
+from workflows.runner.execution import FILENAME, ExecutingRun, current_execution
 from workflows.runner.graph import graph_workflow
-from workflows.runner.run import FILENAME, ExecutingRun, current_execution
+
+# Limits of a runner's process: memory, files, processes, network, and what the kernel grants more.
+#
+# Resource limits always hold. A user namespace without network, Landlock and a filter of system
+# calls are used where the kernel grants them; the runner reports which.
+
+
+_CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
+
+_LIMITS: Final = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 16}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def confine(memory_bytes: int) -> list[str]:
+    """Limit this process, and take what the kernel grants; the names of it.
+
+    `memory_bytes`: beyond what the process has.
+    """
+    limit_resources(memory_bytes, _LIMITS)
+    granted = []
+    if _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0:
+        granted.append("network-namespace")
+    with contextlib.suppress(ConfinementMissing):
+        filter_calls()
+        granted.append("seccomp")
+    with contextlib.suppress(ConfinementMissing):
+        restrict_files(_readable_folders(), [])
+        granted.append("landlock")
+    return granted
+
+
+def _readable_folders() -> list[Path]:
+    own = Path(__file__).resolve().parent.parent
+    found = {Path(sys.prefix), Path(sys.base_prefix) / "lib", own, own.parent / "pilotlight"}
+    found |= {Path(each) for each in ("/lib", "/lib64", "/usr/lib", "/usr/share/zoneinfo")}
+    found |= {Path(each) for each in ("/dev/null", "/dev/urandom", "/etc/localtime")}
+    return sorted(folder for folder in found if folder.exists())
+
 
 MAX_BUSY_ROUNDS: Final = 256
 """Rounds of the loop without a pause after which replies are delivered all the same: a run that

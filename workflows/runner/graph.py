@@ -15,9 +15,8 @@ from typing import Any, Final
 import orjson
 
 from registry.domain.graph import ROOT, GraphNode, GraphStep, JsonPath, RouterType, parse_path
-from workflows.runner.calls import Output, Step, StepFailed, running, written_argument
-from workflows.runner.definitions import Workflow
-from workflows.runner.run import executing_run
+from workflows.runner.calls import Output, Step, StepFailed, Workflow, running, written_argument
+from workflows.runner.execution import executing_run
 
 BODY: Final = "body"
 STATUS: Final = "status"

@@ -12,7 +12,7 @@ from typing import Final
 
 from research.simulated_workflows.applications import GENERATORS
 from research.simulated_workflows.predictors import PREDICTORS, NextStepPredictor
-from workflows.prediction.step_counts import END, most_likely
+from workflows.predict import END, most_likely
 
 CEILING_RUNS: Final = 20_000
 

@@ -25,13 +25,13 @@ from research.simulated_workflows import constants
 from research.simulated_workflows.placers import Placer
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 from research.simulated_workflows.simulation import WorkflowSimulation, WorkflowTask
-from workflows.scheduling.policies import SchedulingPolicy
-from workflows.service import cluster_view
-from workflows.service.metrics import SchedulerMetrics
-from workflows.service.planner import Planner
-from workflows.service.preloads import Preloads
-from workflows.service.run import Run, RunStep, StepState
-from workflows.service.tensors import StoredTensor
+from workflows.metrics import SchedulerMetrics
+from workflows.plan import cluster_view
+from workflows.plan.planner import Planner
+from workflows.plan.policies import SchedulingPolicy
+from workflows.preloads import Preloads
+from workflows.run import Run, RunStep, StepState
+from workflows.values import StoredTensor
 
 DEVICES = 4
 MEMORY_BYTES = 30e9

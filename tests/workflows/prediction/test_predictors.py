@@ -11,9 +11,17 @@ from research.simulated_workflows.predictors import (
     markov_last,
     markov_prefix,
 )
-from workflows.prediction.longest_context import LongestContext, request_features
-from workflows.prediction.rollout import MAX_STEPS, InputPositions, predicted_steps
-from workflows.prediction.step_counts import END, BadCountsError, StepCounts, most_likely
+from workflows.predict import (
+    END,
+    MAX_STEPS,
+    BadCountsError,
+    InputPositions,
+    LongestContext,
+    StepCounts,
+    most_likely,
+    predicted_steps,
+    request_features,
+)
 
 
 def learn(predictor: NextStepPredictor, *runs: str, features: frozenset[str] = frozenset()) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 
 from common.frames import LENGTHS
-from workflows.runner.definitions import Workflow
-from workflows.runner.run import ExecutingRun
+from workflows.runner.calls import Workflow
+from workflows.runner.execution import ExecutingRun
 
 
 def messages_of(

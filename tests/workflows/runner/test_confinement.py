@@ -8,7 +8,7 @@ from tests import servers
 PROGRAM = """
 import socket
 from pathlib import Path
-from workflows.runner.confinement import confine
+from workflows.runner.__main__ import confine
 granted = confine(1 << 30)
 refused = []
 for call in (socket.socket, Path("/etc/passwd").read_text, Path("/etc").iterdir):

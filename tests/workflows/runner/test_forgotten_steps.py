@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.workflows.runner.executing import messages_of
 from workflows.runner.calls import Model
-from workflows.runner.run import ExecutingRun
+from workflows.runner.execution import ExecutingRun
 
 
 def forgotten_of(function: Any) -> list[list[int]]:

@@ -13,8 +13,8 @@ import pytest
 
 from registry.inference_service.graph_reader import read_graph
 from tests.workflows.runner.executing import messages_of
+from workflows.runner.execution import ExecutingRun
 from workflows.runner.graph import graph_workflow
-from workflows.runner.run import ExecutingRun
 
 Response = tuple[int, Any]
 

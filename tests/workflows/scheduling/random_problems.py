@@ -6,7 +6,7 @@ from math import inf
 
 from hypothesis import strategies as st
 
-from workflows.scheduling.problem import SchedulingProblem, Step
+from workflows.plan.problem import SchedulingProblem, Step
 
 TIMES = st.integers(0, 6).map(float)
 

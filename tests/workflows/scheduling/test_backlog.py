@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.scheduling.costs import AssignedStep, ModelCosts, device_queue, foreign_steps
+from workflows.plan.costs import AssignedStep, ModelCosts, device_queue, foreign_steps
 
 
 def costs(_: str) -> ModelCosts:

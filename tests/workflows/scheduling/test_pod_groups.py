@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.scheduling.candidates import WHOLE_POOL, PodGroup, members
+from workflows.plan.problem import WHOLE_POOL, PodGroup, members
 
 NAMES = st.lists(st.text(min_size=1, max_size=12), unique=True, max_size=40)
 

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from tests.plug_ins import install, path_of_plug_ins
-from workflows.scheduling import policies
-from workflows.scheduling.policies import SCHEDULING, stateful_policy, step_policy
-from workflows.scheduling.problem import SchedulingProblem, SchedulingProblemError, Step
+from workflows.plan import policies
+from workflows.plan.policies import SCHEDULING, stateful_policy, step_policy
+from workflows.plan.problem import SchedulingProblem, SchedulingProblemError, Step
 
 _MODULE = """
-from workflows.scheduling.call_order import place_in_call_order
-from workflows.scheduling.policies import StatefulPolicy
-from workflows.scheduling.problem import Placement, Schedule
+from workflows.plan.policies import place_in_call_order
+from workflows.plan.policies import StatefulPolicy
+from workflows.plan.problem import Placement, Schedule
 
 kept = StatefulPolicy(dict, list)
 

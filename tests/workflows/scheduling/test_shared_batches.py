@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tests.workflows.scheduling.test_turns import COSTS, LINKS
-from workflows.scheduling.costs import Device, QueuedBatch, scheduling_problem
-from workflows.scheduling.problem import Placement, Schedule, Step
-from workflows.scheduling.shared_batches import MergedSteps, place_sharing_batches, ways_to_merge
-from workflows.scheduling.speculative import speculative
+from workflows.plan.costs import Device, QueuedBatch, scheduling_problem
+from workflows.plan.problem import Placement, Schedule, Step
+from workflows.plan.speculative import (
+    MergedSteps,
+    place_sharing_batches,
+    speculative,
+    ways_to_merge,
+)
 
 ROUND = [Step("a"), Step("a"), Step("a"), Step("b", (0, 1, 2))]
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from research.workflows.round_robin import round_robin
 from tests.workflows.scheduling.random_problems import earliest_finish_s, problems
-from workflows.scheduling.call_order import greedy
-from workflows.scheduling.problem import (
+from workflows.plan.policies import greedy
+from workflows.plan.problem import (
     Placement,
     Schedule,
     SchedulingProblem,
     SchedulingProblemError,
     Step,
 )
-from workflows.scheduling.speculative import speculative
+from workflows.plan.speculative import speculative
 
 
 @settings(max_examples=150, deadline=None)

@@ -11,9 +11,16 @@ from registry.domain.estimates import (
     transfer_measure,
     transfer_tier,
 )
-from workflows.scheduling.costs import Device, ModelCosts, scheduling_problem
-from workflows.scheduling.problem import Step
-from workflows.scheduling.transfers import Links, TransferCosts, fitted, measured_links
+from workflows.plan.costs import (
+    Device,
+    Links,
+    ModelCosts,
+    TransferCosts,
+    fitted,
+    measured_links,
+    scheduling_problem,
+)
+from workflows.plan.problem import Step
 
 KIB, MIB = 1024, 1024**2
 LINKS = Links(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from workflows.scheduling.costs import (
+from workflows.plan.costs import (
     AssignedStep,
     Device,
+    Links,
     ModelCosts,
     QueuedBatch,
+    TransferCosts,
     device_queue,
     scheduling_problem,
 )
-from workflows.scheduling.problem import Step
-from workflows.scheduling.speculative import KEEPS_S, is_outdated
-from workflows.scheduling.transfers import Links, TransferCosts
+from workflows.plan.problem import Step
+from workflows.plan.speculative import KEEPS_S, is_outdated
 
 COSTS = {name: ModelCosts(lambda size: 0.5 + 0.5 * size, 4, 3.0, 0.0) for name in "abc"}
 LINKS = Links(*[TransferCosts(0.0, 1e9)] * 3)

@@ -14,7 +14,7 @@ import httpx
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, PodProcess
 
-SHORT_LEASES = ("tests.with_constants", "workflows.service.journal:LEASE_S=1.0", "workflows")
+SHORT_LEASES = ("tests.with_constants", "workflows.journal:LEASE_S=1.0", "workflows")
 HEAD = "from pilotlight.workflow import model, now, random, tensor, uuid4, workflow\n"
 TWO_STEPS = """
 @workflow

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from common.inference_protocol.bodies import LENGTH_HEADER
 from common.inference_protocol.errors import InvalidRequest
-from workflows.service.deployments import argument_problems
-from workflows.service.tensors import StoredTensor, infer_body, plain_value, read_outputs, tensor_of
+from workflows.deployments import argument_problems
+from workflows.values import StoredTensor, infer_body, plain_value, read_outputs, tensor_of
 
 PARAMETERS = [
     {"name": "text", "type": "text", "required": True},

@@ -9,9 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.service.completion_stream import CompletionStream, StreamedText, completion_body
-from workflows.service.errors import StepError, StepLost
-from workflows.service.tensors import plain_value, tensor_of, text_tensor
+from workflows.errors import StepError, StepLost
+from workflows.values import (
+    CompletionStream,
+    StreamedText,
+    completion_body,
+    plain_value,
+    tensor_of,
+    text_tensor,
+)
 
 DONE = b"data: [DONE]\n\n"
 

@@ -13,11 +13,11 @@ from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
 from tests.registry.redis.clients import until
-from workflows.service import deployments
-from workflows.service.deployments import Deployments
-from workflows.service.errors import BadFile, TooManyFiles, WorkflowError
-from workflows.service.run import Run
-from workflows.service.settings import SchedulerSettings
+from workflows import deployments
+from workflows.deployments import Deployments
+from workflows.errors import BadFile, TooManyFiles, WorkflowError
+from workflows.run import Run
+from workflows.settings import SchedulerSettings
 
 ONE = "from pilotlight.workflow import workflow\n@workflow\nasync def one():\n    return 1\n"
 WAITING = """

@@ -4,10 +4,10 @@ from typing import Any
 
 from common.inference_protocol.tensors import TensorReference
 from registry.domain.model import ModelName
-from workflows.scheduling.policies import SchedulingPolicy
-from workflows.service.run import Run, RunStep, StepState
-from workflows.service.step_execution import forget_unneeded
-from workflows.service.tensors import StoredTensor
+from workflows.plan.policies import SchedulingPolicy
+from workflows.run import Run, RunStep, StepState
+from workflows.step_execution import forget_unneeded
+from workflows.values import StoredTensor
 
 MODEL = ModelName("default", "m")
 

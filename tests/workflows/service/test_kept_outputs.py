@@ -8,11 +8,11 @@ import pytest
 from common.inference_protocol.tensors import TensorReference
 from common.pod_secret import PodSecret
 from registry.domain.model import ModelName
-from workflows.service import kept_outputs
-from workflows.service.errors import InputsLost
-from workflows.service.kept_outputs import KeptOutputs
-from workflows.service.run import Run, RunStep
-from workflows.service.tensors import StoredTensor
+from workflows import kept_outputs
+from workflows.errors import InputsLost
+from workflows.kept_outputs import KeptOutputs
+from workflows.run import Run, RunStep
+from workflows.values import StoredTensor
 
 
 async def test_a_pod_that_does_not_answer_has_lost_what_it_keeps(

@@ -1,6 +1,6 @@
 """Counts of several schedulers add up, whoever stores first."""
 
-from workflows.service.knowledge import WorkflowCounts, WorkflowKnowledge
+from workflows.predict import WorkflowCounts, WorkflowKnowledge
 
 
 def store(knowledge: WorkflowKnowledge, stored: dict[str, object]) -> dict[str, object]:

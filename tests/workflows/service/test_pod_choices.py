@@ -11,13 +11,12 @@ from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.workflows.reactive_placer import ReactiveCopies
-from workflows.scheduling.candidates import PodGroup
-from workflows.scheduling.policies import SchedulingPolicy
-from workflows.service.lone_placement import LonePlacement
-from workflows.service.metrics import SchedulerMetrics
-from workflows.service.pod_queues import PodQueues
-from workflows.service.preloads import Preloads
-from workflows.service.run import Run, RunStep
+from workflows.metrics import SchedulerMetrics
+from workflows.plan.pods import LonePlacement, PodQueues
+from workflows.plan.policies import SchedulingPolicy
+from workflows.plan.problem import PodGroup
+from workflows.preloads import Preloads
+from workflows.run import Run, RunStep
 
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.workflows.service.harness import WorkflowHarness
-from workflows.scheduling.candidates import PodGroup
+from workflows.plan.problem import PodGroup
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.pilotlight.conftest import run_cli
 from tests.workflows.service.harness import WorkflowHarness
-from workflows.wire import MAX_PRINTED_BYTES, Printed
+from workflows.runner import MAX_PRINTED_BYTES, Printed
 
 
 def test_text_is_kept_up_to_the_limit_and_the_cut_is_marked() -> None:

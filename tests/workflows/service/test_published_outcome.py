@@ -1,8 +1,8 @@
 """Clients learn of a run's end once it is recorded: another scheduler may have the run."""
 
 from registry.domain.model import ModelName
-from workflows.scheduling.policies import SchedulingPolicy
-from workflows.service.run import Run, RunStatus
+from workflows.plan.policies import SchedulingPolicy
+from workflows.run import Run, RunStatus
 
 
 def new_run() -> Run:

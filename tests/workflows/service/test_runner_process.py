@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.registry.redis.clients import until
-from workflows.service import runner_process
-from workflows.service.runner_process import RunnerProcess
-from workflows.service.settings import SchedulerSettings
+from workflows import deployments as runner_process
+from workflows.deployments import RunnerProcess
+from workflows.settings import SchedulerSettings
 
 SOURCE = "from pilotlight.workflow import workflow\n@workflow\nasync def one():\n    return 1\n"
 

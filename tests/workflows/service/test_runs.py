@@ -11,7 +11,7 @@ from registry.redis.arrivals import ArrivalHints
 from registry.redis.client import Registry
 from tests import servers
 from tests.workflows.service.harness import TWO_STEPS, WorkflowHarness, runners_of
-from workflows.scheduling.policies import SCHEDULING
+from workflows.plan.policies import SCHEDULING
 
 pytestmark = pytest.mark.slow
 

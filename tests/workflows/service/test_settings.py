@@ -7,8 +7,8 @@ import pytest
 
 from common.settings_table import settings_from_fields
 from tests import servers
-from workflows.scheduling.candidates import PodGroup
-from workflows.service.settings import SchedulerSettings, parse_pod_group, tls_problems
+from workflows.plan.problem import PodGroup
+from workflows.settings import SchedulerSettings, parse_pod_group, tls_problems
 
 
 def test_a_gateway_url_without_tls_is_accepted() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from common.pod_secret import PodSecret
 from registry.domain.model import ModelName
-from workflows.service.errors import StepError, StepLost
-from workflows.service.step_client import StepCall, StepClient
+from workflows.errors import StepError, StepLost
+from workflows.step_client import StepCall, StepClient
 
 BODY = b'{"error": "default/writer needs 5 bytes; models in use occupy the pod\'s memory"}'
 NO_MEMORY = "x-pilotlight-not-executed: no-memory"

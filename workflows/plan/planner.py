@@ -1,0 +1,332 @@
+"""Places the steps of runs on the live cluster: by the scheduling policies, on the local state."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from registry.domain.demand import ArrivalHint
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod_state import PodState
+from registry.errors import PluginError
+from registry.redis.watch import ClusterWatch
+from workflows.metrics import SchedulerMetrics
+from workflows.plan import cluster_view
+from workflows.plan.costs import scheduling_problem
+from workflows.plan.plans import Plan, PlannedStep, announced_arrivals, plan_document
+from workflows.plan.pods import LonePlacement, PodQueues
+from workflows.plan.policies import SCHEDULING, SchedulingPolicy, stateful_policy
+from workflows.plan.problem import (
+    WHOLE_POOL,
+    Placement,
+    PodGroup,
+    Schedule,
+    SchedulingProblem,
+    SchedulingProblemError,
+    Step,
+    candidate_devices,
+)
+from workflows.plan.speculative import (
+    FEW_STATES,
+    MergedSteps,
+    is_outdated,
+    place_sharing_batches,
+    speculative,
+)
+from workflows.predict import WorkflowKnowledge
+from workflows.preloads import Preloads
+from workflows.run import Run, RunStep, StepState
+
+logger = logging.getLogger(__name__)
+
+_MAX_PLANS: Final = 16
+"""Of a run, kept for explanations."""
+
+
+class StepPlacement(Protocol):
+    """Places single steps, for a policy that keeps a state of its own."""
+
+    def observe(self) -> None:
+        """Look at the cluster; called about once a second."""
+        ...
+
+    def place(self, run: Run, step: RunStep) -> str:
+        """The pod of a step whose inputs are there; empty: the gateway chooses."""
+        ...
+
+
+class Planner:
+    """Assigns steps to pods. Owned by the event loop; decides without an await."""
+
+    def __init__(
+        self,
+        watch: ClusterWatch,
+        preloads: Preloads,
+        metrics: SchedulerMetrics,
+        group: PodGroup = WHOLE_POOL,
+    ) -> None:
+        self._pods = PodQueues(watch, group)
+        self._preloads = preloads
+        self._metrics = metrics
+        self._plans: dict[str, Plan] = {}
+        self._alone = LonePlacement(self._pods)
+        self._stateful: dict[str, StepPlacement] = {}
+        for name in SCHEDULING:
+            try:
+                policy = stateful_policy(name)
+            except PluginError as error:
+                logger.warning("a scheduling policy is left out", extra={"error": str(error)})
+            else:
+                if policy is not None:
+                    self._stateful[name] = policy.live(self._pods, preloads)
+        self.knowledge: dict[ModelName, WorkflowKnowledge] = defaultdict(WorkflowKnowledge)
+
+    def now_s(self) -> float:
+        return self._pods.now_s()
+
+    def spec(self, model: ModelName) -> ModelSpec | None:
+        return self._pods.spec(model)
+
+    def observe(self) -> None:
+        """Look at the cluster; called about once a second."""
+        for policy in self._stateful.values():
+            policy.observe()
+
+    # The course of a run
+
+    def begin(self, run: Run) -> None:
+        """Plan the steps that a new run is expected to take."""
+        if run.scheduling == SchedulingPolicy.SPECULATIVE:
+            self._plan(run)
+
+    def call(self, run: Run, step: RunStep) -> None:
+        """A step was called: it is the predicted one, or the rest of the run is planned anew."""
+        knowledge, now_s = self.knowledge[run.workflow], self.now_s()
+        before = run.models[: step.number]
+        plan = self._plans.get(run.identity)
+        self._pods.steps.forget(run.identity, step.number, plan)
+        step.predicted = plan is not None and plan.foresees(
+            step.number, step.model.name, step.sources
+        )
+        knowledge.observe_call(before, step.model.name, step.sources, run.features, now_s)
+        if run.scheduling != SchedulingPolicy.SPECULATIVE:
+            return
+        age_s = now_s - plan.made_s if plan is not None else 0.0
+        if plan is not None and not is_outdated(step.predicted, age_s):
+            self._assign(run, step, plan.steps[step.number].pod)
+        else:
+            self._plan(run)
+
+    def place(self, run: Run, step: RunStep) -> str:
+        """The pod for a step whose inputs are there; empty: the gateway chooses."""
+        self._pods.note_arrival(step)
+        match run.scheduling:
+            case SchedulingPolicy.AUTO:
+                return ""
+            case SchedulingPolicy.SPECULATIVE:
+                if not self._pods.is_accepting(step.pod):
+                    step.pod = ""
+                    self._plan(run, unplaced=step)
+                pod = step.pod
+            case _:
+                pod = self._stateful.get(run.scheduling, self._alone).place(run, step)
+        if pod:
+            now_s = self.now_s()
+            self._pods.steps.assign(
+                run.identity,
+                step.number,
+                pod,
+                self._pods.key(step.model),
+                ready_s=now_s,
+                sent_s=now_s,
+            )
+        return pod
+
+    def following_s(self, run: Run, step: RunStep) -> float:
+        """How long the run is expected to go on after this step; 0 without a plan."""
+        plan = self._plans.get(run.identity)
+        return plan.following_s(step.number) if plan is not None else 0.0
+
+    def ended(self, run: Run, step: RunStep) -> None:
+        """A step is over, or was taken back."""
+        self._pods.steps.remove(run.identity, step.number)
+        if step.state is StepState.DONE:
+            self._pods.note_outputs(step)
+            self._preloads.used(step.pod, self._pods.key(step.model))
+
+    def pod_addresses(self) -> set[str]:
+        """Of all pods, also those that accept no more requests."""
+        return {pod.address for pod in self._pods.state.pods.values()}
+
+    def end(self, run: Run, *, is_learned: bool) -> None:
+        """A run is over."""
+        if is_learned:
+            self.knowledge[run.workflow].observe_end(run.models, run.features, self.now_s())
+        self._pods.steps.forget_all(run.identity, self._plans.pop(run.identity, None))
+        for step in run.steps:
+            self.ended(run, step)
+        self._preloads.withdraw(run.identity, set())
+
+    def hints(self) -> list[ArrivalHint]:
+        """The steps that plans expect and that were not sent, by model."""
+        return announced_arrivals(
+            (ModelName(plan.namespace, step.model), step)
+            for run, plan in self._plans.items()
+            for number, step in enumerate(plan.steps)
+            if self._pods.steps.is_unsent(run, number, step.pod)
+        )
+
+    # Planning
+
+    def _plan(self, run: Run, unplaced: RunStep | None = None) -> None:
+        """Place all known and predicted steps of a run together, and load ahead for them.
+
+        `unplaced`: a step that is to be sent and has no pod, or none any more.
+        """
+        now_s, started_s = self.now_s(), time.perf_counter()
+        steps = self._expected_steps(run, now_s)
+        pods = self._pods.accepting()
+        if not steps or not pods:
+            return
+        try:
+            schedule, problem, chosen = self._schedule(run, steps, pods, now_s, unplaced)
+        except SchedulingProblemError as error:
+            logger.info("no plan for a run", extra={"run": run.identity, "error": str(error)})
+            return
+        plan = Plan(
+            tuple(
+                PlannedStep(
+                    model.name,
+                    inputs,
+                    chosen[at.device].name,
+                    now_s + at.start_s,
+                    now_s + at.end_s,
+                    probability,
+                )
+                for (model, inputs, probability), at in zip(steps, schedule.placements, strict=True)
+            ),
+            now_s,
+            run.workflow.namespace,
+        )
+        self._metrics.planning.observe(time.perf_counter() - started_s)
+        self._expect(run, plan)
+        if len(run.plans) < _MAX_PLANS:
+            run.plans.append(
+                plan_document(
+                    plan, problem, begun_s=run.begun_s, known=len(run.steps), exact=schedule.exact
+                )
+            )
+        for step in run.steps:
+            if step.state is StepState.WAITING or step is unplaced:
+                self._assign(run, step, plan.steps[step.number].pod)
+        self._load_ahead(run, plan)
+
+    def _expected_steps(
+        self, run: Run, now_s: float
+    ) -> list[tuple[ModelName, tuple[int, ...], float]]:
+        """Model, inputs and probability of known and predicted steps."""
+        steps = [(step.model, tuple(step.sources), 1.0) for step in run.steps]
+        for each in self.knowledge[run.workflow].predict(run.models, run.features, now_s):
+            model = ModelName(run.workflow.namespace, each.model)
+            if self.spec(model) is None:
+                break
+            steps.append((model, each.inputs, each.probability))
+        return steps
+
+    def _schedule(
+        self,
+        run: Run,
+        steps: Sequence[tuple[ModelName, tuple[int, ...], float]],
+        pods: Sequence[PodState],
+        now_s: float,
+        unplaced: RunStep | None,
+    ) -> tuple[Schedule, SchedulingProblem, Sequence[PodState]]:
+        """A schedule, the problem with each step alone, and the pods that its devices mean."""
+        costs = self._pods.costs_of([model for model, _, _ in steps])
+        wanted = [Step(self._pods.key(model), inputs) for model, inputs, _ in steps]
+        queues = [self._pods.queue(pod, run, now_s) for pod in pods]
+        positions = {pod.name: position for position, pod in enumerate(pods)}
+        sent = {
+            step.number: positions.get(step.pod, 0)
+            for step in run.steps
+            if step.state is not StepState.WAITING and step is not unplaced
+        }
+        candidates = candidate_devices(
+            wanted,
+            free_s=[queue.free_s for queue in queues],
+            holders=cluster_view.holders_by_model(self._pods.state, positions, list(costs)),
+            outputs_at=set(sent.values()),
+        )
+        used = sorted({device for each in candidates for device in each})
+        position_of = {device: position for position, device in enumerate(used)}
+        devices = [self._pods.device(pods[at], queues[at], list(costs), now_s) for at in used]
+        placed = {}
+        for number, device in sent.items():
+            step = run.steps[number]
+            end_s = step.sent_s + costs[wanted[number].model].batch_s(1) - now_s
+            left_s = 0.0 if step.is_over else max(end_s, 0.0)
+            placed[number] = Placement(position_of[device], 0.0, left_s)
+        links = cluster_view.links(self._pods.state)
+        problem: SchedulingProblem | None = None
+
+        def place(way: MergedSteps, fixed: Mapping[int, Placement]) -> Schedule:
+            nonlocal problem
+            problem = scheduling_problem(
+                way.steps,
+                devices,
+                costs,
+                links,
+                allowed=[[position_of[each] for each in candidates[at]] for at in way.calls_of()],
+                placed=fixed,
+            )
+            return speculative(problem, FEW_STATES)
+
+        schedule = place_sharing_batches(wanted, placed, lambda key: costs[key].max_batch, place)
+        if problem is None:
+            raise SchedulingProblemError("no step is to be placed")
+        return schedule, problem, [pods[device] for device in used]
+
+    def _load_ahead(self, run: Run, plan: Plan) -> None:
+        """Begin the loads of planned steps, and withdraw those that this run planned before."""
+        now_s, wanted = self.now_s(), set()
+        state = self._pods.state
+        for number, step in enumerate(plan.steps):
+            if number < len(run.steps) and run.steps[number].is_over:
+                continue
+            spec = self.spec(ModelName(run.workflow.namespace, step.model))
+            pod = state.pods.get(step.pod)
+            if spec is None or pod is None or (step.pod, spec.key) in wanted:
+                continue
+            load_s = cluster_view.load_seconds(state, pod, spec.key, now_s)
+            is_known = number < len(run.steps)
+            if load_s <= 0.0:
+                continue
+            if is_known or cluster_view.is_worth_loading(
+                state, pod, spec.key, now_s, load_s, step.probability
+            ):
+                wanted.add((step.pod, spec.key))
+                preload = self._preloads.want(
+                    run.identity, pod, spec, due_s=step.start_s, is_predicted=not is_known
+                )
+                if preload not in run.preloads:
+                    run.preloads.append(preload)
+        self._preloads.withdraw(run.identity, wanted)
+
+    def _expect(self, run: Run, plan: Plan) -> None:
+        """Count the plan's predicted steps at their pods, in place of those of an older plan."""
+        steps = self._pods.steps
+        steps.forget_all(run.identity, self._plans.get(run.identity))
+        self._plans[run.identity] = plan
+        for number, step in enumerate(plan.steps[len(run.steps) :], start=len(run.steps)):
+            key = self._pods.key(ModelName(run.workflow.namespace, step.model))
+            steps.expect(run.identity, number, step.pod, key, start_s=step.start_s)
+
+    def _assign(self, run: Run, step: RunStep, pod: str) -> None:
+        """Note that a step is to run at a pod, which later plans count."""
+        step.pod = pod
+        self._pods.steps.assign(
+            run.identity, step.number, pod, self._pods.key(step.model), ready_s=self.now_s()
+        )

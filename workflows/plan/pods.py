@@ -1,0 +1,239 @@
+"""Pods, models and the steps at them, as the scheduling policies read them on the live cluster.
+
+The steps are those that this scheduler has put on each pod, and those that its plans predict there.
+"""
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec, name_of_key
+from registry.domain.pod_state import NO_STEPS, PodState
+from registry.redis.watch import ClusterWatch
+from workflows.plan import cluster_view
+from workflows.plan.costs import (
+    AssignedStep,
+    Device,
+    DeviceQueue,
+    ModelCosts,
+    device_queue,
+    foreign_steps,
+    scheduling_problem,
+)
+from workflows.plan.plans import Plan
+from workflows.plan.policies import step_policy
+from workflows.plan.problem import (
+    WHOLE_POOL,
+    Placement,
+    PodGroup,
+    SchedulingProblemError,
+    Step,
+    members,
+)
+from workflows.run import Run, RunStep
+from workflows.values import outputs_bytes
+
+
+class AssignedSteps:
+    """Owned by the event loop. Steps are named by run and number."""
+
+    def __init__(self) -> None:
+        self._assigned: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
+        """By pod: steps that are to run there and are not over."""
+        self._expected: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
+        """By pod: steps that are predicted to run there."""
+
+    def assign(
+        self,
+        run: str,
+        number: int,
+        pod: str,
+        key: str,
+        *,
+        ready_s: float,
+        sent_s: float | None = None,
+    ) -> None:
+        """A step is to run at a pod, and nowhere else."""
+        self.remove(run, number)
+        self._assigned[pod][run, number] = AssignedStep(key, ready_s, sent_s)
+
+    def remove(self, run: str, number: int) -> None:
+        for steps in self._assigned.values():
+            steps.pop((run, number), None)
+
+    def is_unsent(self, run: str, number: int, pod: str) -> bool:
+        """Whether a step is predicted or to run at a pod, and was not sent there."""
+        if (run, number) in self._expected[pod]:
+            return True
+        assigned = self._assigned[pod].get((run, number))
+        return assigned is not None and assigned.sent_s is None
+
+    def count(self, pod: str, key: str) -> int:
+        """Steps of a model that are to run at a pod."""
+        return sum(each.model == key for each in self._assigned[pod].values())
+
+    def expect(self, run: str, number: int, pod: str, key: str, *, start_s: float) -> None:
+        self._expected[pod][run, number] = AssignedStep(key, start_s)
+
+    def forget(self, run: str, number: int, plan: Plan | None) -> None:
+        """A step is not predicted any more."""
+        if plan is not None and number < len(plan.steps):
+            self._expected[plan.steps[number].pod].pop((run, number), None)
+
+    def forget_all(self, run: str, plan: Plan | None) -> None:
+        """No step of a plan is predicted any more."""
+        for number in range(len(plan.steps) if plan is not None else 0):
+            self.forget(run, number, plan)
+
+    def at(self, pod: str, run: str, now_s: float) -> list[AssignedStep]:
+        """What a plan of `run` counts at a pod: without its steps that are placed anew.
+
+        Times in seconds from now.
+        """
+        steps = [
+            AssignedStep(
+                each.model,
+                max(0.0, each.ready_s - now_s),
+                None if each.sent_s is None else min(0.0, each.sent_s - now_s),
+            )
+            for (identity, _), each in self._assigned[pod].items()
+            if identity != run or each.sent_s is not None
+        ]
+        return steps + [
+            AssignedStep(each.model, max(0.0, each.ready_s - now_s))
+            for (identity, _), each in self._expected[pod].items()
+            if identity != run
+        ]
+
+
+class PodQueues:
+    """The local copy of the registry, with the steps that this scheduler has put on pods."""
+
+    def __init__(self, watch: ClusterWatch, group: PodGroup = WHOLE_POOL) -> None:
+        """`group`: the pods that this scheduler plans over."""
+        self._watch = watch
+        self._group = group
+        self.steps = AssignedSteps()
+        self._output_bytes: dict[str, float] = {}
+
+    @property
+    def state(self) -> ClusterState:
+        return self._watch.state
+
+    def now_s(self) -> float:
+        return self._watch.registry_now_s()
+
+    def spec(self, model: ModelName) -> ModelSpec | None:
+        record = self.state.models.get(model)
+        return None if record is None else record.serving
+
+    def key(self, model: ModelName) -> str:
+        spec = self.spec(model)
+        return str(model) if spec is None else spec.key
+
+    def is_accepting(self, name: str) -> bool:
+        pod = self.state.pods.get(name)
+        return pod is not None and pod.is_accepting
+
+    def accepting(self) -> list[PodState]:
+        """Those of this scheduler's group, by name."""
+        pods = cluster_view.accepting_pods(self.state)
+        return [pods[at] for at in members([pod.name for pod in pods], self._group)]
+
+    def queue(self, pod: PodState, run: Run, now_s: float) -> DeviceQueue:
+        """The device's queue without the steps of this run that are placed anew."""
+        own = self.steps.at(pod.name, run.identity, now_s)
+        queued = self.state.queued_steps.get(pod.name, NO_STEPS)
+        known = {key: count for key, count in queued.counts.items() if self._is_declared(key)}
+        sent = Counter(step.model for step in own if step.sent_s is not None)
+        foreign = foreign_steps(known, sent, min(0.0, queued.since_s - now_s))
+        requests_s = cluster_view.requests_seconds(pod, max(sum(known.values()), sent.total()))
+        return device_queue([*own, *foreign], self.costs_by_key, foreign_s=requests_s)
+
+    def _is_declared(self, key: str) -> bool:
+        return name_of_key(key) in self.state.models
+
+    def device(
+        self, pod: PodState, queue: DeviceQueue, keys: Sequence[str], now_s: float
+    ) -> Device:
+        return cluster_view.device_of(self.state, pod, queue, keys, now_s)
+
+    def costs(self, model: ModelName) -> ModelCosts:
+        """Raises SchedulingProblemError for a model that is not declared."""
+        spec = self.spec(model)
+        if spec is None:
+            raise SchedulingProblemError(f"model {model} is not declared")
+        return cluster_view.model_costs(self.state, spec, self._output_bytes.get(spec.key))
+
+    def costs_by_key(self, key: str) -> ModelCosts:
+        return self.costs(name_of_key(key))
+
+    def costs_of(self, models: Sequence[ModelName]) -> Mapping[str, ModelCosts]:
+        return {self.key(model): self.costs(model) for model in models}
+
+    def note_arrival(self, step: RunStep) -> None:
+        """Count a step that is sent: what an eviction costs goes by the models' rates."""
+        self.state.arrivals.record(self.key(step.model), self.now_s())
+
+    def note_outputs(self, step: RunStep) -> None:
+        """Learn the size of a model's outputs."""
+        if step.outputs is None:
+            return
+        size, key = (float(outputs_bytes(step.outputs)), self.key(step.model))
+        self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size
+
+
+# Places steps one by one when their inputs are there: `greedy` and plug-ins.
+
+
+logger = logging.getLogger(__name__)
+
+
+class LonePlacement:
+    def __init__(self, pods: PodQueues) -> None:
+        self._pods = pods
+        self._turns: dict[str, int] = {}
+        """By policy: the position after that of the pod chosen last."""
+
+    def place(
+        self, run: Run, step: RunStep, *, policy: str = "", among: Collection[str] = ()
+    ) -> str:
+        """The pod of a step whose inputs are there; empty where no pod can run it.
+
+        `policy`: in place of the run's; `among`: the pods to choose from, if one of them accepts.
+        """
+        policy = policy or run.scheduling
+        pods, now_s = self._pods.accepting(), self._pods.now_s()
+        if not pods:
+            return ""
+        key = self._pods.key(step.model)
+        sources = [run.steps[number] for number in step.sources]
+        steps = [Step(self._pods.key(source.model)) for source in sources]
+        steps.append(Step(key, tuple(range(len(sources)))))
+        positions = {pod.name: position for position, pod in enumerate(pods)}
+        allowed: Sequence[int] = range(len(pods))
+        if among:
+            allowed = [at for at, pod in enumerate(pods) if pod.name in among] or allowed
+        try:
+            problem = scheduling_problem(
+                steps,
+                [self._device(pod, run, key, now_s) for pod in pods],
+                self._pods.costs_of([*(source.model for source in sources), step.model]),
+                cluster_view.links(self._pods.state),
+                placed={
+                    number: Placement(positions.get(source.pod, 0), 0.0, 0.0)
+                    for number, source in enumerate(sources)
+                },
+                allowed=[*([range(len(pods))] * len(sources)), allowed],
+            )
+            turn = self._turns.get(policy, 0) % len(pods)
+            chosen = step_policy(policy)(problem, turn).placements[-1].device
+        except SchedulingProblemError as error:  # such as a model that was deleted
+            logger.info("no place for a step", extra={"run": run.identity, "error": str(error)})
+            return ""
+        self._turns[policy] = chosen + 1
+        return pods[chosen].name
+
+    def _device(self, pod: PodState, run: Run, key: str, now_s: float) -> Device:
+        return self._pods.device(pod, self._pods.queue(pod, run, now_s), [key], now_s)

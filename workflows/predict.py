@@ -1,0 +1,448 @@
+"""What followed each beginning of a workflow's runs: decaying counts that can be merged and kept.
+
+Zhang et al. 2025, section 5.2: the table (application, T_k) -> {(S_i, f_i)}, S_0 the end of a run.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, inf, isfinite, log
+from typing import Any, Final, Protocol, TypeAlias
+from zlib import crc32
+
+END: Final = ""
+"""Follows the last step of a run. No model has an empty name."""
+MAX_CONTEXTS: Final = 4096
+"""Of one workflow; beyond it the contexts seen longest ago go."""
+
+Context: TypeAlias = tuple[str, ...]
+
+
+class BadCountsError(ValueError):
+    """Stored counts that are damaged; says where."""
+
+
+@dataclass(slots=True)
+class _Followers:
+    by_model: dict[str, float] = field(default_factory=dict)
+    at_s: float = 0.0
+    """Time of the counts, which decay from then on."""
+
+    def decay(self, now_s: float, half_life_s: float) -> None:
+        passed_s = now_s - self.at_s
+        self.at_s = now_s
+        if 0 < passed_s < inf and half_life_s < inf:
+            factor = 0.5 ** (passed_s / half_life_s)
+            for model in self.by_model:
+                self.by_model[model] *= factor
+
+
+class StepCounts:
+    """Counts of the steps that followed each context, by one workflow."""
+
+    def __init__(self, half_life_s: float = inf, max_contexts: int = MAX_CONTEXTS) -> None:
+        """Counts halve in `half_life_s` seconds; infinite: plain frequencies."""
+        self._half_life_s = half_life_s
+        self._max_contexts = max_contexts
+        self._followers: dict[Context, _Followers] = {}
+
+    def add(self, context: Context, model: str, now_s: float, count: float = 1.0) -> None:
+        """Count a step that followed. A clock that was set back stops the decay once."""
+        followers = self._followers.pop(context, None) or _Followers(at_s=now_s)
+        followers.decay(now_s, self._half_life_s)
+        followers.by_model[model] = followers.by_model.get(model, 0.0) + count
+        self._followers[context] = followers
+        if len(self._followers) > self._max_contexts:
+            del self._followers[next(iter(self._followers))]
+
+    def after(self, context: Context, now_s: float) -> dict[str, float]:
+        """Counts of what followed, END included; empty for a context never seen."""
+        followers = self._followers.get(context)
+        if followers is None:
+            return {}
+        followers.decay(now_s, self._half_life_s)
+        return dict(followers.by_model)
+
+    def merge(self, other: "StepCounts", now_s: float) -> None:
+        """Add another scheduler's counts to these."""
+        for context in other._followers:
+            for model, count in other.after(context, now_s).items():
+                self.add(context, model, now_s, count)
+
+    def as_json(self, now_s: float) -> list[list[object]]:
+        """[context, {model: count}] pairs as of now, for storage."""
+        return [[list(context), self.after(context, now_s)] for context in self._followers]
+
+    def read_json(self, stored: object, now_s: float) -> None:
+        """Add stored counts. Raises BadCountsError without adding any where one is damaged."""
+        checked = [_checked(entry) for entry in _entries(stored)]
+        for context, followers in checked:
+            for model, count in followers.items():
+                self.add(context, model, now_s, count)
+
+
+def _entries(stored: object) -> Iterable[object]:
+    if not isinstance(stored, list):
+        raise BadCountsError(f"step counts are a list, not {type(stored).__name__}")
+    return stored
+
+
+def _checked(entry: object) -> tuple[Context, Mapping[str, float]]:
+    match entry:
+        case [list(context), dict(followers)] if _are_names(context) and _are_names([*followers]):
+            for model, count in followers.items():
+                if not isinstance(count, int | float) or not isfinite(count) or count < 0:
+                    raise BadCountsError(
+                        f"count of {model!r} after {context} is {count!r}, not a number from 0"
+                    )
+            return tuple(context), followers
+    raise BadCountsError(f"{entry!r:.100} is no pair of a context and counts by model")
+
+
+def _are_names(values: Sequence[object]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def shares(counts: Mapping[str, float]) -> dict[str, float]:
+    """Counts as probabilities; empty where there are none."""
+    total = sum(counts.values())
+    return {model: count / total for model, count in counts.items()} if total > 0 else {}
+
+
+def most_likely(probabilities: Mapping[str, float]) -> str | None:
+    """The likeliest step, the first by name among equals; None where nothing is known."""
+    if not probabilities:
+        return None
+    return min(probabilities, key=lambda model: (-probabilities[model], model))
+
+
+# What follows the longest stretch of the latest steps that was seen often enough.
+#
+# Contexts of growing length, up to all steps so far, are blended by how much each has been seen
+# (Witten and Bell 1991, method C): a context with n observations of k different steps counts
+# n / (n + k), shorter ones the rest. Features of the request then weigh each step by how much more
+# often it came with them (naive Bayes).
+
+
+HALF_LIFE_S: Final = 6 * 3600.0
+"""A workflow's habits of yesterday evening count a sixteenth of today's."""
+_MAX_LATEST: Final = 6
+"""Steps of the contexts shorter than all steps so far."""
+BEGIN: Final = ""
+"""Marks the context of all steps so far. No model has an empty name."""
+_FEATURE_PRIOR: Final = 4.0
+"""Observations that a feature's average counts as, for each step."""
+_MAX_FEATURE_CONTEXTS: Final = 16_384
+
+
+class LongestContext:
+    """Counts of one workflow's steps by context, and by feature and latest step."""
+
+    def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
+        self._counts = StepCounts(half_life_s)
+        self._by_feature = StepCounts(half_life_s, _MAX_FEATURE_CONTEXTS)
+
+    def probabilities(
+        self, steps: Sequence[str], features: Collection[str], now_s: float
+    ) -> dict[str, float]:
+        """Of each model that may follow `steps`, and END; empty where nothing is known."""
+        blended: dict[str, float] = {}
+        for context in _contexts(steps):
+            counts = self._counts.after(context, now_s)
+            total = sum(counts.values())
+            if total <= 0:
+                break
+            shorter = len(counts) / (total + len(counts)) if blended else 0.0
+            share = (1.0 - shorter) / total
+            blended = {model: shorter * known for model, known in blended.items()}
+            for model, count in counts.items():
+                blended[model] = blended.get(model, 0.0) + share * count
+        return self._weighed(blended, steps, features, now_s) if features else blended
+
+    def observe(
+        self, steps: Sequence[str], following: str, features: Collection[str], now_s: float
+    ) -> None:
+        """Count a step, or END, that followed."""
+        for context in _contexts(steps):
+            self._counts.add(context, following, now_s)
+        for feature in features:
+            self._by_feature.add((feature, *steps[-1:]), following, now_s)
+
+    def merge(self, other: "LongestContext", now_s: float) -> None:
+        """Add what another scheduler has seen."""
+        self._counts.merge(other._counts, now_s)
+        self._by_feature.merge(other._by_feature, now_s)
+
+    def as_json(self, now_s: float) -> dict[str, object]:
+        """All counts as of now, for storage."""
+        return {"steps": self._counts.as_json(now_s), "features": self._by_feature.as_json(now_s)}
+
+    def read_json(self, stored: Mapping[str, object], now_s: float) -> None:
+        """Add stored counts. Raises BadCountsError where they are damaged."""
+        self._counts.read_json(stored.get("steps", []), now_s)
+        self._by_feature.read_json(stored.get("features", []), now_s)
+
+    def _weighed(
+        self,
+        prior: Mapping[str, float],
+        steps: Sequence[str],
+        features: Collection[str],
+        now_s: float,
+    ) -> dict[str, float]:
+        """The prior times, for each feature, how much likelier it is with each step."""
+        latest = tuple(steps[-1:])
+        seen = self._counts.after(latest, now_s)
+        total = sum(seen.values())
+        scores = {model: log(share) for model, share in prior.items() if share > 0}
+        for feature in features:
+            together = self._by_feature.after((feature, *latest), now_s)
+            average = sum(together.values()) / total if total > 0 else 0.0
+            if not 0 < average < 1:
+                continue
+            for model in scores:
+                expected = _FEATURE_PRIOR + seen.get(model, 0.0)
+                found = _FEATURE_PRIOR + together.get(model, 0.0) / average
+                scores[model] += log(found / expected)
+        highest = max(scores.values(), default=0.0)
+        return shares({model: exp(score - highest) for model, score in scores.items()})
+
+
+def _contexts(steps: Sequence[str]) -> Iterator[Context]:
+    """The latest steps, from none to the longest stretch, then all steps from the begin."""
+    for length in range(min(len(steps), _MAX_LATEST) + 1):
+        yield tuple(steps[len(steps) - length :])
+    yield (BEGIN, *steps)
+
+
+MAX_WORDS: Final = 32
+"""Of one argument: the first ones."""
+_MAX_CHARACTERS: Final = 4096
+_WORD_CLASSES: Final = 1024
+_WORD_PATTERN: Final = re.compile(r"\w{3,}")
+
+
+def request_features(arguments: Mapping[str, object]) -> frozenset[str]:
+    """Short names, equal for requests that are alike; bounded in number and length."""
+    return frozenset(
+        f"{name[:32]}:{feature}"
+        for name, value in arguments.items()
+        for feature in _features(value)
+    )
+
+
+def _features(value: object) -> Iterator[str]:
+    yield type(value).__name__
+    match value:
+        case bool() | None:
+            yield f"is-{value}"
+        case int() if abs(value) < 1000:
+            yield f"is-{value}"
+        case str():
+            yield f"length-{len(value).bit_length()}"
+            words = _WORD_PATTERN.findall(value[:_MAX_CHARACTERS].lower())[:MAX_WORDS]
+            yield from {f"word-{crc32(word.encode()) % _WORD_CLASSES}" for word in words}
+        case bytes() | list() | dict():
+            yield f"length-{len(value).bit_length()}"
+
+
+# The steps that a run is expected to take from here, to its end, and the outputs that they take.
+#
+# Zhang et al. 2025, section 5.2: sampled one after the other until the end is. The paper has no
+# horizon; here predictions stop at 32 steps and below a probability of 0.05 for the path. It
+# predicts models only; a placement needs to know what moves where as well.
+
+
+class InputPositions:
+    """Counts of relative input positions by a step's model and all models before it.
+
+    Where these were never seen together, those by the step's model and the one before it count.
+    """
+
+    def __init__(self, half_life_s: float = inf) -> None:
+        self._counts = StepCounts(half_life_s)
+
+    def observe(
+        self, steps: Sequence[str], model: str, inputs: Sequence[int], now_s: float
+    ) -> None:
+        """Count that `model`, called after `steps`, took the outputs of the steps `inputs`."""
+        offsets = sorted({position - len(steps) for position in inputs})
+        for context in _input_contexts(steps, model):
+            self._counts.add(context, ",".join(map(str, offsets)), now_s)
+
+    def expected(self, steps: Sequence[str], model: str, now_s: float) -> tuple[int, ...]:
+        """Positions of the inputs most often taken; of an unseen step, the step before it."""
+        for context in _input_contexts(steps, model):
+            offsets = most_likely(self._counts.after(context, now_s))
+            if offsets is not None:
+                break
+        else:
+            return (len(steps) - 1,) if steps else ()
+        found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
+        return tuple(position for position in found if position >= 0)
+
+    def merge(self, other: "InputPositions", now_s: float) -> None:
+        """Add what another scheduler has seen."""
+        self._counts.merge(other._counts, now_s)
+
+    def as_json(self, now_s: float) -> list[list[object]]:
+        """All counts as of now, for storage."""
+        return self._counts.as_json(now_s)
+
+    def read_json(self, stored: object, now_s: float) -> None:
+        """Add stored counts. Raises BadCountsError where they are damaged."""
+        self._counts.read_json(stored, now_s)
+
+
+def _input_contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
+    return (BEGIN, *steps, model), (*steps[-1:], model)
+
+
+MAX_STEPS: Final = 32
+MIN_PATH_PROBABILITY: Final = 0.05
+
+
+class StepProbabilities(Protocol):
+    """A predictor, such as `LongestContext`."""
+
+    def probabilities(
+        self, steps: Sequence[str], features: Collection[str], now_s: float
+    ) -> dict[str, float]:
+        """Of each model that may follow `steps`, and END; empty where nothing is known."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    """A step that no call has asked for yet."""
+
+    model: str
+    inputs: tuple[int, ...]
+    """Positions in the run, known steps first."""
+    probability: float
+    """Of this step and all predicted ones before it."""
+
+
+def predicted_steps(
+    known: Sequence[str],
+    predictor: StepProbabilities,
+    positions: InputPositions,
+    *,
+    features: Collection[str],
+    now_s: float,
+) -> list[PredictedStep]:
+    """Continue the known steps by the likeliest ones."""
+    run, path, found = list(known), 1.0, list[PredictedStep]()
+    while len(found) < MAX_STEPS:
+        probabilities = predictor.probabilities(run, features, now_s)
+        model = most_likely(probabilities)
+        if model is None or model == END:
+            break
+        path *= probabilities[model]
+        if path < MIN_PATH_PROBABILITY:
+            break
+        found.append(PredictedStep(model, positions.expected(run, model, now_s), path))
+        run.append(model)
+    return found
+
+
+# What is known of workflows' runs: which steps follow, which inputs they take.
+
+
+class WorkflowCounts:
+    """Counts of what followed, and of the inputs that steps took."""
+
+    def __init__(self) -> None:
+        self.predictor = LongestContext()
+        self.positions = InputPositions(HALF_LIFE_S)
+
+    def merge(self, other: "WorkflowCounts", now_s: float) -> None:
+        self.predictor.merge(other.predictor, now_s)
+        self.positions.merge(other.positions, now_s)
+
+    def as_json(self, now_s: float) -> dict[str, Any]:
+        return {
+            "at_s": now_s,
+            "steps": self.predictor.as_json(now_s),
+            "inputs": self.positions.as_json(now_s),
+        }
+
+    @classmethod
+    def of_json(cls, stored: Mapping[str, Any], now_s: float) -> "WorkflowCounts":
+        """Stored counts, which have decayed since. Raises BadCountsError where they are damaged."""
+        counts, at_s = cls(), stored.get("at_s", now_s)
+        if not isinstance(at_s, int | float):
+            raise BadCountsError(f"the time of stored counts is a number, was {at_s!r:.100}")
+        counts.predictor.read_json(stored.get("steps", {}), min(at_s, now_s))
+        counts.positions.read_json(stored.get("inputs", []), min(at_s, now_s))
+        return counts
+
+
+class WorkflowKnowledge:
+    """Counts of one workflow. Belongs to the scheduler's event loop.
+
+    What this scheduler has counted and not stored yet is kept apart, so that several schedulers
+    add to the same stored counts.
+    """
+
+    def __init__(self) -> None:
+        self._counts = WorkflowCounts()
+        self._unstored = WorkflowCounts()
+        self.is_changed = False
+        """Since it was last stored."""
+        self.right = 0
+        self.scored = 0
+
+    def predict(
+        self, steps: Sequence[str], features: Collection[str], now_s: float
+    ) -> list[PredictedStep]:
+        """The steps that are likely to follow, with the positions of their inputs."""
+        return predicted_steps(
+            steps, self._counts.predictor, self._counts.positions, features=features, now_s=now_s
+        )
+
+    def observe_call(
+        self,
+        steps: Sequence[str],
+        model: str,
+        inputs: Sequence[int],
+        features: Collection[str],
+        now_s: float,
+    ) -> None:
+        self._score(steps, model, features, now_s)
+        for counts in (self._counts, self._unstored):
+            counts.predictor.observe(steps, model, features, now_s)
+            counts.positions.observe(steps, model, inputs, now_s)
+        self.is_changed = True
+
+    def observe_end(self, steps: Sequence[str], features: Collection[str], now_s: float) -> None:
+        self._score(steps, END, features, now_s)
+        for counts in (self._counts, self._unstored):
+            counts.predictor.observe(steps, END, features, now_s)
+        self.is_changed = True
+
+    def _score(
+        self, steps: Sequence[str], true: str, features: Collection[str], now_s: float
+    ) -> None:
+        """Accuracy of the most likely next step, before it is learned."""
+        probabilities = self._counts.predictor.probabilities(steps, features, now_s)
+        likeliest = min(probabilities, key=lambda name: (-probabilities[name], name), default=None)
+        self.scored += 1
+        self.right += likeliest == true
+
+    # Storage
+
+    def take_unstored(self) -> WorkflowCounts:
+        """What is to be added to the stored counts; what follows counts as not stored."""
+        taken, self._unstored = self._unstored, WorkflowCounts()
+        self.is_changed = False
+        return taken
+
+    def put_back(self, taken: WorkflowCounts, now_s: float) -> None:
+        """It could not be stored."""
+        self._unstored.merge(taken, now_s)
+        self.is_changed = True
+
+    def adopt(self, stored: WorkflowCounts, now_s: float) -> None:
+        """Go on from the stored counts of all schedulers, and what this one has not stored yet."""
+        stored.merge(self._unstored, now_s)
+        self._counts = stored

@@ -1,0 +1,310 @@
+"""One run inside its runner: begins steps, waits for their outputs, reports how it ends.
+
+A run is resumed by executing its function again with the outputs it has seen. So outputs are
+delivered one at a time, each when the code has nothing else to do, in the order of the first time.
+"""
+
+import asyncio
+import inspect
+import random
+import socket
+import traceback
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Final
+
+import orjson
+
+from common.frames import BadFrame, frame
+from workflows.runner import STREAM, Printed
+from workflows.runner.calls import (
+    MAX_TEXT_LENGTH,
+    NoRunError,
+    Output,
+    RunStuck,
+    Step,
+    StepFailed,
+    Workflow,
+    current_run,
+    running,
+)
+
+MAX_MESSAGE_CHARACTERS: Final = 1000
+
+
+class ExecutingRun:
+    """A run's function, executed by a task. Owned by the event loop."""
+
+    def __init__(
+        self, identity: str, begun_s: float, write: Callable[[bytes], None], *, max_steps: int
+    ) -> None:
+        """`write` takes frames."""
+        self.identity = identity
+        self.begun_s = begun_s
+        self.random = random.Random(identity)
+        self.busy_s = 0.0
+        """Time for which it kept the loop busy since the loop was idle."""
+        self.interruptions = 0
+        """How often it was interrupted for that."""
+        self._write = write
+        self._max_steps = max_steps
+        self._steps = 0
+        self._fetches: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._held: dict[int, tuple[dict[str, Any], bytes]] = {}
+        """Calls of this turn of the loop, with their frames: their text may be iterated yet."""
+        self._streams: dict[int, asyncio.Queue[str | StepFailed | None]] = {}
+        self._iterated: set[int] = set()
+        self._forgotten: list[int] = []
+        """Steps without a handle, of which the scheduler does not know yet."""
+        self._printed = Printed()
+        self._unsent = ""
+        """Printed since the last frame."""
+        self.task: asyncio.Task[None] | None = None
+        self._is_deadlocked = False
+        self.is_left = False
+        """It is over, but its tasks wait for each other for ever."""
+
+    # RunPort
+
+    def begin_step(self, model: str, inputs: Mapping[str, Any], protocol: str = "") -> int:
+        if self._steps >= self._max_steps:
+            raise StepFailed(
+                f"a run may begin {self._max_steps} steps, this is one more", "step-limit", 422
+            )
+        number = self._steps
+        message = {
+            "run": self.identity,
+            "type": "step",
+            "step": number,
+            "model": model,
+            "inputs": inputs,
+            **({"protocol": protocol} if protocol else {}),
+        }
+        if self._forgotten:  # earlier calls took their outputs, later ones cannot
+            message["forgotten"], self._forgotten = self._forgotten, []
+        try:
+            framed = frame(message)
+        except BadFrame as error:
+            text = f"the call of model {model} {error}"
+            raise StepFailed(text, "input-too-large", 413) from error
+        if not self._held:
+            asyncio.get_running_loop().call_soon(self._send_held)
+        self._held[number] = (message, framed)
+        self._steps += 1
+        return number
+
+    def _send_held(self) -> None:
+        for _, framed in self._held.values():
+            self._write(framed)
+        self._held.clear()
+
+    def forget(self, step: int) -> None:
+        """Only note it, since handles are freed at any point; the next call says so."""
+        self._forgotten.append(step)
+
+    def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
+        if step not in self._fetches:
+            self._fetches[step] = asyncio.get_running_loop().create_future()
+            self.send(type="fetch", step=step)
+        return self._fetches[step]
+
+    def stream(self, step: int) -> AsyncIterator[str]:
+        if step in self._iterated:
+            raise StepFailed("the text of a step can be iterated once", "step-failed", 422)
+        self._iterated.add(step)
+        if step in self._held:
+            message = {**self._held[step][0], "protocol": STREAM}
+            self._held[step] = (message, frame(message))
+        self.send(type="stream", step=step)
+        self._streams[step] = asyncio.Queue()
+        return self._pieces(step, self._streams[step])
+
+    async def _pieces(
+        self, step: int, queue: asyncio.Queue[str | StepFailed | None]
+    ) -> AsyncIterator[str]:
+        try:
+            while (piece := await queue.get()) is not None:
+                if isinstance(piece, StepFailed):
+                    raise piece
+                yield piece
+        finally:
+            self._streams.pop(step, None)
+
+    # Execution
+
+    def send(self, **message: Any) -> None:
+        """Send a message after the calls before it. Raises BadFrame."""
+        framed = frame({"run": self.identity, **message})
+        self._send_held()
+        self._send_printed()
+        self._write(framed)
+
+    def print(self, text: str) -> None:
+        """Send what the code prints, at the end of this turn of the loop."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._send_printed)
+        self._unsent += self._printed.add(text)
+
+    def _send_printed(self) -> None:
+        text, self._unsent = self._unsent, ""
+        if text:
+            self._write(frame({"run": self.identity, "type": "printed", "text": text}))
+
+    def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
+        self.task = asyncio.create_task(self._execute(workflow, arguments))
+        return self.task
+
+    async def _execute(self, workflow: Workflow, arguments: Mapping[str, Any]) -> None:
+        current_run.set(self)
+        try:
+            if workflow.is_stream:
+                async for item in workflow.function(**arguments):
+                    self.send(type="item", value=await _plain(item))
+                result = None
+            else:
+                result = await _plain(await workflow.function(**arguments))
+            self.send(type="done", result=result)
+        except asyncio.CancelledError:
+            self._report_cancelled()
+        except RunStuck as error:
+            self._fail(str(error), "stuck", 422, **_where(error))
+        except StepFailed as error:
+            self._fail(str(error), error.reason, error.status, **_where(error))
+        except BadFrame as error:
+            self._fail(f"the result {error}", "result-too-large", 413)
+        except BaseException as error:  # whatever a user's code raises ends its run only
+            text = f"{type(error).__name__}: {error}{_hint(error)}"
+            self._fail(
+                text, "workflow-failed", 422, exception=type(error).__name__, **_where(error)
+            )
+
+    def _fail(self, message: str, reason: str, status: int, **details: Any) -> None:
+        text = message[:MAX_MESSAGE_CHARACTERS]
+        self.send(
+            type="failed", error={"message": text, "reason": reason, "status": status, **details}
+        )
+
+    def drop(self) -> None:
+        """End it; nobody hears of it any more."""
+        self._write = lambda _: None
+        self.cancel()
+
+    def _report_cancelled(self) -> None:
+        if self._is_deadlocked:
+            self._fail("the run waits although none of its steps is under way", "deadlock", 422)
+        else:
+            self.send(type="cancelled")
+
+    def cancel(self) -> None:
+        if self.task is None or self.is_left:
+            return
+        try:
+            self.task.cancel()
+        except RecursionError:  # tasks that wait for each other: their circle is followed for ever
+            self.is_left = True
+            self._report_cancelled()
+
+    @property
+    def has_begun(self) -> bool:
+        return self.task is not None and not self.task.done() and not self.is_left
+
+    @property
+    def waits_for_steps(self) -> bool:
+        return bool(self._streams) or any(not each.done() for each in self._fetches.values())
+
+    def end_deadlock(self) -> None:
+        """End a run that can never go on."""
+        self._is_deadlocked = True
+        self.cancel()
+
+    # Replies
+
+    def deliver(self, step: int, outputs: Mapping[str, Any]) -> None:
+        future = self._fetches.get(step)
+        if future is not None and not future.done():
+            future.set_result(_Outputs(outputs))
+
+    def deliver_failure(self, step: int, error: Mapping[str, Any]) -> None:
+        failure = StepFailed(str(error["message"]), str(error["reason"]), int(error["status"]))
+        future = self._fetches.get(step)
+        if future is not None and not future.done():
+            future.set_exception(failure)
+            future.exception()  # the run may never await it
+        if step in self._streams:
+            self._streams[step].put_nowait(failure)
+
+    def deliver_text(self, step: int, text: str | None) -> None:
+        """A piece of a step's text; None: it is complete."""
+        if step in self._streams:
+            self._streams[step].put_nowait(text)
+
+
+class _Outputs(dict[str, Any]):
+    """A step's outputs; an unknown name fails with those that there are."""
+
+    def __missing__(self, name: str) -> Any:
+        raise StepFailed(
+            f"there is no output {name!r}; the model has: {', '.join(sorted(self))}",
+            "unknown-output",
+            422,
+        )
+
+
+def executing_run() -> ExecutingRun:
+    """The run of the running task. Raises NoRunError outside of a run."""
+    run = running()
+    if not isinstance(run, ExecutingRun):
+        raise NoRunError("this is no run of a runner")
+    return run
+
+
+async def _plain(value: Any) -> Any:
+    """A run's result as JSON, steps in it fetched. Raises TypeError for what is none."""
+    match value:
+        case Step() | Output():
+            return await _plain(await value)
+        case list() | tuple():
+            return [await _plain(each) for each in value]
+        case dict():
+            return {key: await _plain(each) for key, each in value.items()}
+        case str() if len(value) > MAX_TEXT_LENGTH:
+            raise BadFrame(f"has a text of length {len(value)}, {MAX_TEXT_LENGTH} are allowed")
+    if inspect.isawaitable(value):
+        return await _plain(await value)
+    try:
+        orjson.dumps(value)
+    except TypeError as error:
+        raise TypeError(f"the result must be JSON: {error}") from None
+    return value
+
+
+def current_execution() -> ExecutingRun | None:
+    """The run of the running task, if there is one."""
+    run = current_run.get()
+    return run if isinstance(run, ExecutingRun) else None
+
+
+def _hint(error: BaseException) -> str:
+    """Why the system refused something, where that is the reason of the error."""
+    seen: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in seen:
+        if isinstance(found, PermissionError | socket.gaierror):
+            return "; workflows have no network, files or processes: what they call are models"
+        seen.append(found)
+        reason = getattr(found, "reason", None)  # of URLError
+        found = (
+            reason if isinstance(reason, BaseException) else found.__cause__ or found.__context__
+        )
+    return ""
+
+
+def _where(error: BaseException) -> dict[str, Any]:
+    """Line of the workflow's file where an error came from."""
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == FILENAME
+    ]
+    return {"line": frames[-1].lineno} if frames else {}
+
+
+FILENAME: Final = "<workflow>"
+"""Name of a workflow's file in tracebacks."""

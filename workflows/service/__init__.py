@@ -1,1 +1,0 @@
-"""The scheduler's process: its HTTP interface, runs, placement of their steps, and the journal."""

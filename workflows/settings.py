@@ -1,0 +1,71 @@
+"""The settings of one scheduler of workflows."""
+
+from dataclasses import dataclass
+
+from common.pod_secret import parse_secret_file
+from common.settings_table import option, parse_int, parse_seconds
+from common.sizes import parse_size_from
+from common.tls import TLS_DIR_HELP, parse_tls_dir
+from registry.redis.server_address import parse_redis_url
+from workflows.plan.policies import SCHEDULING, SchedulingPolicy
+from workflows.plan.problem import WHOLE_POOL, PodGroup
+
+MIB = 1 << 20
+
+
+def _parse_policy(text: str) -> str:
+    if text not in SCHEDULING:
+        raise ValueError(f"must be one of {SCHEDULING}, was {text!r}")
+    return text
+
+
+def parse_pod_group(text: str) -> PodGroup:
+    number, slash, groups = text.partition("/")
+    if not (slash and number.isdecimal() and groups.isdecimal() and int(number) < int(groups)):
+        raise ValueError(
+            f"must be a group's number, from 0 on, and the number of groups, such as 0/4, "
+            f"was {text!r}"
+        )
+    return PodGroup(int(number), int(groups))
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Times in seconds, sizes in bytes."""
+
+    host: str = option("127.0.0.1", str, "address to listen on; only gateways may reach it")
+    port: int = option(8090, parse_int(0, 65535), "port to listen on; 0 takes a free one")
+    redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
+    pool: str = option("default", str, "pool of pods that runs are placed on")
+    pod_group: PodGroup = option(  # noqa: RUF009 - as all other fields
+        WHOLE_POOL,
+        parse_pod_group,
+        "plan over one group of the pool's pods, such as 0/4, the first of four; 0/1: all",
+    )
+    gateway_url: str = option("http://127.0.0.1:8080", str, "gateway that steps are sent through")
+    scheduling: str = option(
+        str(SchedulingPolicy.SPECULATIVE), _parse_policy, f"where steps run: {SCHEDULING}"
+    )
+    run_timeout: float = option(300.0, parse_seconds, "maximum duration of a run")
+    runner_memory: int = option(
+        1024 * MIB, parse_size_from(64 * MIB), "memory of a workflow's runner beyond Python's own"
+    )
+    max_output_bytes: int = option(
+        64 * MIB, parse_size_from(1024), "outputs of one step together; larger ones fail the step"
+    )
+    pod_secret_file: str = option(
+        "", parse_secret_file, "file with the secrets that requests to gateway and pods carry"
+    )
+    tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
+    log_level: str = option("INFO", str, "minimum level of log messages")
+
+
+def tls_problems(settings: SchedulerSettings) -> list[str]:
+    """What contradicts `tls-dir`, as sentences."""
+    expected = "https://" if settings.tls_dir else "http://"
+    if settings.gateway_url.startswith(expected):
+        return []
+    given = "with" if settings.tls_dir else "without"
+    return [
+        f"--gateway-url must begin with {expected} {given} --tls-dir, was {settings.gateway_url!r}"
+    ]
