@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from autoscaler.act import ActionExecutor
 from autoscaler.loading.loading_policies import policy_of, value_problem
+from autoscaler.loop import LEASE_S, Autoscaler
+from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.planning.desired_pods import pool_problems
 from autoscaler.planning.pool_view import Limits
-from autoscaler.service.executor import ActionExecutor
-from autoscaler.service.loop import LEASE_S, Autoscaler
-from autoscaler.service.metrics import AutoscalerMetrics
-from autoscaler.service.settings import AutoscalerSettings
+from autoscaler.settings import AutoscalerSettings
 from common.logs import configure_logs
 from common.pod_client import PodClient
 from common.pod_secret import PodSecret
@@ -32,7 +32,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:
-    from autoscaler.service.pool_actuator import PoolActuator
+    from autoscaler.pool_actuator import PoolActuator
 
 
 async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> None:
@@ -79,7 +79,7 @@ async def _pool_actuator(
     metrics: AutoscalerMetrics,
     exit_stack: AsyncExitStack,
 ) -> PoolActuator:
-    from autoscaler.service.pool_actuator import PoolActuator
+    from autoscaler.pool_actuator import PoolActuator
     from controller.api import ClusterApi, connect  # optional extra
     from controller.pool_scaler import PoolScaler
 

@@ -8,14 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autoscaler.forecasting.counts import Counts
+from autoscaler.forecast import DemandForecaster
+from autoscaler.forecasting.counts import Counts, ForecastInput
+from autoscaler.forecasting.demand import Demand
 from autoscaler.forecasting.history import History
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.desired_pods import ScalingParams, ScalingState, scale_pods
-from autoscaler.planning.pool_snapshot import Observations, read_pool
-from autoscaler.planning.pool_view import Demand, Limits
-from autoscaler.tick.forecaster import DemandForecaster
-from autoscaler.tick.observed_demand import ForecastInput
+from autoscaler.planning.pool_view import Limits, Observations, read_pool
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier

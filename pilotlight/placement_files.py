@@ -21,10 +21,10 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
     model_profile,
+    profile_problems,
     slowed_pairs,
 )
 from autoscaler.placement.planners.profile_fit import profile_fits
-from autoscaler.placement.planners.validation import profile_problems
 from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelSpec
 from registry.domain.pod import (

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from autoscaler.service.settings import AutoscalerSettings
+from autoscaler.settings import AutoscalerSettings
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
 from runtime.settings import RuntimeSettings

@@ -42,7 +42,7 @@ PARTS = {
         "workflows.runner",
         "pilotlight.commands.get",
     ),
-    ("autoscaler",): ("autoscaler.__main__", "autoscaler.service.planning_process"),
+    ("autoscaler",): ("autoscaler.__main__", "autoscaler.place"),
     ("kubernetes",): ("controller.run", "pilotlight.commands.doctor"),
     ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.page"),
     ("variants",): ("gateway.sneakpeek.__main__",),

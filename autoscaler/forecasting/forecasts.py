@@ -10,18 +10,17 @@ from typing import Final, TypeVar
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern, PatternAssignment, classify
-from autoscaler.forecasting.day_profile import own_profiles, shared_profile
-from autoscaler.forecasting.exponential_smoothing import (
+from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
+from autoscaler.forecasting.patterns import ArrivalPattern, PatternAssignment, classify, seasonal
+from autoscaler.forecasting.recency import p_arrival_by_interarrival, pool_log_odds
+from autoscaler.forecasting.smoothing import (
     SmoothingFit,
     fit_smoothing,
+    own_profiles,
+    shared_profile,
     smoothed_means,
     smoothed_sizes,
 )
-from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
-from autoscaler.forecasting.intervals import p_arrival_by_interarrival
-from autoscaler.forecasting.recency import pool_log_odds
-from autoscaler.forecasting.seasonal import seasonal
 
 _Parameters = TypeVar("_Parameters", PatternAssignment, SmoothingFit)
 _FEW: Final = 4.0

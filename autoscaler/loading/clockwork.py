@@ -14,7 +14,7 @@ from functools import partial
 from itertools import takewhile
 
 from autoscaler.placement.idle import IdlePod, idle_pods
-from autoscaler.placement.marginal_value import WorkAllocation
+from autoscaler.placement.load_placer import WorkAllocation
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from autoscaler.planning.pool_view import ModelView, PoolView
 from registry.domain.model import Tier

@@ -14,9 +14,9 @@ from typing import Final
 
 import numpy as np
 
+from autoscaler.forecasting.demand import Demand, arrivals_per_s
 from autoscaler.forecasting.history import Booleans, Floats
-from autoscaler.planning.demand_forecast import arrivals_per_s
-from autoscaler.planning.pool_view import Demand, PoolView
+from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Tier
 from registry.domain.prices import characteristic_time_s, eviction_loss_s
 

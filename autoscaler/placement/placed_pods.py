@@ -4,12 +4,197 @@ A new copy is warm before the one it replaces leaves; where there is no room for
 leaves first. A pod that does not become warm in time ends the plan: what runs then stays.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from autoscaler.placement.planners.problem import AcceleratorView, Profiles
-from autoscaler.placement.planners.replanning import Move, moves, without_rate
+from autoscaler.placement.planners.plan import replica_order
+from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView, Profiles, Workload
 from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
+
+# When to plan anew, whether to adopt the new plan, and in which order copies move. Pure.
+
+
+_OFF_RATIO: Final = 0.2
+"""How far a forecast may be from the planned rate."""
+_TIMES_OFF: Final = 2
+_SLOWER_RATIO: Final = 1.25
+_SLOW_FOR_S: Final = 60.0
+_HORIZON_S: Final = 300.0
+"""For how long a gain is expected to last."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedFor:
+    """What a plan was made for, and what has happened since. A fold over ticks."""
+
+    rates_rps: Mapping[str, float]
+    slos_s: Mapping[str, float]
+    accelerators: frozenset[str]
+    times_off: int = 0
+    """Consecutive ticks at which a forecast was off."""
+    slow_since_s: Mapping[str, float] = field(default_factory=dict)
+    """By model: since when its latency exceeds the prediction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One tick. Rates are 0.9-quantile forecasts; latencies are measured over predicted ones."""
+
+    now_s: float
+    workloads: tuple[Workload, ...]
+    accelerators: tuple[AcceleratorView, ...]
+    latency_ratios: Mapping[str, float]
+
+
+def planned_for(
+    workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView]
+) -> PlannedFor:
+    return PlannedFor(
+        {each.model: each.rate_rps for each in workloads},
+        {each.model: each.slo_s for each in workloads},
+        frozenset(each.name for each in accelerators),
+    )
+
+
+def should_replan(state: PlannedFor, seen: Observation) -> tuple[PlannedFor, str]:
+    """The state after a tick, and why to plan anew; empty: the plan still holds."""
+    rates = {each.model: each.rate_rps for each in seen.workloads}
+    off = sorted(
+        model
+        for model, rate in rates.items()
+        if abs(rate - state.rates_rps.get(model, rate))
+        > _OFF_RATIO * max(state.rates_rps.get(model, rate), 1e-9)
+    )
+    slow_since_s = {
+        model: state.slow_since_s.get(model, seen.now_s)
+        for model, ratio in seen.latency_ratios.items()
+        if ratio > _SLOWER_RATIO
+    }
+    state = replace(state, times_off=state.times_off + 1 if off else 0, slow_since_s=slow_since_s)
+    return state, _reason(state, seen, rates, off)
+
+
+def _reason(
+    state: PlannedFor, seen: Observation, rates: Mapping[str, float], off: Sequence[str]
+) -> str:
+    accelerators = {each.name for each in seen.accelerators}
+    if changed := sorted(accelerators ^ state.accelerators):
+        return f"accelerators came or went: {', '.join(changed)}"
+    if changed := sorted(rates.keys() ^ state.rates_rps.keys()):
+        return f"models came or went: {', '.join(changed)}"
+    slos = {each.model: each.slo_s for each in seen.workloads}
+    if changed := sorted(model for model in slos if slos[model] != state.slos_s[model]):
+        return f"the SLO changed of {', '.join(changed)}"
+    if state.times_off >= _TIMES_OFF:
+        return f"the forecast is over {_OFF_RATIO:.0%} off the planned rate of {', '.join(off)}"
+    slow = [
+        f"{model} ({seen.latency_ratios[model]:.2f} times)"
+        for model, since_s in sorted(state.slow_since_s.items())
+        if seen.now_s - since_s >= _SLOW_FOR_S
+    ]
+    if slow:
+        return f"latency exceeds the prediction for {_SLOW_FOR_S:g} s: {', '.join(slow)}"
+    return ""
+
+
+def latency_scales(
+    scales: Mapping[str, float], latency_ratios: Mapping[str, float]
+) -> dict[str, float]:
+    """By which factors the next plan takes profiled latencies, from those of the last plan.
+
+    `latency_ratios`: measured latencies over those predicted with `scales`. A model that is slower
+    than predicted takes its ratio; one that is scaled follows it down again. 1 is left out.
+    """
+    found = dict(scales)
+    for model, ratio in latency_ratios.items():
+        scale = scales.get(model, 1.0)
+        if ratio > _SLOWER_RATIO or (ratio < 1 and scale > 1):
+            found[model] = max(1.0, scale * ratio)
+    return {model: scale for model, scale in found.items() if scale > 1}
+
+
+def should_adopt(gain_rps: float, moving_costs_requests: float) -> bool:
+    """Whether a plan gains more requests than its moves cost."""
+    return gain_rps * _HORIZON_S > moving_costs_requests
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One change of one accelerator. A replica is warm before the one it replaces leaves."""
+
+    accelerator: str
+    starts: PlacedReplica | None
+    stops: PlacedReplica | None
+
+
+def moves(
+    current: Sequence[PlacedReplica],
+    wanted: Sequence[PlacedReplica],
+    accelerators: Sequence[AcceleratorView],
+    profiles: Profiles,
+    costs: Mapping[str, float],
+) -> list[list[Move]]:
+    """Steps from the current replicas to the wanted ones; at most one per accelerator each.
+
+    A replica starts before one leaves. Where there is no room for both, the cheapest to move
+    leaves first; `costs`: by model.
+    """
+    kinds = {each.name: each.kind for each in accelerators}
+
+    def memory(replica: PlacedReplica) -> float:
+        point = profiles.point(replica.model, kinds[replica.accelerator], replica.batch_size)
+        return point.memory_pct if point is not None else 0.0
+
+    queues = [
+        _moves_on(
+            name,
+            [each for each in current if each.accelerator == name],
+            [each for each in wanted if each.accelerator == name],
+            memory,
+            costs,
+        )
+        for name in sorted(kinds)
+    ]
+    steps = max((len(queue) for queue in queues), default=0)
+    return [[queue[at] for queue in queues if at < len(queue)] for at in range(steps)]
+
+
+def without_rate(replica: PlacedReplica) -> PlacedReplica:
+    """To compare replicas whose parts of the rate differ."""
+    return replace(replica, rate_rps=0.0)
+
+
+def _same(one: PlacedReplica, other: PlacedReplica) -> bool:
+    return without_rate(one) == without_rate(other)
+
+
+def _moves_on(
+    name: str,
+    running: Sequence[PlacedReplica],
+    wanted: Sequence[PlacedReplica],
+    memory: Callable[[PlacedReplica], float],
+    costs: Mapping[str, float],
+) -> list[Move]:
+    leaving = [each for each in running if not any(_same(each, other) for other in wanted)]
+    coming = [each for each in wanted if not any(_same(each, other) for other in running)]
+    leaving.sort(key=lambda each: (costs.get(each.model, 0.0), *replica_order(each)))
+    coming.sort(key=replica_order)
+    used = sum(map(memory, running))
+    found = []
+    for new in coming:
+        while leaving and used + memory(new) > FITS_PCT:
+            cheapest = leaving.pop(0)
+            used -= memory(cheapest)
+            found.append(Move(name, None, cheapest))
+        used += memory(new)
+        replaced = next((each for each in leaving if each.model == new.model), None)
+        if replaced is not None:
+            leaving.remove(replaced)
+            used -= memory(replaced)
+        found.append(Move(name, new, replaced))
+    found += [Move(name, None, each) for each in leaving]
+    return found
 
 
 def next_step(

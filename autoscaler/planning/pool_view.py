@@ -1,18 +1,21 @@
 """View of a pool at one time, the input of policies: pods, models, demand, limits. Values only.
 
-Made by `pool_snapshot`. Times in seconds on the registry's clock, sizes in bytes.
+Times in seconds on the registry's clock, sizes in bytes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
-from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, History, Integers
+from autoscaler.forecasting.demand import Demand
+from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
-from registry.domain.model import LoadFailure, ModelSpec, Tier
-from registry.domain.pod import PodPhase, default_slots
+from registry.domain.estimates import PRIORS
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
+from registry.domain.pod import CopyReport, PodPhase, default_slots
 from registry.domain.pod_index import Residency
+from registry.domain.pod_state import PodState
 
 NEVER_S: Final = -inf
 """Time of an event that never happened."""
@@ -100,27 +103,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """Past and expected arrivals; rows are the models of the view, in their order."""
-
-    history: History | None
-    """Input of the forecast; None if rows were forecast at different times."""
-    horizon: ForecastHorizon
-    forecast: Forecast
-    p_minute: Floats
-    """(models,): P(arrival within the next minute), see `autoscaler.forecasting.recency`."""
-
-    def take(self, rows: Integers) -> "Demand":
-        """The demand of the models at `rows`."""
-        return replace(
-            self,
-            history=None if self.history is None else self.history.take(rows),
-            forecast=self.forecast.take(rows),
-            p_minute=self.p_minute[rows],
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class PoolView:
     """The input of one plan."""
 
@@ -130,3 +112,119 @@ class PoolView:
     demand: Demand | None = None
     """None before the first forecast."""
     limits: Limits = Limits()
+
+
+# Builds the `PoolView` that policies read from the registry's state and other observations.
+
+
+_SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """What the registry's state does not include; everything may be absent."""
+
+    arrived: Mapping[ModelName, int] = field(default_factory=dict)
+    """Requests since the last plan."""
+    last_arrival_s: Mapping[ModelName, float] = field(default_factory=dict)
+    waiting: Mapping[ModelName, QueueStats] = field(default_factory=dict)
+    uses: Mapping[str, Mapping[str, CopyUse]] = field(default_factory=dict)
+    """By model key, then pod."""
+    size_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By model key, where the size is known before the first load."""
+    budget_bytes: Mapping[str, Mapping[Tier, int]] = field(default_factory=dict)
+    """By pod: budgets of tiers other than the device, whose budget pods report themselves."""
+
+
+def read_pool(
+    state: ClusterState,
+    now_s: float,
+    observations: Observations,
+    *,
+    limits: Limits | None = None,
+    demand: Demand | None = None,
+) -> PoolView:
+    """The pool at `now_s`. Models, and the rows of `demand`, are in the order of names.
+
+    The view shares tables of residency with `state`: use it before `state` changes.
+    """
+    pods = {name: _pod(pod, observations) for name, pod in sorted(state.pods.items())}
+    link_bytes_per_s = min(
+        (each.info.link_bytes_per_s for each in state.pods.values() if each.info.link_bytes_per_s),
+        default=None,
+    )
+    models = tuple(
+        _model(state, name, record, observations, link_bytes_per_s)
+        for name, record in sorted(state.models.items())
+    )
+    return PoolView(now_s, pods, models, demand, limits or Limits())
+
+
+def _pod(pod: PodState, observations: Observations) -> PlannedPod:
+    """The device's budget excludes memory that other pods use on the same accelerator."""
+    budget_bytes = pod.memory_bytes
+    if pod.sharing:
+        budget_bytes = pod.used_bytes.get(Tier.DEVICE, 0) + pod.free_bytes
+    return PlannedPod(
+        name=pod.name,
+        node=pod.node,
+        phase=pod.phase,
+        is_accepting=pod.is_accepting,
+        slots=pod.slots,
+        slots_busy=pod.slots_busy,
+        inferring=pod.inferring,
+        budget_bytes={**observations.budget_bytes.get(pod.name, {}), Tier.DEVICE: budget_bytes},
+        used_bytes={tier: pod.used_bytes.get(tier, 0) for tier in (Tier.DEVICE, *_SOURCES[:2])},
+    )
+
+
+def _model(
+    state: ClusterState,
+    name: ModelName,
+    record: ModelRecord,
+    observations: Observations,
+    link_bytes_per_s: float | None,
+) -> ModelView:
+    spec, failure = record.serving, record.failure
+    holders, measured = state.holders(spec.key), state.measured(spec.key)
+    stages = measured.stages
+    size_bytes = observations.size_bytes.get(spec.key) or max(
+        (each.size_bytes for each in holders.values() if each.tier is not Tier.REMOTE), default=0
+    )
+    return ModelView(
+        spec=spec,
+        size_bytes=size_bytes or int(PRIORS.load_bytes),
+        infer_s=stages.share_s,
+        hold_s=stages.hold_s,
+        load_s={tier: measured.load_from(tier, link_bytes_per_s).seconds for tier in _SOURCES},
+        holders=holders,
+        uses=observations.uses.get(spec.key, {}),
+        arrived=observations.arrived.get(name, 0),
+        last_arrival_s=observations.last_arrival_s.get(name, NEVER_S),
+        waiting=observations.waiting.get(name, QueueStats()),
+        failure=failure if failure is not None and failure.key == spec.key else None,
+    )
+
+
+def copy_uses(
+    state: ClusterState, reports: Mapping[str, tuple[float, Mapping[str, CopyReport]]]
+) -> dict[str, dict[str, CopyUse]]:
+    """By model key, then pod: the use of every warm copy at the pods that report it.
+
+    `reports` are by pod, with the registry's time of each. A copy that was loaded after its pod's
+    report has not been used.
+    """
+    uses: dict[str, dict[str, CopyUse]] = {}
+    for key, holders in state.residency.items():
+        for pod, residency in holders.items():
+            if not residency.is_warm or pod not in reports:
+                continue
+            at_s, copies = reports[pod]
+            report = copies.get(key) if at_s >= residency.since_s else None
+            uses.setdefault(key, {})[pod] = CopyUse() if report is None else _use(report, at_s)
+    return uses
+
+
+def _use(report: CopyReport, at_s: float) -> CopyUse:
+    last_s = NEVER_S if report.idle_s is None else at_s - report.idle_s
+    return CopyUse(report.ongoing, last_s, report.served)

@@ -12,22 +12,20 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Final
 
-from autoscaler.forecasting.counts import Counts, CountsParams
+from autoscaler.forecast import DemandForecaster, ForecastSchedule
+from autoscaler.forecasting.counts import Counts, CountsParams, ObservedDemand
 from autoscaler.loading.loading_policies import LOADING_POLICIES, policy_of
-from autoscaler.planning.demand_forecast import RatePublication
+from autoscaler.plan import Planner, RatePublication
 from autoscaler.planning.desired_pods import ScalingState
 from autoscaler.planning.policy import Demote, Load, SetPods
-from autoscaler.planning.pool_snapshot import Observations
-from autoscaler.tick.forecaster import DemandForecaster, ForecastSchedule
-from autoscaler.tick.observed_demand import ObservedDemand
-from autoscaler.tick.planner import Planner
+from autoscaler.planning.pool_view import Observations
 from registry.domain.model import Tier, name_of_key
 from registry.errors import PluginError
 
 if TYPE_CHECKING:
+    from autoscaler.forecast import Forecaster
     from autoscaler.planning.policy import Action, LoadingPolicy
     from autoscaler.planning.pool_view import Limits
-    from autoscaler.tick.forecaster import Forecaster
     from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.cluster import ClusterState

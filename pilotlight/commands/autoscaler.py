@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from autoscaler.loading.loading_policies import policy_of
+from autoscaler.plan import TickPlan
 from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
-from autoscaler.tick.planner import TickPlan
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
@@ -62,9 +62,9 @@ def loading_problems(loading: str) -> list[str]:
 async def _plan_once(registry: Registry, loading: str) -> "TickPlan":
     """Plan once, from the registry's present state and arrival counts."""
     # Imported here: the import takes 60 ms, and no other command needs it.
-    from autoscaler.service.loop import Autoscaler
-    from autoscaler.service.metrics import AutoscalerMetrics
-    from autoscaler.service.settings import AutoscalerSettings
+    from autoscaler.loop import Autoscaler
+    from autoscaler.metrics import AutoscalerMetrics
+    from autoscaler.settings import AutoscalerSettings
 
     watch = ClusterWatch(registry)
     settings = AutoscalerSettings(redis_url=registry.url, pool=registry.pool, loading=loading)

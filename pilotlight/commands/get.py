@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autoscaler.planning.desired_pods import IN_USE_S, PodUse, pod_uses
-from autoscaler.planning.pool_snapshot import Observations, read_pool
+from autoscaler.planning.pool_view import Observations, read_pool
 from pilotlight.commands import flags
 from pilotlight.commands.listing import Listing, print_applications, show
 from pilotlight.commands.object_names import parse_model_names

@@ -17,8 +17,8 @@ from autoscaler.placement.planners.problem import (
     PlanParams,
     Profiles,
     Workload,
+    validate,
 )
-from autoscaler.placement.planners.validation import validate
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output

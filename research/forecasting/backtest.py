@@ -10,7 +10,6 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.counts import CountsParams
 from autoscaler.forecasting.forecasts import Fit, fit
 from autoscaler.forecasting.history import (
@@ -21,6 +20,7 @@ from autoscaler.forecasting.history import (
     History,
     Integers,
 )
+from autoscaler.forecasting.patterns import ArrivalPattern
 from research.forecasting.methods import Method
 from research.forecasting.scores import ForecastTally, tally
 

@@ -15,13 +15,13 @@ from typing import Annotated, Any, Final
 import numpy as np
 import typer
 
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern
 from autoscaler.forecasting.history import (
     MINUTES_OF_DAY,
     ForecastHorizon,
     ForecastingError,
     Integers,
 )
+from autoscaler.forecasting.patterns import ArrivalPattern
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, progress_bar

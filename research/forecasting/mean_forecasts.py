@@ -10,7 +10,6 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from autoscaler.forecasting import negative_binomial
-from autoscaler.forecasting.day_profile import BINS
 from autoscaler.forecasting.forecasts import Fit
 from autoscaler.forecasting.history import (
     MINUTES_OF_DAY,
@@ -20,6 +19,7 @@ from autoscaler.forecasting.history import (
     ForecastHorizon,
     History,
 )
+from autoscaler.forecasting.smoothing import BINS
 
 Means: TypeAlias = Callable[[History, tuple[int, ...], Floats], Floats]
 """(history, lags, windows, both in minutes) to (models, lags, windows): means forecast as of `lag`

@@ -13,8 +13,7 @@ import numpy as np
 
 from autoscaler.forecasting.history import Floats, History, Integers
 from autoscaler.placement.idle import idle_copies
-from autoscaler.placement.load_placer import LoadPlacer
-from autoscaler.placement.marginal_value import MarginalValue
+from autoscaler.placement.load_placer import LoadPlacer, MarginalValue
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Preload, Tier

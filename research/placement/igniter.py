@@ -18,8 +18,8 @@ from autoscaler.placement.planners.problem import (
     PlanParams,
     Profiles,
     Workload,
+    validate,
 )
-from autoscaler.placement.planners.validation import validate
 from registry.domain.records import PlacedReplica
 from research.placement.igniter_model import (
     HardwareCoefficients,

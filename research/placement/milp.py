@@ -25,9 +25,9 @@ from autoscaler.placement.planners.problem import (
     PlanParams,
     Profiles,
     Workload,
+    validate,
 )
 from autoscaler.placement.planners.usher import plan_usher
-from autoscaler.placement.planners.validation import validate
 from research.placement.goodput_program import GoodputProgram, KindItems, SolvedProgram
 from research.placement.patterns import (
     Item,

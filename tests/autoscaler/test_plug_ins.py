@@ -7,8 +7,8 @@ import pytest
 
 from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.validation import validate
-from autoscaler.service.settings import AutoscalerSettings
+from autoscaler.placement.planners.problem import validate
+from autoscaler.settings import AutoscalerSettings
 from common.settings_table import settings_from_fields
 from registry.errors import PluginError
 from tests.plug_ins import install, path_of_plug_ins

@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from autoscaler.forecasting.demand import Demand
 from autoscaler.forecasting.history import NEVER, Floats, Forecast, ForecastHorizon, History
-from autoscaler.planning.pool_view import Demand, ModelView, PlannedPod, PoolView
+from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod_index import Residency
 

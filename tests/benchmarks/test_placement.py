@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.validation import validate
+from autoscaler.placement.planners.problem import validate
 from benchmarks.placement import PlanRun, marks, random_problem, summary
 
 _RUNS = (

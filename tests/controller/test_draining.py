@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.service.pool_actuator import PodDrain
+from autoscaler.pool_actuator import PodDrain
 from controller.pool_size import replaced_pods
 from controller.resources import PodObject, read_pod
 from registry.domain.model import ModelName

@@ -7,7 +7,7 @@ from prometheus_client import REGISTRY, CollectorRegistry
 
 import controller.api
 import runtime.metrics
-from autoscaler.service.metrics import AutoscalerMetrics
+from autoscaler.metrics import AutoscalerMetrics
 from gateway.telemetry.metrics import GatewayMetrics
 from tests.surface.recorded import assert_recorded
 from workflows.metrics import SchedulerMetrics

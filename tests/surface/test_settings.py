@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import Field
 from typing import Any
 
-from autoscaler.service.settings import AutoscalerSettings
+from autoscaler.settings import AutoscalerSettings
 from common.settings_table import options
 from controller.settings import ControllerSettings
 from gateway.settings import GatewaySettings

@@ -6,8 +6,13 @@ from typing import Final, TypeAlias
 
 from autoscaler.placement.planners.plan import Plan
 from autoscaler.placement.planners.predicted_goodput import predicted_goodput
-from autoscaler.placement.planners.problem import AcceleratorView, Metric, Profiles, Workload
-from autoscaler.placement.planners.validation import validate
+from autoscaler.placement.planners.problem import (
+    AcceleratorView,
+    Metric,
+    Profiles,
+    Workload,
+    validate,
+)
 from registry.domain.loading_choice import PLACEMENT
 from registry.domain.model import PlacementName
 from registry.errors import PluginError

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from autoscaler.placement.planners.catalogue import planner_of
 from autoscaler.placement.planners.plan import ModelGoodput, Placement
-from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.prediction import Predictor, batch_times
 from autoscaler.placement.planners.problem import AcceleratorView, PlanParams, Profiles, Workload
-from autoscaler.placement.planners.service_times import batch_times
 from registry.domain.records import PlacedReplica
 
 

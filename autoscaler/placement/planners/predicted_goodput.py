@@ -25,9 +25,9 @@ from autoscaler.placement.planners.problem import (
     PlanParams,
     Profiles,
     Workload,
+    validate,
 )
 from autoscaler.placement.planners.usher import plan_usher
-from autoscaler.placement.planners.validation import validate
 from registry.domain.records import PlacedReplica
 
 _SERVED: Final = 0.99

@@ -13,16 +13,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.problem import PlanParams, Workload
-from autoscaler.placement.planners.replanning import (
+from autoscaler.place import PlanningJob, plan_and_compare, predicted_rps
+from autoscaler.placement.placed_pods import (
     Observation,
     moves,
     planned_for,
     should_adopt,
     should_replan,
 )
-from autoscaler.service.planning_process import PlanningJob, plan_and_compare, predicted_rps
+from autoscaler.placement.planners.plan import accelerators_of
+from autoscaler.placement.planners.problem import PlanParams, Workload
 from load.trace_spec import open_trace
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles

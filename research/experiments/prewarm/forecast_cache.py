@@ -11,10 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from autoscaler.forecasting.counts import ForecastInput
+from autoscaler.forecasting.demand import Demand, FittedModel, fit_model, forecast_demand
 from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, Integers
-from autoscaler.planning.demand_forecast import FittedModel, fit_model, forecast_demand
-from autoscaler.planning.pool_view import Demand
-from autoscaler.tick.observed_demand import ForecastInput
 from research.experiments.prewarm.scenario import TICK_S, ReplayWindow
 
 HORIZON: Final = ForecastHorizon(windows_s=(60.0, 300.0, 600.0, 3600.0), probabilities=(0.5, 0.9))

@@ -1,7 +1,7 @@
 """A compressed slice of the trace for a real pod, and its simulation.
 
 Time is compressed: a minute of the trace takes a second, for arrivals, policies and forecasts
-(`autoscaler.tick.planner`). Loads, inferences and heartbeats are not compressed: in the time
+(`autoscaler.plan`). Loads, inferences and heartbeats are not compressed: in the time
 of the trace, which policies and the simulation use, they take sixty times as long.
 """
 
@@ -11,10 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from autoscaler.forecast import DemandForecaster, Forecaster
+from autoscaler.forecasting.counts import ForecastInput
+from autoscaler.forecasting.demand import Demand
 from autoscaler.forecasting.history import Integers
-from autoscaler.planning.pool_view import Demand
-from autoscaler.tick.forecaster import DemandForecaster, Forecaster
-from autoscaler.tick.observed_demand import ForecastInput
 from load.report.run import Bools, Run
 from load.schema import Trace
 from load.simulator.autoscaling import PlannedAutoscaler

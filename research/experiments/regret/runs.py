@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from autoscaler.forecast import DemandForecaster
+from autoscaler.forecasting.counts import ForecastInput
+from autoscaler.forecasting.demand import Demand
 from autoscaler.forecasting.history import Forecast
 from autoscaler.loading.predictive import predictive
-from autoscaler.planning.pool_view import Demand
-from autoscaler.tick.forecaster import DemandForecaster
-from autoscaler.tick.observed_demand import ForecastInput
 from load.report.run import Bools, Floats
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern, classify
 from autoscaler.forecasting.history import Integers
+from autoscaler.forecasting.patterns import ArrivalPattern, classify
 from tests.autoscaler.forecasting import streams
 
 MINUTES = 3 * streams.DAY

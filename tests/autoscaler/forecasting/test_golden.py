@@ -6,9 +6,9 @@ The figures were printed by the code that last changed the forecasts on purpose.
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.arrival_patterns import ArrivalPattern
+from autoscaler.forecasting.demand import fit_model, forecast_demand
 from autoscaler.forecasting.history import ForecastHorizon, History
-from autoscaler.planning.demand_forecast import fit_model, forecast_demand
+from autoscaler.forecasting.patterns import ArrivalPattern
 from tests.autoscaler.forecasting import streams
 
 HORIZON = ForecastHorizon((10.0, 60.0, 90.0, 3600.0), (0.5, 0.99))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.forecasting.intervals import p_next_burst
+from autoscaler.forecasting.recency import p_next_burst
 
 LENGTH = 301
 

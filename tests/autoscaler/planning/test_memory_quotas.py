@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.memory_quotas import within_quotas
+from autoscaler.plan import within_quotas
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse, ModelView, PoolView
 from registry.domain.model import ModelName, Tier

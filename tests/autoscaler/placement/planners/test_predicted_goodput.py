@@ -8,10 +8,9 @@ import pytest
 
 from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.predicted_goodput import predicted_goodput
-from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement.planners.prediction import Predictor, batch_times
 from autoscaler.placement.planners.problem import PlanParams, Profiles, Router, SlowedPair, Workload
 from autoscaler.placement.planners.queueing import batch_queue, batch_turn
-from autoscaler.placement.planners.service_times import batch_times
 from registry.domain.records import PlacedReplica
 from tests.autoscaler.placement.planners.cases import (
     KIND,

@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.placement.planners.plan import Placement, accelerators_of
-from autoscaler.placement.planners.problem import Profiles, Workload
-from autoscaler.placement.planners.replanning import (
+from autoscaler.placement.placed_pods import (
     Observation,
     latency_scales,
     moves,
@@ -14,6 +12,8 @@ from autoscaler.placement.planners.replanning import (
     should_adopt,
     should_replan,
 )
+from autoscaler.placement.planners.plan import Placement, accelerators_of
+from autoscaler.placement.planners.problem import Profiles, Workload
 from registry.domain.records import PlacedReplica
 from tests.autoscaler.placement.planners.cases import KIND
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaler.planning.demand_forecast import fit_model, forecast_demand
-from autoscaler.tick.observed_demand import ForecastInput
+from autoscaler.forecasting.counts import ForecastInput
+from autoscaler.forecasting.demand import fit_model, forecast_demand
 from research.experiments.harness.experiment import ExperimentError, Settings
 from research.experiments.prewarm import forecast_cache
 from research.experiments.prewarm.prewarming import FILE, at_equal_memory, draw, run

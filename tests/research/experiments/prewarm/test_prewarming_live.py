@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.tick.forecaster import DemandForecaster
-from autoscaler.tick.observed_demand import ForecastInput
+from autoscaler.forecast import DemandForecaster
+from autoscaler.forecasting.counts import Counts, CountsParams, ForecastInput
 from load.report.run_file import read_run
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoscaler.forecasting.demand import Demand
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
-from autoscaler.planning.pool_view import Demand
 from research.experiments.harness.experiment import CellSelection, ExperimentError, Settings
 from research.experiments.regret.cells import drawn_cell
 from research.experiments.regret.ratios import against, best_single, by_cell, marks, regrets, spread

@@ -1,0 +1,207 @@
+"""Carries out the actions of a plan: records each one, calls the pod, records the outcome.
+
+An action that is in progress, also one of an earlier leader, is not started again. A pod or an
+action that failed is paused, longer after each failure. Nothing here decides what to do.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from autoscaler.metrics import AutoscalerMetrics
+from autoscaler.planning.policy import Action, Demote, Load
+from autoscaler.planning.pool_view import Limits
+from autoscaler.settings import AutoscalerSettings
+from common.backoff import KeyedBackoff
+from common.pod_client import PodClient, PodRefused
+from registry.domain.cluster import ClusterState
+from registry.domain.model import Tier, name_of_key
+from registry.domain.records import ActionOutcome, ActionRecord, WantedPods
+from registry.errors import RegistryUnavailable
+from registry.inference_service.tenant_rules import TenantRules
+from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
+
+logger = logging.getLogger(__name__)
+
+INTENT_TTL_S: Final = 10.0
+"""Lifetime of the record of a started action; by then a load has its pod's own claim."""
+MAX_CONCURRENT: Final = 128
+
+ModelAction = Load | Demote
+
+
+class ActionExecutor:
+    """Runs actions as tasks of the given group. Owned by the event loop."""
+
+    def __init__(
+        self,
+        group: asyncio.TaskGroup,
+        log: AutoscalerLog,
+        pods: PodClient,
+        metrics: AutoscalerMetrics,
+        *,
+        state: Callable[[], ClusterState],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._group = group
+        self._log = log
+        self._pods = pods
+        self._metrics = metrics
+        self._state = state
+        self._now_s = now_s
+        self._ongoing: set[str] = set()
+        self.backoff = KeyedBackoff()
+        """Keys are names of pods and ids of actions."""
+
+    def start(self, actions: Iterable[Action], token: int) -> None:
+        """Start those that are possible, not in progress and not paused."""
+        for action in actions:
+            if not isinstance(action, Load | Demote):
+                continue
+            record = record_of(action, self._now_s())
+            if cause := self._skip_cause(action, record):
+                self._metrics.skipped.labels(record.verb, cause).inc()
+                continue
+            self._ongoing.add(record.id)
+            self._group.create_task(self._run(action, record, token))
+
+    def _skip_cause(self, action: ModelAction, record: ActionRecord) -> str:
+        """Why not to start an action, a metric label; empty: start it."""
+        if action.pod not in self._state().pods:
+            return "pod-gone"
+        if record.id in self._ongoing:
+            return "under-way"
+        if len(self._ongoing) >= MAX_CONCURRENT:
+            return "too-many"
+        now_s = self._now_s()
+        if any(self.backoff.is_paused(key, now_s) for key in (action.pod, record.id)):
+            return "refused"
+        holder = self._state().holders(action.key).get(action.pod)
+        if isinstance(action, Demote) and (holder is None or not holder.is_warm):
+            return "not-there"  # nodes delete files of lower tiers by their own budgets
+        return ""
+
+    async def _run(self, action: ModelAction, record: ActionRecord, token: int) -> None:
+        try:
+            begun = await self._log.begin_action(token, record, ttl_s=INTENT_TTL_S)
+            if begun is not BeginResult.OK:
+                self._metrics.skipped.labels(record.verb, begun).inc()
+                return
+            ended = await self._carry_out(action, record)
+            self._metrics.actions.labels(ended.verb, ended.reason, ended.outcome).inc()
+            await self._log.end_action(ended)
+        except RegistryUnavailable:
+            logger.warning(
+                "the registry is unavailable; an action was not recorded",
+                extra={"model": record.subject, "pod": record.pod},
+            )
+        finally:
+            self._ongoing.discard(record.id)
+
+    async def _carry_out(self, action: ModelAction, record: ActionRecord) -> ActionRecord:
+        fields = {
+            "model": record.subject,
+            "pod": record.pod,
+            "tier": record.tier,
+            "reason": record.reason,
+            "words": record.detail,
+        }
+        logger.info("%s", record.verb, extra=fields)
+        try:
+            await self._ask_pod(self._state().pods[action.pod].address, action)
+        except KeyError:
+            return replace(record, outcome=ActionOutcome.FAILED, error="the pod is gone")
+        except PodRefused as refused:
+            key = action.pod if refused.is_pod_unavailable else record.id
+            pause_s = self.backoff.failed(key, self._now_s())
+            fields |= {"error": str(refused), "pause_s": f"{pause_s:g}"}
+            if refused.is_claim_refused:
+                logger.info("%s not needed", record.verb, extra=fields)
+                return replace(record, outcome=ActionOutcome.REFUSED, error=str(refused))
+            logger.warning("%s failed", record.verb, extra=fields)
+            return replace(record, outcome=ActionOutcome.FAILED, error=str(refused))
+        self.backoff.succeeded(action.pod)
+        self.backoff.succeeded(record.id)
+        return replace(record, outcome=ActionOutcome.DONE)
+
+    async def _ask_pod(self, address: str, action: ModelAction) -> None:
+        """Load, or free device memory; unloading keeps files for the node's disk budget to delete.
+
+        Raises PodRefused.
+        """
+        model = name_of_key(action.key).path_segment
+        if isinstance(action, Load):
+            copies = action.max_other_copies
+            await self._pods.load(address, model, action.tier, max_other_copies=copies)
+            return
+        if action.tier is Tier.HOST:
+            await self._pods.load(address, model, Tier.HOST)
+        await self._pods.unload(address, model)
+
+
+def record_of(action: ModelAction, now_s: float) -> ActionRecord:
+    return ActionRecord(
+        verb="load" if isinstance(action, Load) else "demote",
+        subject=str(name_of_key(action.key)),
+        reason=str(action.reason),
+        detail=action.detail,
+        at_s=now_s,
+        pod=action.pod,
+        tier=str(action.tier),
+    )
+
+
+# Interface of the component that starts and stops a pool's pods.
+#
+# On one machine the platform reads the wanted number from the registry
+# (`pilotlight/platform/pod_processes.py`); on a cluster the loop calls
+# `autoscaler/pool_actuator.py` too.
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Bounds and current size of a pool."""
+
+    limits: Limits
+    pods: int | None = None
+    """Pods that the actuator last set; None: the registry has the number."""
+
+
+class Actuator(Protocol):
+    """What the loop calls at every tick."""
+
+    def size(self) -> PoolSize | None:
+        """Bounds and size; None: the number of pods must not be planned now."""
+
+    def rules(self) -> TenantRules:
+        """What the pool grants to namespaces."""
+
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Set whether this autoscaler leads."""
+
+    def scale_to(self, target: WantedPods) -> None:
+        """Called by the leader only, after the registry has recorded the target."""
+
+
+class RegistryActuator:
+    """For pods that follow the registry's record; bounds come from the settings."""
+
+    def __init__(self, settings: AutoscalerSettings) -> None:
+        self._size: PoolSize | None = None
+        self._rules = settings.rules
+        if settings.min_pods is not None or settings.max_pods is not None:
+            self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
+
+    def size(self) -> PoolSize | None:
+        return self._size
+
+    def rules(self) -> TenantRules:
+        return self._rules
+
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""
+
+    def scale_to(self, target: WantedPods) -> None:
+        """Does nothing: the target is in the record."""

@@ -1,1 +1,0 @@
-"""The running autoscaler: reads the registry, forecasts, plans, acts."""

@@ -1,1 +1,0 @@
-"""One tick of the autoscaler, live and simulated: counts, forecasts, view, plan. All pure."""
