@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -152,7 +152,6 @@ class ClusterState:
 # every entity keeps the version that last changed it. Pure.
 
 
-_SNAPSHOT_PARTS: Final = 10
 LATE_VERSIONS: Final = 16_384
 """No change arrives later than so many versions after its own: Redis makes fewer in the time after
 which a reply is lost."""
@@ -387,8 +386,31 @@ class ChangeApplier:
             self.state.expected_rates = decode_expected(text)
 
 
+class Snapshot(NamedTuple):
+    """A pool's whole state as it stands in Redis, in the order in which pods share it.
+
+    What an older version leaves out is missing at the end.
+    """
+
+    pods: Sequence[Any] = ()
+    """Of each: the parts of a change `pod`, and its copies' tiers as a flat list."""
+    models: Sequence[Sequence[Any]] = ()
+    """Name, and the parts of a change `model`."""
+    samples: Sequence[Sequence[Any]] = ()
+    """Key, and measures with their values as a flat list."""
+    profiles: Sequence[Any] = ()
+    """Names with their JSON as a flat list."""
+    wanted: str | bytes | None = None
+    expected: str | bytes | None = None
+    applications: Sequence[tuple[str, str]] = ()
+    accuracies: Sequence[tuple[str, str]] = ()
+    placement: str | bytes | None = None
+    steps: Sequence[Sequence[Any]] | None = None
+    """Pod, and its queued steps."""
+
+
 def load_snapshot(
-    state: ClusterState, version: int, snapshot: Sequence[Any], now_s: float = inf
+    state: ClusterState, version: int, snapshot: Snapshot, now_s: float = inf
 ) -> ChangeApplier:
     """Replace a state by a full snapshot, as `registry.redis.script.read_snapshot` assembles it.
 
@@ -397,24 +419,21 @@ def load_snapshot(
     state.clear()
     state.version = version
     applier = ChangeApplier(state)
-    # What an older version leaves out is missing at the end.
-    padded = [*snapshot, *[None] * (_SNAPSHOT_PARTS - len(snapshot))]
-    pods, models, samples, profiles, wanted, expected, *further = padded
-    applications, accuracies, placement, steps = further
     changes: list[tuple[Any, ...]] = []
-    for *pod, residency in pods or []:
+    for *pod, residency in snapshot.pods or ():
         changes.append(("pod", *pod))
         changes += [("at", key, pod[0], text) for key, text in _pairs(residency)]
-    changes += [("model", name, *parts) for name, parts in models or []]
-    for key, measures in samples or []:
+    changes += [("model", name, *parts) for name, parts in snapshot.models]
+    for key, measures in snapshot.samples or ():
         for measure, values in _pairs(measures):
             changes.append(("samples", key, measure, orjson.loads(values)))
-    changes += [("profile", name, text) for name, text in _pairs(profiles)]
-    changes += [("application", *pair) for pair in applications or []]
-    changes += [("accuracy", *pair) for pair in accuracies or []]
-    changes += [("steps", *pair) for pair in steps or []]
-    latest = (("wanted", wanted), ("expected", expected), ("placement", placement))
-    changes += [(kind, text) for kind, text in latest if text]
+    changes += [("profile", name, text) for name, text in _pairs(snapshot.profiles)]
+    changes += [("application", *pair) for pair in snapshot.applications]
+    changes += [("accuracy", *pair) for pair in snapshot.accuracies]
+    changes += [("steps", *pair) for pair in snapshot.steps or ()]
+    for kind in ("wanted", "expected", "placement"):
+        if text := getattr(snapshot, kind):
+            changes.append((kind, text))
     applier.apply(version, changes, now_s)
     applier.snapshot_version = version
     return applier

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any, Final
 
+from registry.domain.cluster import Snapshot
 from registry.errors import RegistryRefused
 from registry.redis.redis_connection import RedisConnection
 
@@ -93,25 +94,26 @@ class ServerScript:
         return [("HGETALL", self._prefix + name) for name in _SNAPSHOT_HASHES]
 
 
-def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> list[Any]:
-    """Pods, models, samples, profiles, wanted pods, expected rates, and so on.
-
-    In the form that `load_snapshot` reads.
-
-    Args:
-        parts: The result of the script's `snapshot`.
-        hashes: The replies to `snapshot_reads`: names and values in turn.
-    """
+def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Snapshot:
+    """What the script's `snapshot` returned, and the replies to `snapshot_reads`."""
     pods, samples, *latest = parts
-    models, previous, failures, profiles, applications, accuracies = map(_texts, hashes)
-    records = [
-        (name, (spec, previous.get(name, False), failures.get(name, False)))
-        for name, spec in models.items()
-    ]
     wanted, expected, placement, steps, *_ = (*latest, None, None, None, None)
-    further = [*applications.items()], [*accuracies.items()], placement, steps
-    flat = [each for pair in profiles.items() for each in pair]
-    return [pods, records, samples, flat, wanted, expected, *further]
+    models, previous, failures, profiles, applications, accuracies = map(_texts, hashes)
+    return Snapshot(
+        pods=pods,
+        models=[
+            (name, (spec, previous.get(name, False), failures.get(name, False)))
+            for name, spec in models.items()
+        ],
+        samples=samples,
+        profiles=[each for pair in profiles.items() for each in pair],
+        wanted=wanted,
+        expected=expected,
+        applications=[*applications.items()],
+        accuracies=[*accuracies.items()],
+        placement=placement,
+        steps=steps,
+    )
 
 
 def _texts(pairs: Sequence[bytes]) -> dict[str, str]:

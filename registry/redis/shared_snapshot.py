@@ -12,13 +12,13 @@ import asyncio
 import logging
 import random
 import zlib
-from collections.abc import Sequence
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from common.backoff import Backoff
+from registry.domain.cluster import Snapshot
 from registry.errors import RegistryUnavailable
 from registry.redis.script import ChannelVersions
 from registry.redis.transactions import Transactions
@@ -35,9 +35,7 @@ _DIGITS: Final = 20
 _KEY: Final = "snapshot"
 
 
-async def take_shared_snapshot(
-    transactions: Transactions,
-) -> tuple[ChannelVersions, int, Sequence[Any]]:
+async def take_shared_snapshot(transactions: Transactions) -> tuple[ChannelVersions, int, Snapshot]:
     """As `Transactions.snapshot`, for a client that is subscribed to `news` and buffers it.
 
     The version of `changes` is 0 if the snapshot is another client's. Raises RegistryUnavailable.
@@ -58,7 +56,7 @@ async def take_shared_snapshot(
     raise AssertionError("unreachable: the count does not end")
 
 
-async def _take_and_store(transactions: Transactions) -> tuple[ChannelVersions, int, Sequence[Any]]:
+async def _take_and_store(transactions: Transactions) -> tuple[ChannelVersions, int, Snapshot]:
     taken = versions, _, snapshot = await transactions.snapshot()
     packed = await asyncio.to_thread(_pack, versions.news, snapshot)
     try:
@@ -71,7 +69,7 @@ async def _take_and_store(transactions: Transactions) -> tuple[ChannelVersions, 
 
 async def _read(
     transactions: Transactions, at_least: int
-) -> tuple[ChannelVersions, Sequence[Any]] | None:
+) -> tuple[ChannelVersions, Snapshot] | None:
     """The stored snapshot; None if it expired meanwhile, or was replaced by an older one."""
     packed = await transactions.command("GET", transactions.prefix + _KEY)
     if packed is None or int(packed[:_DIGITS]) < at_least:
@@ -79,11 +77,11 @@ async def _read(
     return ChannelVersions(0, int(packed[:_DIGITS])), await asyncio.to_thread(_unpack, packed)
 
 
-def _pack(version: int, snapshot: Sequence[Any]) -> bytes:
+def _pack(version: int, snapshot: Snapshot) -> bytes:
     """The version in digits, which the script reads, and the snapshot as compressed JSON."""
-    return b"%0*d" % (_DIGITS, version) + zlib.compress(orjson.dumps(snapshot), _LEVEL)
+    return b"%0*d" % (_DIGITS, version) + zlib.compress(orjson.dumps(list(snapshot)), _LEVEL)
 
 
-def _unpack(packed: bytes) -> Sequence[Any]:
-    snapshot: Sequence[Any] = orjson.loads(zlib.decompress(packed[_DIGITS:]))
-    return snapshot
+def _unpack(packed: bytes) -> Snapshot:
+    parts = orjson.loads(zlib.decompress(packed[_DIGITS:]))
+    return Snapshot(*parts[: len(Snapshot._fields)])

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import orjson
 
+from registry.domain.cluster import Snapshot
 from registry.domain.pod_state import ReservationRequest
 from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.redis.batch import Call, CallQueue, OnResult, decode_answer, encode_batch
@@ -110,15 +111,15 @@ class Transactions:
         """Reach Redis, which changes nothing there. Raises RegistryUnavailable."""
         await self._connection.connect(REPLY_TIMEOUT_S)
 
-    async def snapshot(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
+    async def snapshot(self) -> tuple[ChannelVersions, int, Snapshot]:
         """The versions, the registry's time in ms, and the whole state of the pool."""
         return await self._read_state("snapshot")
 
-    async def look(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
+    async def look(self) -> tuple[ChannelVersions, int, Snapshot]:
         """A snapshot that is not kept up to date, also of a Redis that refuses to write."""
         return await self._read_state("look")
 
-    async def _read_state(self, operation: str) -> tuple[ChannelVersions, int, Sequence[Any]]:
+    async def _read_state(self, operation: str) -> tuple[ChannelVersions, int, Snapshot]:
         reads = self._script.snapshot_reads()
         versions, now_ms, parts, hashes = await self._run_alone(
             (operation,), SNAPSHOT_TIMEOUT_S, *reads

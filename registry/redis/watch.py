@@ -9,13 +9,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 import orjson
 
 from common.backoff import Backoff
-from registry.domain.cluster import ChangeApplier, ClusterState, load_snapshot
+from registry.domain.cluster import ChangeApplier, ClusterState, Snapshot, load_snapshot
 from registry.domain.model import ModelName, ModelRecord
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
@@ -175,7 +175,7 @@ class ClusterWatch:
             self._on_message(payload)
         self._notify()
 
-    async def _read_snapshot(self) -> tuple[ChannelVersions, int, Sequence[Any]]:
+    async def _read_snapshot(self) -> tuple[ChannelVersions, int, Snapshot]:
         transactions = self.registry.transactions
         if self._channel == "changes":
             return await transactions.snapshot()

@@ -181,7 +181,7 @@ class GatewayHarness:
         async def read(registry: Registry) -> int:
             await registry.transactions.submit("sync")
             _, _, snapshot = await registry.transactions.snapshot()
-            return next((int(entry[6]) for entry in snapshot[0] if entry[0] == pod), -1)
+            return next((int(entry[6]) for entry in snapshot.pods if entry[0] == pod), -1)
 
         return self.run(read)
 

@@ -86,7 +86,7 @@ class PlacerHarness:
     async def slots_used(self, pod: str) -> int:
         """Slots in use as Redis counts them."""
         _, _, snapshot = await self.registry.transactions.snapshot()
-        return next(int(entry[6]) for entry in snapshot[0] if entry[0] == pod)
+        return next(int(entry[6]) for entry in snapshot.pods if entry[0] == pod)
 
     async def wait_slots_used(self, pod: str, slots: int) -> None:
         async with asyncio.timeout(60):

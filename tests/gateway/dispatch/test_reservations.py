@@ -189,7 +189,7 @@ def test_without_redis_a_full_pod_is_not_a_collision(tmp_path: Path, pool: str) 
 
 def is_measured(harness: GatewayHarness, spec: ModelSpec) -> bool:
     _, _, snapshot = harness.run(lambda registry: registry.transactions.snapshot())
-    return any(key == spec.key for key, _ in snapshot[2])
+    return any(key == spec.key for key, _ in snapshot.samples)
 
 
 def report_short_requests(harness: GatewayHarness, spec: ModelSpec, pods: PodProcess) -> None:

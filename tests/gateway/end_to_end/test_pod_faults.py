@@ -308,6 +308,6 @@ def wait_counts_over(pods: PodProcess, pod: str, **counts: int) -> None:
 def _epoch_of(harness: GatewayHarness, pod: str) -> int:
     async def look(registry: Registry) -> int:
         _, _, snapshot = await registry.transactions.snapshot()
-        return next(int(entry[2]) for entry in snapshot[0] if entry[0] == pod)
+        return next(int(entry[2]) for entry in snapshot.pods if entry[0] == pod)
 
     return harness.run(look)

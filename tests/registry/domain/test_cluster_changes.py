@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry.domain.cluster import LATE_VERSIONS, ChangeApplier, ClusterState, load_snapshot
+from registry.domain.cluster import (
+    LATE_VERSIONS,
+    ChangeApplier,
+    ClusterState,
+    Snapshot,
+    load_snapshot,
+)
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, Profile, ProfilePoint
 from registry.domain.records import encode, encode_profile, encode_spec
@@ -114,7 +120,7 @@ def test_changes_older_than_the_snapshot_have_no_effect(cut: int) -> None:
     assert comparable(state) == comparable(state_of(IN_ORDER))
 
 
-def snapshot_of(state: ClusterState) -> list[Any]:
+def snapshot_of(state: ClusterState) -> Snapshot:
     """The state as the script returns it."""
     pods = []
     for each in state.pods.values():
@@ -137,7 +143,7 @@ def snapshot_of(state: ClusterState) -> list[Any]:
         for product, found in by_product.items():
             profiles += [f"{name}|{product}" if product else str(name), encode_profile(found)]
     steps = [[name, dict(queued.counts)] for name, queued in state.queued_steps.items()]
-    return [pods, models, {}, profiles, None, None, [], [], None, steps]
+    return Snapshot(pods=pods, models=models, profiles=profiles, steps=steps)
 
 
 def test_an_older_snapshot_replaces_a_newer_copy() -> None:

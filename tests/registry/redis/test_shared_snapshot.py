@@ -74,7 +74,7 @@ async def test_a_lost_client_holds_up_the_others_for_a_while_only(connect: Conne
     await registry.transactions.command("PEXPIRE", sharing, "100")  # its time is over soon
     versions, _, snapshot = await take_shared_snapshot(registry.transactions)
     assert versions.changes > 0
-    assert len(snapshot[0]) == PODS
+    assert len(snapshot.pods) == PODS
 
 
 async def test_an_older_snapshot_is_not_used(connect: Connect) -> None:
@@ -83,8 +83,8 @@ async def test_an_older_snapshot_is_not_used(connect: Connect) -> None:
     own, _, _ = await take_shared_snapshot(registry.transactions)
     read, _, snapshot = await take_shared_snapshot(registry.transactions)
     assert (own.changes > 0, read.changes, read.news) == (True, 0, own.news)
-    assert len(snapshot[0]) == PODS
+    assert len(snapshot.pods) == PODS
     await declare(registry, 1)
     newer, _, snapshot = await take_shared_snapshot(registry.transactions)
     assert newer.news > own.news
-    assert [name for name, _ in snapshot[1]] == ["default/m-1"]
+    assert [name for name, _ in snapshot.models] == ["default/m-1"]
