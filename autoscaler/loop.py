@@ -27,9 +27,8 @@ from registry.domain.model import name_of_key
 from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import Quota
-from registry.redis.arrivals import ArrivalHints, ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
-from registry.redis.reports import read_copy_reports
+from registry.redis.reports import ArrivalHints, ArrivalLog, read_copy_reports
 from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)

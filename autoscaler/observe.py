@@ -12,8 +12,8 @@ from autoscaler.forecasting.demand import Demand
 from autoscaler.metrics import AutoscalerMetrics
 from registry.domain.demand import ArrivalCount, CountWindow
 from registry.domain.model import ModelName
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
+from registry.redis.reports import ArrivalLog
 
 REREAD_S: Final = 30
 """How far back each read goes, for late reports of gateways."""

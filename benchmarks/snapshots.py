@@ -15,7 +15,6 @@ import multiprocessing
 import random
 import tempfile
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from multiprocessing.queues import Queue
@@ -27,10 +26,11 @@ import redis
 
 from benchmarks.machine import machine_facts, save
 from load.worker_processes import end_with_parent
+from registry.domain.cluster import Snapshot
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.errors import RegistryUnavailable
-from registry.redis import shared_snapshot
+from registry.redis import watch
 from registry.redis.client import Registry
 from registry.redis.redis_connection import RedisConnection
 from registry.redis.server_address import find_server
@@ -157,7 +157,7 @@ def _run_clients(
     url: str, count: int, is_shared: bool, start: Barrier, results: Queue[tuple[int, int]]
 ) -> None:
     end_with_parent()
-    shared_snapshot._unpack = _leave_packed
+    watch._unpack = _leave_packed
 
     async def run() -> tuple[int, int]:
         await asyncio.to_thread(start.wait, _TIMEOUT_S)
@@ -168,8 +168,8 @@ def _run_clients(
         results.put(asyncio.run(run()))
 
 
-def _leave_packed(packed: bytes) -> Sequence[Any]:
-    return (packed,)
+def _leave_packed(packed: bytes) -> Snapshot:
+    return Snapshot((packed,))
 
 
 async def _client(url: str, is_shared: bool) -> tuple[bool, int]:
@@ -182,7 +182,7 @@ async def _client(url: str, is_shared: bool) -> tuple[bool, int]:
         pushes = await RedisConnection.open(address, on_message=lambda _: None)
         try:
             await pushes.call("SUBSCRIBE", f"{transactions.prefix}news")
-            read = shared_snapshot.take_shared_snapshot if is_shared else Transactions.snapshot
+            read = watch.take_shared_snapshot if is_shared else Transactions.snapshot
             versions, _, _ = await read(transactions)
         except RegistryUnavailable:
             failed += 1

@@ -20,13 +20,13 @@ from registry.domain.application import (
     SneakPeekSpec,
 )
 from registry.domain.loading_choice import SELECTION
-from registry.inference_service.document_checks import (
+from registry.inference_service.documents import (
     DocumentChecks,
     is_kind,
     read_kind,
     read_parsed,
+    storage_uri_rule,
 )
-from registry.inference_service.storage_uri import storage_uri_rule
 
 API_VERSION: Final = "pilotlight.io/v1alpha1"
 MAX_CLASSES: Final = 1000

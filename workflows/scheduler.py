@@ -14,7 +14,7 @@ from common.tls import PartTls
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.redis.arrivals import ArrivalHints
+from registry.redis.reports import ArrivalHints
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import TakenRun, WorkflowLog
 from workflows.deployments import Deployments, argument_problems

@@ -8,7 +8,7 @@ and the last 128 minutes with arrivals (8 bytes each). The arrays double as mode
 212 MB at the default limit of 10,000 models. Beyond the limit the model with the oldest last
 arrival is removed.
 
-Redis keeps the counts, too (`registry.redis.arrivals`). A new autoscaler restores arrivals older
+Redis keeps the counts, too (`registry.redis.reports`). A new autoscaler restores arrivals older
 than two days from counts per ten minutes, arrivals older than five minutes from counts per minute
 and the rest from counts per second, so that each arrival is added once, in any order. Gaps between
 arrivals older than two days then have a resolution of ten minutes.

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 from common.shown_value import shown
 from gateway.authentication.tenant_files import files_of
 from registry.errors import InvalidYaml
-from registry.inference_service.manifests import read_yaml
+from registry.inference_service.documents import read_yaml
 
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"

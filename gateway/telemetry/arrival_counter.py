@@ -13,8 +13,8 @@ from typing import Final
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
+from registry.redis.reports import ArrivalLog
 
 REPORT_INTERVAL_S: Final = 1.0
 POLL_INTERVAL_S: Final = 0.2

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from common.connection_pool import MAX_IDLE_S, ConnectionPool
+from common.http_client import MAX_IDLE_S, ConnectionPool
 from common.http_connection import Connection, InvalidResponse, NotConnected, Waiter
 from common.pod_responses import usual_times_ms
 from common.pod_secret import PodSecret

@@ -30,8 +30,8 @@ from registry.domain.graph import GraphSpec
 from registry.domain.loading_choice import ROUTING
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
+from registry.inference_service.documents import left_objects
 from registry.inference_service.graph_reader import read_graphs
-from registry.inference_service.manifests import left_objects
 from registry.inference_service.predictors import needs_in_pool
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry

@@ -23,10 +23,9 @@ from registry.domain.pod import GpuReading
 from registry.domain.pod_state import PodState
 from registry.domain.records import ActionOutcome, AutoscalerRecords, WantedPods, action_document
 from registry.inference_service.predictors import needs_in_pool
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.reports import read_declared_times, read_gpu_readings
+from registry.redis.reports import ArrivalLog, read_declared_times, read_gpu_readings
 
 _MAX_PODS = 2
 """Named in a table per tier of a model; `-o wide` names all."""

@@ -19,7 +19,7 @@ from common.child_process import RESTART, STABLE_S, Command, python_environment,
 from pilotlight.platform.processes import SupervisedProcess
 from registry.domain.records import PlacedPod, WantedPods
 from registry.errors import RegistryUnavailable
-from registry.redis.arrivals import ArrivalLog
+from registry.redis.reports import ArrivalLog
 from registry.redis.watch import ClusterWatch
 from runtime.tiers.generation_folder import GenerationFolder, cache_name
 

@@ -21,7 +21,7 @@ from registry.domain.graph import (
     RouterType,
     parse_path,
 )
-from registry.inference_service.document_checks import (
+from registry.inference_service.documents import (
     NAME,
     DocumentChecks,
     is_kind,

@@ -14,9 +14,15 @@ from registry.domain.model import ModelName, ModelSpec, Precision, Task, TaskOpt
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.components import component_problems
-from registry.inference_service.document_checks import is_kind
+from registry.inference_service.documents import (
+    is_kind,
+    is_left,
+    kind_problem,
+    objects_of,
+    storage_uri_rule,
+    title_of,
+)
 from registry.inference_service.graph_reader import is_graph
-from registry.inference_service.manifests import is_left, kind_problem, objects_of, title_of
 from registry.inference_service.predictors import (
     CUSTOM_FORMAT,
     MODEL_FORMATS,
@@ -24,7 +30,6 @@ from registry.inference_service.predictors import (
     ignored_fields,
     read_predictor,
 )
-from registry.inference_service.storage_uri import storage_uri_rule
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"

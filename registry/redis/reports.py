@@ -1,11 +1,125 @@
-"""What the registry knows beside the watched copy: reports of heartbeats, times of declarations."""
+"""Arrivals per model and queue lengths: gateways report once a second, autoscalers read.
 
-from collections.abc import Mapping
+Counts per second are kept for ten minutes, per minute for two days, per ten minutes for two weeks.
+Models that are not declared are not counted, which bounds the memory. Times are the registry's.
+
+Schedulers of workflows announce arrivals, which autoscalers read at each tick: each scheduler
+replaces its own, and those of one that is gone end with their time.
+"""
+
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from math import inf, isfinite
+from typing import Final
 
+import orjson
+
+from registry.domain.demand import WINDOW_S, ArrivalCount, ArrivalHint, CountWindow, QueueStats
+from registry.domain.model import ModelName
 from registry.domain.pod import CopyReport, GpuReading
 from registry.domain.records import decode_copies, decode_gpu
 from registry.redis.client import Registry
+
+
+class ArrivalLog:
+    """Writes and reads the counts of one pool. All methods raise RegistryUnavailable."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._submit = registry.transactions.submit
+
+    async def report(
+        self,
+        gateway: str,
+        sequence: int,
+        counts: Sequence[tuple[ModelName, int, int]],
+        queued: Mapping[ModelName, QueueStats],
+    ) -> None:
+        """Add (model, count, seconds ago), and replace the gateway's queue lengths.
+
+        A report whose reply was lost is sent again with the same `sequence` and counts once.
+        """
+        await self._submit(
+            "arrivals",
+            gateway,
+            sequence,
+            [[str(model), count, ago_s] for model, count, ago_s in counts],
+            {
+                str(model): [each.requests, each.starved, int(each.oldest_s * 1000)]
+                for model, each in queued.items()
+            },
+        )
+
+    async def read(self, window: CountWindow, first_s: float, last_s: float) -> list[ArrivalCount]:
+        """Counts of all windows of one length between two times, both ends included."""
+        length_s = WINDOW_S[window]
+        first, last = int(first_s // length_s), int(last_s // length_s)
+        counts: list[ArrivalCount] = []
+        while first <= last:
+            found, first = await self._submit("arrivals_in", window, first, last)
+            counts += [
+                ArrivalCount(ModelName.parse(name), int(start) * length_s, int(count))
+                for start, pairs in found or ()
+                for name, count in zip(pairs[::2], pairs[1::2], strict=True)
+            ]
+        return counts
+
+    async def queue_stats(self) -> dict[ModelName, QueueStats]:
+        """Queued requests per model, over all gateways."""
+        merged: dict[ModelName, QueueStats] = {}
+        for reported in await self._submit("waiting") or ():
+            for text, (requests, starved, oldest_ms) in reported.items():
+                model = ModelName.parse(text)
+                known = merged.get(model, QueueStats(0, 0, float("inf")))
+                merged[model] = QueueStats(
+                    known.requests + int(requests),
+                    known.starved + int(starved),
+                    min(known.oldest_s, float(oldest_ms) / 1000),
+                )
+        return merged
+
+
+MAX_HINTS: Final = 1_000
+"""Of one scheduler; the models with the most expected arrivals."""
+
+
+class ArrivalHints:
+    """The hints of one pool. All methods raise RegistryUnavailable."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._submit = registry.transactions.submit
+
+    async def put(self, owner: str, hints: Sequence[ArrivalHint], *, ttl_s: float) -> None:
+        """Replace what `owner` has announced."""
+        most = sorted(hints, key=lambda each: -each.probability * each.count)[:MAX_HINTS]
+        rows = [[str(each.model), each.probability, each.until_s, each.count] for each in most]
+        text = orjson.dumps(rows).decode() if rows else ""
+        await self._submit("put_hints", owner, text, int(ttl_s * 1000))
+
+    async def read(self) -> list[ArrivalHint]:
+        """What all owners announce, as long as its time is not over.
+
+        Nothing of an owner whose announcement cannot be read: another version may have written it.
+        """
+        texts = await self._submit("hints") or ()
+        return [hint for text in texts for hint in _decoded(text)]
+
+
+def _decoded(text: str | bytes) -> list[ArrivalHint]:
+    try:
+        hints = [
+            ArrivalHint(ModelName.parse(model), float(probability), float(until_s), float(count))
+            for model, probability, until_s, count in orjson.loads(text)
+        ]
+        is_valid = all(
+            0 <= each.probability <= 1 and 1 <= each.count < inf and isfinite(each.until_s)
+            for each in hints
+        )
+        return hints if is_valid else []
+    except (ValueError, TypeError, AttributeError):
+        return []
+
+
+# What the registry knows beside the watched copy: reports of heartbeats, times of declarations.
 
 
 async def read_copy_reports(

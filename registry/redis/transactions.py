@@ -16,14 +16,22 @@ import orjson
 from registry.domain.cluster import Snapshot
 from registry.domain.pod_state import ReservationRequest
 from registry.errors import RegistryRefused, RegistryUnavailable
-from registry.redis.batch import Call, CallQueue, OnResult, decode_answer, encode_batch
 from registry.redis.redis_connection import (
     ReconnectingConnection,
     RedisConnection,
     reply_timeout,
     resolver,
 )
-from registry.redis.script import ChannelVersions, ServerScript, read_snapshot
+from registry.redis.script import (
+    Call,
+    CallQueue,
+    ChannelVersions,
+    OnResult,
+    ServerScript,
+    decode_answer,
+    encode_batch,
+    read_snapshot,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from registry.domain.demand import QueueStats
 from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import TenantRules
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import ArrivalLog
 from tests.autoscaler.conftest import Stage, metric, model
 from tests.registry.redis.clients import eventually, until
 

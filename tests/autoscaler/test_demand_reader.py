@@ -10,7 +10,7 @@ from autoscaler.forecasting.counts import Counts, ObservedDemand
 from autoscaler.forecasting.demand import Demand
 from autoscaler.observe import DemandReader
 from registry.domain.model import ModelName
-from registry.redis.arrivals import ArrivalLog
+from registry.redis.reports import ArrivalLog
 from tests.autoscaler.conftest import Stage, model
 
 NAMES = [model("a").name, model("b").name]

@@ -3,8 +3,8 @@
 import pytest
 
 from registry.domain.model import ModelSpec
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import ArrivalLog
 from tests import servers
 from tests.autoscaler.conftest import Stage, model
 from tests.registry.redis.clients import eventually, until

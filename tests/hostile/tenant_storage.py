@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.storage_uri import storage_uri_rule
+from registry.inference_service.documents import storage_uri_rule
 from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import LoadFailed
 from runtime.storage.access import storage_access

@@ -33,7 +33,7 @@ from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import ProfilePoint
 from registry.errors import InvalidYaml, PluginError
 from registry.inference_service.annotations import PREFIX, parse_annotations
-from registry.inference_service.manifests import read_yaml
+from registry.inference_service.documents import read_yaml
 
 
 def read_document(path: Path) -> Any:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from load.errors import InvalidCluster
 from load.simulator.cluster.cluster_file import read_document
 from registry.errors import InvalidYaml
-from registry.inference_service.manifests import read_yaml
+from registry.inference_service.documents import read_yaml
 
 _MAX_NAME_LENGTH: Final = 120
 

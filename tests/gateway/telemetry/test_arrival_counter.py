@@ -4,8 +4,8 @@ import time
 
 from registry.domain.demand import CountWindow
 from registry.domain.model import ModelName, RoutingPolicy
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
+from registry.redis.reports import ArrivalLog
 from tests.gateway.gateway_harness import GatewayHarness
 from tests.servers import wait_until
 

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec, Tier
-from registry.redis.arrivals import ArrivalLog
 from registry.redis.client import Registry
+from registry.redis.reports import ArrivalLog
 from tests import servers
 from tests.gateway.gateway_harness import metric
 from tests.pilotlight.conftest import Cli

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from registry.errors import InvalidModel
+from registry.inference_service.documents import left_objects
 from registry.inference_service.graph_reader import read_graphs
-from registry.inference_service.manifests import left_objects
 from registry.inference_service.reader import read_documents
 from variants.application_reader import read_applications
 

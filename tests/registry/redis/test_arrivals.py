@@ -7,8 +7,8 @@ import pytest
 
 from registry.domain.demand import ArrivalHint, CountWindow, QueueStats
 from registry.domain.model import ModelName
-from registry.redis.arrivals import MAX_HINTS, ArrivalHints, ArrivalLog
 from registry.redis.client import Registry
+from registry.redis.reports import MAX_HINTS, ArrivalHints, ArrivalLog
 from tests.registry.redis.clients import SPEC
 from tests.registry.redis.conftest import Connect
 

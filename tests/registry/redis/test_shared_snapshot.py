@@ -6,8 +6,7 @@ from functools import partial
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.client import Registry
-from registry.redis.shared_snapshot import take_shared_snapshot
-from registry.redis.watch import ClusterWatch
+from registry.redis.watch import ClusterWatch, take_shared_snapshot
 from tests.registry.redis.clients import Pod, agrees, eventually, running
 from tests.registry.redis.conftest import Connect
 

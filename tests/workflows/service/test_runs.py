@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from registry.redis.arrivals import ArrivalHints
 from registry.redis.client import Registry
+from registry.redis.reports import ArrivalHints
 from tests import servers
 from tests.workflows.service.harness import TWO_STEPS, WorkflowHarness, runners_of
 from workflows.plan.policies import SCHEDULING

@@ -4,13 +4,17 @@ A file of KServe's users holds more than models: their Secrets, accounts and nam
 as `kubectl get -o yaml` writes them.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
 from common.shown_value import shown
-from registry.errors import InvalidYaml
+from registry.domain.model import ModelName
+from registry.errors import InvalidModel, InvalidYaml
 
 DECLARED_KINDS: Final = ("InferenceService", "InferenceApplication", "InferenceGraph")
 _CREDENTIALS: Final = (
@@ -217,3 +221,168 @@ def read_yaml(text: str, *, keeps_nulls: bool = True) -> list[Any]:
         return [document for document in loaded if document is not None]
     except _RAISED as error:
         raise InvalidYaml(f"not valid YAML: {' '.join(str(error).split())}") from error
+
+
+# What readers of Kubernetes objects share: mistakes are collected, with the value seen.
+#
+# Of InferenceApplications and InferenceGraphs; InferenceServices have rules of their own
+# (`reader`).
+
+
+NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+@dataclass(slots=True)
+class DocumentChecks:
+    """Checks one document and collects its mistakes in `problems`."""
+
+    kind: str
+    place: str
+    default_namespace: str
+    problems: list[str] = field(default_factory=list)
+    title: str = ""
+
+    def reject(self, path: str, allowed: str, value: object) -> None:
+        title = self.title or self.kind
+        self.problems.append(f"{self.place}: {title}: {path} {allowed}, was {shown(value)}")
+
+    def mapping(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
+        """A field that must be a filled object; empty where it is none."""
+        value = parent.get(key)
+        if isinstance(value, dict) and value:
+            return value
+        self.reject(key, "must be an object", value)
+        return {}
+
+    def known(self, mapping: dict[str, Any], fields: Sequence[str], path: str) -> None:
+        """Reject fields that do not exist."""
+        for key in mapping:
+            if key not in fields:
+                self.reject(path, f"may have the fields {', '.join(fields)}", key)
+
+    def head(self, document: dict[str, Any], api_version: str) -> ModelName:
+        """Name and namespace, which from then on stand in all messages."""
+        name = self._name(self.mapping(document, "metadata"))
+        if document.get("apiVersion") != api_version:
+            self.reject("apiVersion", f"must be {api_version!r}", document.get("apiVersion"))
+        return name
+
+    def _name(self, metadata: dict[str, Any]) -> ModelName:
+        name, namespace = metadata.get("name"), metadata.get("namespace") or self.default_namespace
+        self.title = f"{self.kind} {_part_text(namespace)}/{_part_text(name)}"
+        for key, value, rule in (("name", name, NAME), ("namespace", namespace, _NAMESPACE)):
+            if not isinstance(value, str) or not rule.fullmatch(value):
+                allowed = "must be at most 63 lower-case letters, digits and '-'"
+                self.reject(f"metadata.{key}", allowed, value)
+        return ModelName(_part_text(namespace), _part_text(name))
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> ModelName: ...
+
+
+_Spec = TypeVar("_Spec", bound=_Named)
+
+
+def read_kind(
+    kind: str,
+    read: Callable[[DocumentChecks, dict[str, Any]], _Spec],
+    sources: Sequence[tuple[str, str]],
+    *,
+    default_namespace: str = "default",
+) -> list[_Spec]:
+    """The specs of one kind among the documents of `(source name, YAML text)` pairs.
+
+    Documents of other kinds, and text that is not YAML, are left to `reader.read_documents`.
+
+    Raises:
+        InvalidModel: lists every mistake of every object; the caller must apply none.
+    """
+    specs: list[_Spec] = []
+    problems: list[str] = []
+    for source, text in sources:
+        try:
+            documents = objects_of(text)
+        except InvalidYaml:
+            continue
+        for document in documents:
+            if not is_kind(kind, document):
+                continue
+            checks = DocumentChecks(kind, source, default_namespace)
+            spec = read(checks, document)
+            problems += checks.problems
+            if any(spec.name == other.name for other in specs):
+                problems.append(f"{source}: {kind} {spec.name}: metadata.name is declared twice")
+            specs.append(spec)
+    if problems:
+        raise InvalidModel(problems)
+    return specs
+
+
+def read_parsed(
+    kind: str,
+    read: Callable[[DocumentChecks, dict[str, Any]], _Spec],
+    document: dict[str, Any],
+    place: str,
+) -> _Spec:
+    """The spec of one object that is parsed already. Raises InvalidModel."""
+    checks = DocumentChecks(kind, place, "default")
+    spec = read(checks, document)
+    if checks.problems:
+        raise InvalidModel(checks.problems)
+    return spec
+
+
+def is_kind(kind: str, document: object) -> bool:
+    return isinstance(document, dict) and document.get("kind") == kind
+
+
+def _part_text(value: object) -> str:
+    return value if isinstance(value, str) else shown(value)
+
+
+# Storage URIs of models: the supported schemes, and which URIs are valid.
+
+
+LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")
+"""Schemes of which a library downloads the whole model; see `runtime.storage.storages`."""
+STORAGE_SCHEMES = ("s3", "file", "pvc", *LIBRARY_SCHEMES)
+_SCHEMES = f"begin with one of {', '.join(f'{scheme}://' for scheme in STORAGE_SCHEMES)}"
+
+
+def storage_uri_rule(uri: object) -> str | None:
+    """The rule that a URI of a model breaks, as what follows "must"; None if it is valid."""
+    if not isinstance(uri, str):
+        return _SCHEMES
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        return f"be a URI, and {_SCHEMES}"
+    if parts.scheme not in STORAGE_SCHEMES:
+        return _SCHEMES
+    if parts.query or parts.fragment:
+        return "have no query and no fragment (? and #)"
+    path = unquote(parts.path)
+    # urlsplit drops line ends and tabs; others read \\ as /
+    if "\\" in uri or not (uri.isprintable() and path.isprintable()):
+        return "have no backslash and no character that cannot be printed"
+    if any(segment in ("..", ".") for segment in path.split("/")):
+        return "have no . or .. in its path"
+    if "@" in parts.netloc:
+        return "have no credentials (they belong in a Secret, or the environment of the pods)"
+    return _place_rule(parts.scheme, parts.netloc, parts.path)
+
+
+def _place_rule(scheme: str, place: str, path: str) -> str | None:
+    match scheme:
+        case "file" if place or not path.startswith("/"):
+            return "be an absolute path with three slashes, as file:///models/mine"
+        case "s3" if len(place) < 3:
+            return "name a bucket of at least 3 characters, as s3://models/mine"
+        case "hf" if not place or path.count("/") != 1 or path == "/":
+            return "be hf://ORGANISATION/NAME"
+        case _ if scheme not in ("file", "s3", "hf") and place in ("", ".", ".."):
+            return f"name a host, bucket or claim after {scheme}://"
+    return None
