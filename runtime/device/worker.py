@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -215,7 +216,9 @@ class DeviceWorker:
                 was_queued = not job.is_running and self._queue.remove(job)
             if not was_queued and not job.is_resolved:
                 job.future = loop.create_future()
-                await asyncio.wait([job.future])
+                while not job.future.done():
+                    with suppress(asyncio.CancelledError):  # again, such as by a deadline
+                        await asyncio.wait([job.future])
                 job.future.exception()  # nobody else asks for it
             raise
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -30,7 +29,6 @@ from runtime.protocols.exchange import (
 from runtime.serving.in_flight import while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import ModelCatalog
-from runtime.settings import RuntimeSettings
 from runtime.tasks.embedding import Embedding
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
@@ -61,14 +59,14 @@ class Endpoint(Generic[Body]):
     Errors of `serve` become error responses.
     """
 
-    settings: RuntimeSettings
-    threads: Executor
+    service: PredictService
+    max_body_bytes: int
     body_class: type[Body]
     serve: Callable[[Call[Body]], Coroutine[object, object, None]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
-        response = HttpResponse(send, common_headers(self.settings.name, headers), openai_error)
+        response = HttpResponse(send, common_headers(self.service.pod_name, headers), openai_error)
         work = self._receive(scope["path_params"].get("model"), headers, receive, response)
         await respond(response, stage_of(headers), work)
 
@@ -79,12 +77,14 @@ class Endpoint(Generic[Body]):
         receive: Receive,
         response: HttpResponse,
     ) -> None:
-        max_bytes = min(self.settings.max_body_bytes, MAX_BYTES)
-        content = await receive_body(headers, receive, max_bytes)
+        max_bytes = min(self.max_body_bytes, MAX_BYTES)
+        content = await receive_body(headers, receive, max_bytes, self.service.in_flight)
         if len(content) <= SMALL_BODY_BYTES:
             body = parse_openai_body(self.body_class, content)
         else:
-            body = await in_thread(self.threads, parse_openai_body, self.body_class, content)
+            body = await in_thread(
+                self.service.threads, parse_openai_body, self.body_class, content
+            )
         head = _parse_head(path_model, body.model, headers)
         await while_connected(receive, self.serve(Call(head, body, content, response)))
 

@@ -44,7 +44,6 @@ from runtime.serving.generation_service import (
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog
-from runtime.settings import RuntimeSettings
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -212,19 +211,19 @@ PREFIX = "/openai/v1"
 class _ImageEndpoint:
     """Imports the optional image generation with its first request."""
 
-    settings: RuntimeSettings
     inferences: Inferences
+    max_body_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from runtime.openai.image_route import ImageBody, make_images
 
-        threads, serve = self.inferences.service.threads, partial(make_images, self.inferences)
-        await Endpoint(self.settings, threads, ImageBody, serve)(scope, receive, send)
+        service, serve = self.inferences.service, partial(make_images, self.inferences)
+        await Endpoint(service, self.max_body_bytes, ImageBody, serve)(scope, receive, send)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRoutes:
-    settings: RuntimeSettings
+    max_body_bytes: int
     service: PredictService
     generations: GenerationService
     processors: Processors
@@ -232,14 +231,14 @@ class OpenAIRoutes:
     remote: RemoteInference
 
     def table(self) -> list[Route]:
-        settings, threads = self.settings, self.service.threads
+        service, limit = self.service, self.max_body_bytes
         generation = GenerationRoute(self.service, self.generations, self.catalog, self.remote)
         inferences = Inferences(self.service, self.processors, self.catalog)
         endpoints: Mapping[str, ASGIApp] = {
-            "chat/completions": Endpoint(settings, threads, ChatBody, generation.serve),
-            "completions": Endpoint(settings, threads, CompletionBody, generation.serve),
-            "embeddings": Endpoint(settings, threads, EmbeddingBody, inferences.embed),
-            "images/generations": _ImageEndpoint(settings, inferences),
+            "chat/completions": Endpoint(service, limit, ChatBody, generation.serve),
+            "completions": Endpoint(service, limit, CompletionBody, generation.serve),
+            "embeddings": Endpoint(service, limit, EmbeddingBody, inferences.embed),
+            "images/generations": _ImageEndpoint(inferences, limit),
         }
         return [
             Route(f"{PREFIX}/models", self._models, methods=["GET"]),

@@ -169,7 +169,9 @@ def _servers(
         limits=context.generation_limits,
         device_time=ProcessorSharing(time.monotonic),
     )
-    openai = OpenAIRoutes(settings, service, generations, processors, catalog, context.remote)
+    openai = OpenAIRoutes(
+        settings.max_body_bytes, service, generations, processors, catalog, context.remote
+    )
     profiler = Profiler(
         coordinator=coordinator, device=context.device, profiles=profiles, threads=threads
     )

@@ -30,7 +30,12 @@ from common.pod_secret import HEADER, PodSecret
 from registry.domain.pod import Stage
 from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding, status_of
 from runtime.metrics import request_counter
-from runtime.serving.in_flight import PredictResponse, RequestAborted, while_connected
+from runtime.serving.in_flight import (
+    InFlightRequests,
+    PredictResponse,
+    RequestAborted,
+    while_connected,
+)
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import Repository
@@ -210,8 +215,9 @@ class InferRoute:
         if "version" in parameters:  # selects the model's generation
             spec = await self.repository.find(parameters["model"], parameters["version"])
             head = replace(head, generation=spec.generation)
-        self.service.in_flight.check_admission(head)
-        body = await receive_body(headers, receive, self.max_body_bytes)
+        in_flight = self.service.in_flight
+        in_flight.check_admission(head)
+        body = await receive_body(headers, receive, self.max_body_bytes, in_flight)
         protocol = self.protocol
         if protocol is WireProtocol.V2 and headers.get("content-type") == PROTOBUF:
             protocol = WireProtocol.GRPC_V2  # the gateway's gRPC calls
@@ -223,10 +229,13 @@ class InferRoute:
         await response.send(encoded.content, [*encoded.headers, *provenance_headers(result)])
 
 
-async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: int) -> bytes:
+async def receive_body(
+    headers: Mapping[str, str], receive: Receive, max_bytes: int, in_flight: InFlightRequests
+) -> bytes:
     """The whole body of a request, unpacked; at most `max_bytes` of it are held in memory.
 
-    Raises BodyTooLarge, InvalidRequest, UnsupportedCoding, RequestAborted.
+    Raises BodyTooLarge, InvalidRequest, UnsupportedCoding, RequestAborted, and PodDraining where
+    the pod drains before the body has come.
     """
     header = headers.get("content-encoding")
     coding = coding_of(header) if header else ""
@@ -250,6 +259,7 @@ async def receive_body(headers: Mapping[str, str], receive: Receive, max_bytes: 
         chunks.append(chunk)
         if not message.get("more_body", False):
             break
+        in_flight.check_draining()
     if not total:
         raise InvalidRequest("the body is empty")
     body = b"".join(chunks)

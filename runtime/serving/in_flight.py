@@ -116,8 +116,7 @@ class InFlightRequests:
                 "header x-pilotlight-simulate is accepted only by pods that run with"
                 " --allow-simulated-work"
             )
-        if self.is_draining:
-            raise PodDraining(f"pod {self.pod_name} is draining")
+        self.check_draining()
         if head.deadline_s is not None and time.monotonic() >= head.deadline_s:
             raise DeadlinePassed("the deadline had passed when the request arrived")
         if head.is_infer_stage:
@@ -126,6 +125,11 @@ class InFlightRequests:
             self._step_queue.check(head.model.namespace)
         elif self._slots_used >= self._slots:
             raise SlotsFull(f"all {self._slots} slots of the pod are taken")
+
+    def check_draining(self) -> None:
+        """Raises PodDraining."""
+        if self.is_draining:
+            raise PodDraining(f"pod {self.pod_name} is draining")
 
     def admit(self, head: RequestHead) -> Admission:
         """Count a request, and its slot or its place in the step queue, in a `with` block.

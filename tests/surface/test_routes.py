@@ -79,7 +79,7 @@ async def _pod() -> list[str]:
     settings = RuntimeSettings(name="pod")
     own = [
         *Routes(settings, ABSENT, ABSENT, ABSENT).table(),
-        *OpenAIRoutes(settings, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT).table(),
+        *OpenAIRoutes(settings.max_body_bytes, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT).table(),
         *tensor_routes(ABSENT, ABSENT),
         profile_route(ABSENT, ABSENT),
     ]

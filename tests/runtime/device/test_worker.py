@@ -76,9 +76,11 @@ async def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) 
     gate = Gate()
     caller = asyncio.ensure_future(device.run(gate))
     await entered(gate)
-    caller.cancel()
-    await asyncio.sleep(0)
-    assert not caller.done()
+    for _ in range(3):  # its client leaves, then its deadline passes, then the pod ends
+        caller.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not caller.done()
     gate.open.set()
     with pytest.raises(asyncio.CancelledError):
         await caller

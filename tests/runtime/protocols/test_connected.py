@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from runtime.serving.in_flight import RequestAborted, while_connected
+from runtime.errors import PodDraining
+from runtime.protocols.exchange import receive_body
+from runtime.serving.in_flight import InFlightRequests, RequestAborted, StepQueue, while_connected
 
 
 class Client:
@@ -134,3 +136,17 @@ def test_a_disconnect_at_the_moment_of_the_result_is_no_error() -> None:
 
     run(test)
     assert errors == []
+
+
+def test_a_request_whose_body_has_not_come_is_refused_once_the_pod_drains() -> None:
+    in_flight = InFlightRequests("pod-a", slots=1, step_queue=StepQueue())
+
+    async def receive() -> dict[str, Any]:
+        in_flight.is_draining = True
+        return {"type": "http.request", "body": b"", "more_body": True}
+
+    async def test(_: Client) -> None:
+        with pytest.raises(PodDraining):
+            await receive_body({"content-length": "5"}, receive, 10, in_flight)
+
+    run(test)
