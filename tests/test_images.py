@@ -32,7 +32,7 @@ MODULES = {
         "workflows.runner",
         "pilotlight.cli",
     ),
-    "runtime": ("runtime.__main__", "runtime.pod.composition", "runtime.engines.building"),
+    "runtime": ("runtime.__main__", "runtime.pod.pod", "runtime.engines.building"),
 }
 PARTS = {
     (): (

@@ -1,6 +1,7 @@
 """Aligns the pod's models with the declared ones.
 
-Loads new generations and the model placed on the pod, removes withdrawn models.
+Loads new generations and the model placed on the pod, removes withdrawn models. The only model of a
+pod as KServe's runtimes run it is declared here, and kept loaded.
 """
 
 from __future__ import annotations
@@ -10,35 +11,58 @@ import logging
 import time
 from concurrent.futures import Executor
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from common.inference_protocol.errors import PodError
-from registry.domain.model import ModelName, ModelSpec, name_of_key
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier, name_of_key
 from registry.domain.pod_state import ANY_COPIES
+from registry.errors import RegistryError
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
 from runtime.errors import StorageFailed
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.model_store import ModelStore
+from runtime.loading.model_tiers import Demotions
+from runtime.loading.processors import Processors
 from runtime.metrics import drop_series
-from runtime.pod.loading_components import LoadingComponents
+from runtime.registration.registry_agent import RegistryAgent
 from runtime.threads import in_thread
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.eviction import ReloadCosts
+from runtime.tiers.host_tier import HostTier
 
 logger = logging.getLogger(__name__)
 
 RETRY_INTERVAL_S = 1.0
 """Time between attempts to load a new generation while other pods hold its claim."""
+POLL_INTERVAL_S = 0.5
+"""Between looks at the only model of a pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelParts:
+    """The parts of a pod that hold its models."""
+
+    watch: ClusterWatch
+    costs: ReloadCosts
+    cache: DiskCache
+    host: HostTier
+    store: ModelStore
+    agent: RegistryAgent
+    processors: Processors
+    demotions: Demotions
+    coordinator: LoadCoordinator
 
 
 class ModelSync:
     """Level-triggered: compares the models of this pod with the declared ones."""
 
     def __init__(
-        self,
-        loading: LoadingComponents,
-        threads: Executor,
-        *,
-        retire_grace_s: float,
-        placed_model: str = "",
+        self, parts: ModelParts, threads: Executor, *, retire_grace_s: float, placed_model: str = ""
     ) -> None:
-        self._watch, self._store, self._cache = loading.watch, loading.store, loading.cache
-        self._host = loading.host
-        self._loading = loading
+        self._watch, self._store, self._cache = parts.watch, parts.store, parts.cache
+        self._host = parts.host
+        self._parts = parts
         self._threads = threads
         self._placed_retry_s = 0.0
         self._placed = ModelName.parse(placed_model) if placed_model else None
@@ -100,7 +124,7 @@ class ModelSync:
             if record.previous is None or not self._store.holds(record.previous.key):
                 self._attempted_s.pop(key, None)
                 continue
-            is_present = self._store.holds(key) or self._loading.coordinator.is_loading(key)
+            is_present = self._store.holds(key) or self._parts.coordinator.is_loading(key)
             if is_present or now_s < self._attempted_s.get(key, 0.0) + RETRY_INTERVAL_S:
                 continue
             self._attempted_s[key] = now_s
@@ -113,12 +137,12 @@ class ModelSync:
         if record is None:
             return None
         spec = record.serving
-        is_present = self._store.holds(spec.key) or self._loading.coordinator.is_loading(spec.key)
+        is_present = self._store.holds(spec.key) or self._parts.coordinator.is_loading(spec.key)
         return None if is_present else spec
 
     async def _preload(self, spec: ModelSpec, max_other_copies: int) -> None:
         try:
-            await self._loading.coordinator.preload(spec, max_other_copies)
+            await self._parts.coordinator.preload(spec, max_other_copies)
         except PodError as error:
             logger.info("model not loaded", extra={"key": spec.key, "error": error})
 
@@ -135,7 +159,7 @@ class ModelSync:
                 self._absent_since_s.pop(key, None)
                 continue
             since_s = self._absent_since_s.setdefault(key, now_s)
-            if self._loading.coordinator.is_loading(key):
+            if self._parts.coordinator.is_loading(key):
                 continue
             is_replaced = name_of_key(key) in self._watch.state.models  # by another generation
             if is_replaced or now_s - since_s >= self._retire_grace_s:
@@ -145,7 +169,7 @@ class ModelSync:
 
     async def _remove(self, key: str) -> None:
         self._store.retire(key, "withdrawn")
-        self._loading.demotions.withdraw(key)
+        self._parts.demotions.withdraw(key)
         if self._store.holds(key):
             return  # in use; retried at the next pass
         try:
@@ -154,9 +178,9 @@ class ModelSync:
         except (OSError, StorageFailed) as error:  # retried at the next pass
             logger.warning("files not deleted", extra={"key": key, "error": error})
             return
-        self._loading.costs.forget(key)
-        self._loading.processors.forget(key)
-        self._loading.agent.report_tier(key)
+        self._parts.costs.forget(key)
+        self._parts.processors.forget(key)
+        self._parts.agent.report_tier(key)
         logger.info("model withdrawn", extra={"key": key})
 
     def _drop_series(self) -> None:
@@ -171,3 +195,49 @@ class ModelSync:
                 drop_series(name)
                 self._named.remove(name)
                 del self._unnamed_since_s[name]
+
+
+def single_model_spec(name: str, folder: str) -> ModelSpec:
+    return ModelSpec(ModelName("default", name), f"file://{folder}", policy=ModelPolicy(pin=True))
+
+
+@dataclass(eq=False, slots=True)
+class SingleModel:
+    """The model of a pod for one, declared in a registry of the pod's own, and kept loaded.
+
+    KServe puts the weights into a folder before the pod starts.
+    """
+
+    spec: ModelSpec
+    registry: Registry
+    watch: ClusterWatch
+    coordinator: LoadCoordinator
+    store: ModelStore
+    _reported: str = field(default="", init=False)
+
+    def is_loaded(self) -> bool:
+        return self.store.holds(self.spec.key)
+
+    async def run(self) -> None:
+        """Declare and load the model, again if it was lost, until cancelled."""
+        await self.watch.wait_synced()
+        while True:
+            try:
+                await self._reconcile()
+                self._reported = ""
+            except (RegistryError, PodError) as error:
+                self._report(error)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _reconcile(self) -> None:
+        record = self.watch.state.models.get(self.spec.name)
+        if record is None or record.spec != self.spec:
+            await self.registry.put_models([self.spec])
+        if not self.is_loaded():
+            await self.coordinator.preload(self.spec, ANY_COPIES, Tier.DEVICE)
+
+    def _report(self, error: Exception) -> None:
+        """Log once per cause, not once per attempt."""
+        if str(error) != self._reported:
+            self._reported = str(error)
+            logger.warning("the pod's model is not loaded yet", extra={"error": error})

@@ -18,7 +18,7 @@ from runtime.engines.model_server.server_engine import ModelServer
 from runtime.engines.model_server.server_process import ServerProcess
 from runtime.errors import LoadFailed, ServerUnavailable
 from runtime.metrics import SERVER_UP
-from runtime.pod.loading_components import LoadingComponents
+from runtime.pod.model_sync import ModelParts
 from runtime.threads import in_thread
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,12 @@ class ServerWatch:
         self,
         server: ModelServer,
         process: ServerProcess | None,
-        loading: LoadingComponents,
+        parts: ModelParts,
         threads: Executor,
     ) -> None:
         self._server = server
         self._process = process
-        self._loading = loading
+        self._parts = parts
         self._threads = threads
         self._wake = asyncio.Event()
         self._hung_since_s: float | None = None
@@ -116,7 +116,7 @@ class ServerWatch:
         self._said = ""
         self._server.info, self._server.is_up = info, True
         SERVER_UP.set(1)
-        self._loading.agent.release()
+        self._parts.agent.release()
         logger.info(
             "model server up",
             extra={"url": self._server.client.url, "server": info.name, "version": info.version},
@@ -129,10 +129,10 @@ class ServerWatch:
             logger.warning("no model server yet", extra={"problem": problem})
 
     def _went_down(self) -> None:
-        store = self._loading.store
+        store = self._parts.store
         self._server.is_up = False
         SERVER_UP.set(0)
-        self._loading.agent.hold()
+        self._parts.agent.hold()
         logger.error(
             "model server away", extra={"url": self._server.client.url, "models": len(store.by_key)}
         )
@@ -141,20 +141,20 @@ class ServerWatch:
 
     def _model_lost(self, key: str) -> None:
         """Take a model off the device, and load it again once the server is up."""
-        entry = self._loading.store.by_key.get(key)
+        entry = self._parts.store.by_key.get(key)
         if entry is None or entry.retire_reason is not None:
             return
         self._lost[key] = entry.model.spec
-        self._loading.store.retire(key, "server-lost")
+        self._parts.store.retire(key, "server-lost")
         self._wake.set()
 
     def _take_lost(self) -> list[ModelSpec]:
         """The lost models that are off the device by now, and still declared."""
-        declared = self._loading.watch.state.declared_keys()
+        declared = self._parts.watch.state.declared_keys()
         found = [
             spec
             for key, spec in self._lost.items()
-            if self._server.is_up and not self._loading.store.holds(key)
+            if self._server.is_up and not self._parts.store.holds(key)
         ]
         for spec in found:
             del self._lost[spec.key]
@@ -162,4 +162,4 @@ class ServerWatch:
 
     async def _reload(self, spec: ModelSpec) -> None:
         with suppress(PodError):  # counted and logged as each load; requests try again
-            await self._loading.coordinator.preload(spec, ANY_COPIES)
+            await self._parts.coordinator.preload(spec, ANY_COPIES)

@@ -40,10 +40,9 @@ from runtime.protocols.exchange import (
     provenance_headers,
     stage_of,
 )
-from runtime.serving.health import Health
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
-from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Repository, server_version
+from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Health, Repository, server_version
 from runtime.settings import KSERVE_GRPC_PORT
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head

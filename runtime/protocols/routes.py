@@ -23,12 +23,12 @@ from registry.domain.records import profile_document
 from runtime.errors import InferenceFailed, ModelNotFound
 from runtime.profiling import ProfilePlan, Profiler
 from runtime.protocols.exchange import ErrorForm, InferRoute, error_response, kserve_error
-from runtime.serving.health import Health
 from runtime.serving.in_flight import RequestAborted, while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import (
     EXTENSIONS,
     SERVER_NAME,
+    Health,
     ModelCatalog,
     Repository,
     server_version,

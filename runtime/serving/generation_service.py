@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -163,7 +163,7 @@ class GenerationService:
     catalog: ModelCatalog
     measurements: Measurements
     limits: GenerationLimits
-    device_time: ProcessorSharing
+    device_time: ProcessorSharing = field(default_factory=lambda: ProcessorSharing(time.monotonic))
 
     @asynccontextmanager
     async def open(

@@ -85,13 +85,13 @@ class InFlightRequests:
         pod_name: str,
         *,
         slots: int,
-        step_queue: StepQueue,
+        step_queue: StepQueue | None = None,
         allow_simulated_work: bool = False,
     ) -> None:
         self.is_draining = False
         self.pod_name = pod_name
         self._slots = slots
-        self._step_queue = step_queue
+        self._step_queue = step_queue or StepQueue()
         self._allow_simulated_work = allow_simulated_work
         self._slots_used = 0
         self._begun: OrderedDict[str, None] = OrderedDict()
@@ -176,8 +176,14 @@ class InFlightRequests:
         for admission in self._admitted:
             admission.interruption.request()
 
-    async def wait_idle(self) -> None:
-        await self._idle.wait()
+    async def is_idle_within(self, timeout_s: float) -> bool:
+        """Whether all requests have ended within the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
 
 
 class Interruption:

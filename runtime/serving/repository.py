@@ -1,9 +1,9 @@
-"""The declared models and their state here: V2's metadata and repository extension."""
+"""The declared models and their state here, and the pod's: what V2 tells but inference."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryUnavailable
+from runtime.device.worker import DeviceWorker
 from runtime.errors import ModelInUse, ModelNotFound, ModelUnknown, PodDraining
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors
+from runtime.registration.registry_agent import RegistryAgent
 from runtime.serving.in_flight import InFlightRequests
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.text_generation import TextOutputs
+from runtime.threads import RequestThreads
 
 if TYPE_CHECKING:
     from registry.redis.client import Registry
@@ -259,3 +262,28 @@ class Repository:
         if record is not None:
             keys += [spec.key for spec in record.generations]
         return sorted(set(keys))
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Ready: registered, not draining and alive; a pod for one model also needs its model loaded.
+
+    Alive: the device and its thread work, and a request's thread; otherwise the pod has to be
+    restarted.
+    """
+
+    agent: RegistryAgent
+    in_flight: InFlightRequests
+    device: DeviceWorker
+    threads: RequestThreads
+    has_model: Callable[[], bool] = lambda: True
+    """Whether the only model of a pod for one is loaded."""
+
+    @property
+    def is_ready(self) -> bool:
+        serves = self.agent.is_registered and not self.in_flight.is_draining
+        return serves and self.has_model() and self.is_live
+
+    @property
+    def is_live(self) -> bool:
+        return self.device.is_alive and not self.threads.are_stuck

@@ -12,7 +12,7 @@ from common.inference_protocol.grpc_messages import messages
 from registry.domain.model import ModelName, ModelRecord
 from registry.redis.client import Registry
 from runtime.device.worker import DeviceWorker
-from runtime.serving.health import single_model_spec
+from runtime.pod.model_sync import single_model_spec
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.conftest import Cluster

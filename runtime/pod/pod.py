@@ -1,0 +1,525 @@
+"""A pod: its parts, in the order in which they are made and start; they end in the reverse order.
+
+What ends when:
+
+- SIGTERM, SIGINT, a device that hangs for good, a sandbox that is lost: the pod drains. It refuses
+  new requests, completes those in flight within `drain_timeout`, answers the rest with an error,
+  deregisters, unloads, and closes its servers; then the background work is cancelled.
+- Another place of the plan: the same, and the process starts anew.
+- SIGKILL: nothing. The lease ends after `lease_ttl`, and gateways place the pod's requests again.
+- Redis lost: nothing. The pod serves on, and registers again once Redis is back.
+- A drain that hangs: the process exits (`lifecycle.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from common.pod_secret import PodSecret
+from common.tls import PartTls
+from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod import PodInfo, Profile, host_port, slots_at_start
+from registry.errors import RegistryUnavailable
+from registry.inference_service.tenant_rules import Quota
+from registry.redis.client import Registry
+from registry.redis.watch import ClusterWatch
+from runtime.device.accelerator import find_accelerator, memory_budget, pod_share
+from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
+from runtime.device.gpu_sensors import GpuWatch
+from runtime.device.memory import DeviceMemory
+from runtime.device.queue import GPU_SEQUENCES
+from runtime.device.worker import DeviceWorker
+from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.model_server.server_process import ServerProcess
+from runtime.generation.limits import GPU_CACHE_SHARE, GenerationLimits
+from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.load_threads import LoadThreads
+from runtime.loading.model_loader import ModelLoader
+from runtime.loading.model_store import ModelStore, StoreEntry
+from runtime.loading.model_tiers import Demotions, tier_state, used_bytes, watch_disk
+from runtime.loading.processors import Bases, Processors
+from runtime.loading.watchdog import MAX_STUCK_THREADS, Watchdog
+from runtime.loading.weight_resolver import WeightResolver
+from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
+from runtime.openai.routes import OpenAIRoutes
+from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, PodServer
+from runtime.pod.model_sync import ModelParts, ModelSync, SingleModel, single_model_spec
+from runtime.pod.places import PlaceWatch
+from runtime.pod.server_watch import ServerWatch
+from runtime.profiling import Profiler, ProfileSync
+from runtime.protocols.grpc_service import GrpcServer, InferenceService
+from runtime.protocols.routes import Routes, profile_route
+from runtime.protocols.tensor_routes import tensor_routes
+from runtime.registration.measurements import Measurements
+from runtime.registration.registry_agent import InferenceEndNotifier, Inventory, RegistryAgent
+from runtime.sandbox.estimators import Estimators
+from runtime.sandbox.pool import Sandbox
+from runtime.serving.block_exchange import BlockClient, BlockServer
+from runtime.serving.generation_service import GenerationService
+from runtime.serving.in_flight import InFlightRequests
+from runtime.serving.predict_service import PredictService
+from runtime.serving.remote_inference import RemoteInference
+from runtime.serving.repository import Health, ModelCatalog, Repository
+from runtime.serving.step_tensors import StepTensors
+from runtime.serving.tensor_store import TensorStore
+from runtime.settings import RuntimeSettings
+from runtime.storage.access import NamespaceSecrets
+from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.declared_files import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
+from runtime.storage.storages import StorageOptions, Storages
+from runtime.threads import RequestThreads, in_thread
+from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.eviction import ReloadCosts, greedy_dual, tier_after_eviction
+from runtime.tiers.host_tier import enter_host_tier
+
+logger = logging.getLogger(__name__)
+
+CLAIM_MOUNTS: Final = Path("/mnt/pvc")
+"""Where claims of pvc:// are mounted, by name: the pool's manifest decides it, for all pods."""
+CANCEL_TIMEOUT_S: Final = 1.0
+"""Time for cancelled requests to send their error responses."""
+MAX_SANDBOX_THREADS: Final = 32
+
+
+class _Stopped(Exception):
+    """The pod was told to end; ends the task group without an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What is opened before the event loop: some of it may start no thread, some may fail."""
+
+    settings: RuntimeSettings
+    sandbox: socket.socket
+    """Of the process that forks the sandbox's workers."""
+    listener: socket.socket
+    memory: DeviceMemory
+    server: ModelServer | None
+    """What runs the pod's models in its place."""
+    server_process: ServerProcess | None
+    """Of a server that the pod starts itself."""
+
+
+class Pod:
+    def __init__(self, opened: Opened, on_drain: Callable[[], None]) -> None:
+        """`on_drain` is called when the pod begins to end."""
+        self.restarts = False
+        """Whether the pod ends in order to start anew."""
+        self._opened, self._settings = opened, opened.settings
+        self._on_drain = on_drain
+        self._stop = asyncio.Event()
+
+    def end(self) -> None:
+        self.restarts = False
+        self._stop.set()
+
+    def restart(self) -> None:
+        self.restarts = not self._stop.is_set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until `end` or `restart`."""
+        async with AsyncExitStack() as ends:
+            await self._open_resources(ends)
+            try:
+                async with asyncio.TaskGroup() as self._tasks:
+                    await self._describe()
+                    self._hold_models()
+                    self._serve_requests()
+                    self._open_servers()
+                    await self.grpc_server.start(self._settings.host, self._settings.grpc_port)
+                    for work in self._background():
+                        self._tasks.create_task(work())
+                    serving = self._tasks.create_task(self.server.serve(self._opened.listener))
+                    await self._stop.wait()
+                    self._on_drain()
+                    await self._drain()
+                    await serving
+                    raise _Stopped  # cancels the remaining tasks, loads among them
+            except* _Stopped:
+                logger.info("stopped")
+
+    # 1. Resources: each line that opens one says how it ends
+
+    async def _open_resources(self, ends: AsyncExitStack) -> None:
+        settings, opened = self._settings, self._opened
+        self.load_threads = LoadThreads()
+        self.request_threads = RequestThreads(max(2, settings.threads), settings.inference_timeout)
+        self.sandbox_threads = ThreadPoolExecutor(MAX_SANDBOX_THREADS, "sandbox")
+        for threads in (self.load_threads, self.request_threads, self.sandbox_threads):
+            ends.callback(threads.shutdown, wait=False, cancel_futures=True)
+        # A model server reads files: the host tier's images are in the form of our own engines.
+        host_bytes = 0 if settings.has_server else settings.host_bytes
+        self.host = enter_host_tier(settings.host_path, host_bytes)
+        ends.callback(self.host.close)
+        ends.callback(opened.memory.close)
+        self.device = DeviceWorker(
+            threads=settings.threads,
+            timeout_s=settings.inference_timeout,
+            check_device=opened.memory.check,
+        )
+        self.device.start()
+        ends.callback(self.device.close)
+        self.estimators = Estimators(threads=settings.threads) if settings.allow_pickle else None
+        if self.estimators is not None:
+            ends.push_async_callback(self.estimators.close)
+        self.sandbox = Sandbox(opened.sandbox, on_lost=self._stop.set)
+        ends.push_async_callback(self.sandbox.close)
+        await self.sandbox.start()
+        self.registry = Registry(settings.redis_url, settings.pool)
+        ends.push_async_callback(self.registry.close)
+        self.secret, self.tls = PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir)
+        self.remote = RemoteInference(self.secret, self.tls)
+        ends.callback(self.remote.close)
+        if opened.server is not None:
+            ends.callback(opened.server.client.close)
+            ends.push_async_callback(in_thread, self.request_threads, opened.server.close)
+
+    # 2. What the pod is, for the registry
+
+    async def _describe(self) -> None:
+        settings, environment = self._settings, os.environ
+        accelerator = find_accelerator(self._opened.memory.device, environment)
+        port = settings.advertise_port or self._opened.listener.getsockname()[1]
+        sockets = self.host.sockets
+        self.info = PodInfo(
+            name=settings.name,
+            address=host_port(settings.advertise or settings.host, port),
+            node=settings.node_name,
+            device=str(self._opened.memory.device),
+            slots=settings.slots or slots_at_start(accelerator, await self._known_profiles()),
+            memory_bytes=memory_budget(settings.memory_bytes, accelerator, environment),
+            link_bytes_per_s=settings.link_rate or None,
+            process_id=os.getpid(),
+            uid=settings.pod_uid,
+            accelerator=accelerator,
+            share=pod_share(accelerator, environment, settings.share if settings.cores else 0.0),
+            placed_model=settings.placed_model,
+            place=settings.place,
+            takes_places=settings.takes_places,
+            max_share=settings.max_share / 100 if settings.max_share else 1.0,
+            has_server=settings.has_server,
+            shared_memory="" if sockets is None else sockets.identity,
+        )
+
+    async def _known_profiles(self) -> list[Profile]:
+        """Of all accelerators; none where the registry is away: the pod starts without it."""
+        try:
+            state = await self.registry.cluster()
+        except RegistryUnavailable:
+            return []
+        return [each for known in state.profiles.values() for each in known.values()]
+
+    # 3. Its models: where they lie, who loads and removes them, what the registry hears of it
+
+    def _hold_models(self) -> None:
+        settings, host, device = self._settings, self.host, self.device
+        rules, limits = settings.rules, self._generation_limits()
+        watch = ClusterWatch(self.registry, counts=False)
+        self.measurements, costs = Measurements(), ReloadCosts()
+        cache = DiskCache(
+            settings.cache_path,
+            Storages(_storage_options(settings)),
+            Bandwidth(settings.link_rate or None),
+            budget_bytes=settings.disk_bytes,
+            quota_of=lambda namespace: rules.quota(namespace, Quota.CACHE),
+            rules=_file_rules(settings),
+        )
+        device.kept = KeptMemory(self._kept_device_bytes(), self.info.memory_bytes)
+        device.kept.on_failed = device.mark_lost
+        KEPT_DEVICE_TENSOR_BYTES.set_function(lambda: device.kept.used_bytes)
+
+        def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
+            agent.report_tier(entry.key)
+            if evicted_for is not None:
+                demotions.offer(entry.model.spec)
+
+        def reload_s(key: str, size_bytes: int) -> float:
+            tier = tier_after_eviction(
+                size_bytes,
+                host_bytes=host.bytes_of(key),
+                host_budget_bytes=host.budget_bytes,
+                is_on_disk=cache.bytes_on_disk(key) > 0,
+            )
+            return costs.estimate_s(key, tier, size_bytes)
+
+        store = ModelStore(
+            self.info.memory_bytes,
+            on_removed,
+            policy=greedy_dual,
+            reload_s=reload_s,
+            quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
+            on_taken=device.kept.models_take,
+        )
+        IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
+        self.gpu = GpuWatch(
+            self.info.accelerator, device.mark_lost, interval_s=settings.heartbeat_s
+        )
+        agent = RegistryAgent(
+            self.registry,
+            self.info,
+            Inventory(
+                keys=lambda: cache.keys() | host.keys() | store.by_key.keys() | processors.keys(),
+                tier_state=lambda key: tier_state(key, store, host, cache, processors),
+                is_loading=lambda key: coordinator.is_loading(key),
+                used_bytes=lambda: used_bytes(store, host, cache, agent),
+                loads_total=lambda: coordinator.completed_total,
+                idle_byte_s=lambda: store.idle_byte_s,
+                copies=lambda: store.copy_reports(),
+                gpu=lambda: self.gpu.reading,
+            ),
+            measurements=self.measurements,
+            heartbeat_s=settings.heartbeat_s,
+            lease_ttl_s=settings.lease_ttl,
+        )
+        agent.is_held = self._opened.server is not None  # until the server answers
+        host.on_no_room = self._opened.memory.drop_registered
+        processors = Processors(
+            cache,
+            self.load_threads,
+            self._tasks,
+            agent.report_tier,
+            sandbox=self.sandbox,
+            bases=Bases(lambda name: _declared(watch, name)),
+            server=self._opened.server,
+        )
+        resolver = WeightResolver(
+            store,
+            cache,
+            host,
+            processors,
+            self.load_threads,
+            limits,
+            self._opened.memory,
+            self._opened.server,
+            self.estimators,
+        )
+        demotions = Demotions(resolver, agent.report_tier)
+        if self.estimators is not None:
+            self.estimators.on_lost = lambda key: _retire_lost(store, key)
+        coordinator = LoadCoordinator(
+            ModelLoader(resolver, device),
+            agent=agent,
+            watch=watch,
+            measurements=self.measurements,
+            costs=costs,
+            tasks=self._tasks,
+        )
+        self.models = ModelParts(
+            watch, costs, cache, host, store, agent, processors, demotions, coordinator
+        )
+        self.catalog = ModelCatalog(watch, self.registry)
+        self.single_model = None
+        if settings.model_name:
+            spec = single_model_spec(settings.model_name, settings.model_dir)
+            self.single_model = SingleModel(spec, self.registry, watch, coordinator, store)
+        self.profiles = ProfileSync(device.times, watch=watch, agent=agent, info=self.info)
+
+    def _generation_limits(self) -> GenerationLimits:
+        """As configured; a GPU pod's key-value caches follow its memory, and count with a step."""
+        limits = self._settings.generation_limits
+        if not self.info.accelerator.uuid:
+            return limits
+        share = int(self.info.memory_bytes * GPU_CACHE_SHARE)
+        return replace(
+            limits,
+            cache_bytes=self._settings.generation_cache_bytes or share,
+            max_concurrent=GPU_SEQUENCES,
+            counts_steps=True,
+        )
+
+    def _kept_device_bytes(self) -> int:
+        """Limit of steps' outputs on the device."""
+        configured = self._settings.kept_device_bytes
+        if configured is not None:
+            return configured
+        return int(DEFAULT_SHARE * self.info.memory_bytes) if self.info.accelerator.uuid else 0
+
+    # 4. Its requests
+
+    def _serve_requests(self) -> None:
+        settings, models, info = self._settings, self.models, self.info
+        sockets, threads = self.host.sockets, self.request_threads
+        self.in_flight = InFlightRequests(
+            info.name, slots=info.slots, allow_simulated_work=settings.allow_simulated_work
+        )
+        self.kept_tensors = TensorStore(
+            settings.tensor_store_bytes, shares_memory=sockets is not None, device=self.device.kept
+        )
+        self.ended_inferences = InferenceEndNotifier(models.agent)
+        self.predictions = PredictService(
+            info.name,
+            info.address,
+            in_flight=self.in_flight,
+            catalog=self.catalog,
+            coordinator=models.coordinator,
+            processors=models.processors,
+            remote=self.remote,
+            end_notifier=self.ended_inferences,
+            measurements=self.measurements,
+            threads=threads,
+            sandbox_threads=self.sandbox_threads,
+            step_tensors=StepTensors(
+                info.address,
+                self.kept_tensors,
+                self.remote,
+                self.catalog,
+                BlockClient(sockets, self.secret, threads) if sockets is not None else None,
+                self.measurements,
+            ),
+            server=self._opened.server,
+        )
+        self.generations = GenerationService(
+            self.predictions,
+            catalog=self.catalog,
+            measurements=self.measurements,
+            limits=self._generation_limits(),
+        )
+
+    # 5. Its servers, HTTP and gRPC
+
+    def _open_servers(self) -> None:
+        settings, models, service = self._settings, self.models, self.predictions
+        repository = Repository(
+            self.catalog, models.coordinator, models.store, models.processors, self.in_flight
+        )
+        health = Health(models.agent, self.in_flight, self.device, self.request_threads)
+        if self.single_model is not None:
+            health = replace(health, has_model=self.single_model.is_loaded)
+        profiler = Profiler(
+            coordinator=models.coordinator,
+            device=self.device,
+            profiles=self.profiles,
+            threads=self.request_threads,
+        )
+        openai = OpenAIRoutes(
+            settings.max_body_bytes,
+            service,
+            self.generations,
+            models.processors,
+            self.catalog,
+            self.remote,
+        )
+        routes = [
+            *Routes(settings, service, repository, health).table(),
+            *openai.table(),
+            *tensor_routes(self.kept_tensors, self.request_threads),
+            profile_route(profiler, self.catalog),
+        ]
+        self.server = PodServer(routes, self.secret, self.tls)
+        calls = InferenceService(
+            service,
+            repository,
+            health,
+            threads=self.request_threads,
+            pod_name=settings.name,
+            secret=self.secret,
+        )
+        self.grpc_server = GrpcServer(
+            calls.handler(),
+            max_body_bytes=settings.max_body_bytes,
+            slots=self.info.slots,
+            tls=self.tls,
+        )
+
+    # 6. What runs beside the requests, each until it is cancelled
+
+    def _background(self) -> list[Callable[[], Coroutine[Any, Any, None]]]:
+        settings, models, opened = self._settings, self.models, self._opened
+        model_sync = ModelSync(
+            models,
+            self.load_threads,
+            retire_grace_s=settings.retire_grace,
+            placed_model=settings.placed_model,
+        )
+        watchdog = Watchdog(
+            self.device,
+            models.coordinator,
+            max_stuck_threads=MAX_STUCK_THREADS if self.info.device == "cpu" else 0,
+            end_pod=self._stop.set,
+        )
+        work: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            models.watch.run,
+            models.agent.run,
+            models.demotions.run,
+            self.ended_inferences.run,
+            self.kept_tensors.run,
+            model_sync.run,
+            partial(watch_disk, models.cache, models.agent, self.load_threads),
+            watchdog.run,
+            self.gpu.run,
+            self.profiles.run,
+            self.secret.reload_periodically,
+            self.tls.reload_periodically,
+            PlaceWatch(models.watch, self.info, self.restart).run,
+        ]
+        if (sockets := self.host.sockets) is not None:
+            address, threads = self.info.address, self.request_threads
+            blocks = BlockServer(sockets, address, self.kept_tensors, self.secret, threads)
+            work.append(blocks.run)
+        if opened.server is not None:
+            process = opened.server_process
+            work.append(ServerWatch(opened.server, process, models, self.load_threads).run)
+        if self.single_model is not None:
+            work.append(self.single_model.run)
+        return work
+
+    # 7. Its end
+
+    async def _drain(self) -> None:
+        """Refuse new requests, complete the running ones, deregister, unload, close."""
+        logger.info("draining")
+        models, in_flight, limit_s = self.models, self.in_flight, self._settings.drain_timeout
+        in_flight.is_draining = True
+        await models.agent.drain()
+        if not await in_flight.is_idle_within(limit_s):
+            logger.warning("requests left unfinished", extra={"after_s": limit_s})
+            in_flight.cancel_all()
+            await in_flight.is_idle_within(CANCEL_TIMEOUT_S)
+        await models.agent.leave()
+        for key in tuple(models.store.by_key):
+            models.store.retire(key, "shutdown")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.grpc_server.stop(CLOSE_TIMEOUT_S))
+            self.server.close()
+        await in_thread(self.request_threads, models.cache.close)
+
+
+def _retire_lost(store: ModelStore, key: str) -> None:
+    """Its next request loads it again."""
+    entry = store.by_key.get(key)
+    if entry is not None and entry.retire_reason is None:
+        store.retire(key, "process-lost")
+
+
+def _declared(watch: ClusterWatch, name: ModelName) -> ModelSpec | None:
+    record = watch.state.models.get(name)
+    return None if record is None else record.serving
+
+
+def _storage_options(settings: RuntimeSettings) -> StorageOptions:
+    """Without tenants' rules where all is one owner's: a machine, or the only model, by KServe."""
+    is_open = not (settings.namespaces or settings.storage_prefixes)
+    is_owned = is_open and "KUBERNETES_SERVICE_HOST" not in os.environ
+    return StorageOptions(
+        secret_folder=settings.storage_config,
+        claim_mounts=CLAIM_MOUNTS,
+        rules=None if settings.model_name or is_owned else settings.rules,
+        secrets=NamespaceSecrets.from_environment(os.environ),
+    )
+
+
+def _file_rules(settings: RuntimeSettings) -> FileRules:
+    if settings.has_server:
+        return MODEL_SERVER
+    return WITH_PICKLES if settings.allow_pickle else OWN_ENGINES
