@@ -147,6 +147,13 @@ def main() -> int:
 _TABLE_COLUMNS: Final = 110
 """Width that the table of `up` needs for its longest option and environment variable."""
 _TEXTS: Final = ("help", "short_help", "epilog")
+_FEW: Final = 8
+
+
+def words_of(command: Any) -> tuple[str, ...]:
+    """Names of a command beside the one that help shows, as `get` has for each kind."""
+    words: tuple[str, ...] = getattr(command.callback, "words", ())
+    return tuple(word for word in words if word != command.name)
 
 
 class Command(TyperCommand):
@@ -177,7 +184,18 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """A group, whose help lists its commands."""
+    """A group, whose help lists its commands; a command may have more `words` than its name."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        named = super().get_command(ctx, cmd_name)
+        others = (each for each in self.commands.values() if cmd_name in words_of(each))
+        return named or next(others, None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """An unknown command of a group with a few: they are named."""
+        if len(self.commands) <= _FEW and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}. There are: {', '.join(self.commands)}.")
+        return super().resolve_command(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         with _escaped(self, *self.params, *self.commands.values()):

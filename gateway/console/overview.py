@@ -12,11 +12,12 @@ from typing import Any, Final
 
 from gateway.console.page_files import duration
 from gateway.console.traffic import LastMinute, Traffic
+from gateway.management.state_documents import places, pod_document, traffic_document, traffic_text
 from gateway.routing.select_version import can_be_served
 from registry.domain.canaries import Canaries
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import Band
-from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
+from registry.domain.model import ModelName, ModelRecord, Tier
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from registry.domain.records import ActionOutcome, ActionRecord
@@ -124,13 +125,14 @@ class Overview:
     def _row(self, record: ModelRecord, rates: Mapping[str, float]) -> dict[str, Any]:
         state, spec, name = self.watch.state, record.serving, str(record.spec.name)
         now_s = self.watch.registry_now_s()
-        holders, preloads = nearby(state.holders(spec.key)), self._preloads.get(name, {})
+        holders, preloads = state.holders(spec.key), self._preloads.get(name, {})
+        cells, traffic = places(holders), self._canaries.traffic(record.spec)
         return {
-            "cells": {pod: cell_text(residency) for pod, residency in holders.items()},
+            "cells": cells,
             "why": {
                 pod: reason
                 for pod, reason in preloads.items()
-                if pod in holders and (holders[pod].is_warm or holders[pod].is_warming)
+                if pod in cells and (holders[pod].is_warm or holders[pod].is_warming)
             },
             "loads": {
                 pod: progress
@@ -140,7 +142,7 @@ class Overview:
             },
             "ready": can_be_served(record, state),
             "pinned": spec.policy.pin,
-            "traffic": traffic_text(self._canaries, record.spec),
+            "traffic": traffic_text(traffic_document(traffic)) if traffic.is_split else "",
             "failure": "" if record.failure is None else str(record.failure.reason),
             "rps": round(rates.get(name, 0.0), 1),
             "expected_rps": round(_expected(state, spec.key, now_s).mean_per_s, 2),
@@ -180,19 +182,22 @@ def _place(pod: PodState) -> tuple[str, str, str]:
 
 
 def _pod(pod: PodState, viewer: str | None) -> dict[str, Any]:
-    document: dict[str, Any] = {
-        "node": pod.node,
-        "accelerator": pod.info.accelerator.product or "CPU",
-        "phase": str(pod.phase),
+    shown = pod_document(pod)
+    document = {
+        "node": shown["node"],
+        "accelerator": shown["accelerator"]["product"] or "CPU",
+        "phase": shown["phase"],
     }
     if viewer is None:
+        used = shown["used_bytes"]
         document |= {
-            "slots": pod.slots,
+            "slots": shown["slots"],
             "busy": pod.slots_busy,
-            "memory_bytes": pod.memory_bytes,
-            "device_bytes": int(pod.used_bytes.get(Tier.DEVICE, 0)),
-            "host_bytes": int(pod.used_bytes.get(Tier.HOST, 0)),
-            "disk_bytes": int(pod.used_bytes.get(Tier.DISK, 0)),
+            "memory_bytes": shown["memory_bytes"],
+            **{
+                f"{tier}_bytes": int(used.get(tier, 0))
+                for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK)
+            },
         }
     return document
 
@@ -206,33 +211,6 @@ def present_level(watch: ClusterWatch, label: str) -> tuple[int, float, float, f
     key = record.serving.key
     copies = sum(each.is_warm for each in state.holders(key).values())
     return copies, *_expected(state, key, now_s)
-
-
-def nearby(holders: Mapping[str, Residency]) -> dict[str, Residency]:
-    """Pods that have the model or are loading it; others only had it once."""
-    return {
-        pod: each
-        for pod, each in holders.items()
-        if each.tier is not Tier.REMOTE or each.loading_from is not None
-    }
-
-
-def traffic_text(canaries: Canaries, spec: ModelSpec) -> str:
-    """Where the requests to a model with canaries go, or which a canary gets; else empty."""
-    stable = spec.policy.canary_of
-    if stable is not None:
-        own = canaries.of(ModelName(spec.name.namespace, stable))
-        percent = next((each.percent for each in own if each.model == spec.name), 0)
-        return f"canary: {percent} % of the requests to {stable}"
-    own = canaries.of(spec.name)
-    return ", ".join(f"{each.percent} % to {each.model.name}" for each in own)
-
-
-def cell_text(residency: Residency) -> str:
-    """Such as `device`, `host` or `loading from disk`."""
-    if residency.loading_from is not None:
-        return f"loading from {residency.loading_from}"
-    return str(residency.tier)
 
 
 def _load_progress(

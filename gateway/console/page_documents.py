@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.console.overview import cell_text, nearby, traffic_text
 from gateway.console.traffic import LastMinute
+from gateway.management.state_documents import model_document, places, traffic_text
 from gateway.routing.select_version import can_be_served
 from gateway.telemetry.histograms import STAGES
 from gateway.telemetry.metrics import GatewayMetrics
@@ -16,7 +16,6 @@ from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
 from registry.domain.canaries import Canaries
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelRecord, ModelSpec, Tier
-from registry.inference_service.predictors import needs_in_pool
 
 _TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 MAX_SHOWN: Final = 200
@@ -29,16 +28,19 @@ def model_values(
     spec, name = record.serving, str(record.spec.name)
     starts, series = metrics.outcomes.starts(name), metrics.models.series.get(name)
     measured, count = state.measured(spec.key), 0 if series is None else sum(series.counts)
+    canaries, holders = Canaries(state), state.holders(spec.key)
+    document = model_document(state, record, canaries)
     return {
         "name": name,
         "record": record,
         "ready": can_be_served(record, state),
-        "needs": needs_in_pool(record.spec, has_server=state.has_server),
-        "traffic": traffic_text(Canaries(state), record.spec),
+        "needs": document["needs"],
+        "traffic": traffic_text(document["traffic"])
+        if canaries.traffic(record.spec).is_split
+        else "",
         "policy": asdict(spec.policy),
         "places": [
-            (pod, cell_text(residency), residency.size_bytes)
-            for pod, residency in sorted(nearby(state.holders(spec.key)).items())
+            (pod, where, holders[pod].size_bytes) for pod, where in sorted(places(holders).items())
         ],
         "loads": [(tier, measured.load_from(tier, None)) for tier in _TIERS],
         "starts": [(each, starts[each]) for each in ("warm", *_TIERS) if each in starts],

@@ -4,10 +4,9 @@ All files are checked first: if any has a mistake, all mistakes are printed and 
 """
 
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -19,27 +18,27 @@ from pilotlight.commands.declaration_check import (
     check_declared,
     variant_problems,
 )
-from pilotlight.commands.object_names import Kind, ObjectName, parse_object_names, shown_name
+from pilotlight.commands.kinds import (
+    DECLARED,
+    Declared,
+    Kind,
+    ObjectName,
+    parse_object_names,
+    shown_name,
+)
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
-from registry.domain.graph import KIND as GRAPH
 from registry.domain.graph import GraphSpec
 from registry.domain.loading_choice import ROUTING
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.documents import left_objects
-from registry.inference_service.graph_reader import read_graphs
 from registry.inference_service.predictors import needs_in_pool
-from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
-from registry.redis.workflow_log import WorkflowLog
-from variants.application_reader import read_applications
 
-Declared: TypeAlias = ModelSpec | ApplicationSpec | GraphSpec
-_KINDS = {ModelSpec: Kind.MODEL, ApplicationSpec: Kind.APPLICATION, GraphSpec: Kind.GRAPH}
 T = TypeVar("T")
 
 app = typer.Typer()
@@ -95,9 +94,12 @@ async def delete(
     if bool(names) == bool(filename):
         raise InvalidInput(["give either names or -f FILE"])
     objects = parse_object_names(names or [], namespace)
+    if others := {each.kind for each in objects if each.kind} - set(DECLARED.values()):
+        raise InvalidInput([f"{kind.plural} {kind.undeletable}" for kind in others])
     if filename:
         objects = [
-            ObjectName(_KINDS[type(each)], each.name) for each in read_declared(filename, namespace)
+            ObjectName(DECLARED[type(each)], each.name)
+            for each in read_declared(filename, namespace)
         ]
     await _delete(target, output, objects)
 
@@ -117,9 +119,9 @@ def read_declared(paths: Sequence[str], namespace: str | None) -> list[Declared]
         except InvalidInput as error:
             problems += error.problems
     specs: list[Declared] = []
-    for read in (read_documents, read_applications, read_graphs):
+    for kind in DECLARED.values():
         try:
-            specs += read(sources, default_namespace=namespace or "default")
+            specs += kind.declaring.read(sources, default_namespace=namespace or "default")
         except InvalidModel as error:
             problems += error.problems
     if problems:
@@ -227,16 +229,7 @@ async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> li
     state = await registry.cluster()
     outcomes = []
     for spec in specs:
-        before: object
-        after: object
-        match spec:
-            case ModelSpec():
-                before, after = getattr(state.models.get(spec.name), "spec", None), spec
-            case ApplicationSpec():
-                before, after = state.applications.get(spec.name), spec
-            case GraphSpec():
-                log = WorkflowLog(registry)
-                before, after = await log.workflow(spec.name), spec.definition()
+        before, after = await DECLARED[type(spec)].declaring.present(registry, state, spec)
         changed = "unchanged" if before == after else "configured"
         outcomes.append(f"{'created' if before is None else changed} (dry run)")
     return outcomes
@@ -255,32 +248,14 @@ async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[st
 
     Raises InvalidInput: no model is declared if the pool cannot take one.
     """
-    models = models_of(specs)
-    try:
-        outcomes = iter(await registry.put_models(models))
-        others = iter(await registry.put_applications(_of_kind(ApplicationSpec, specs)))
-    except InvalidModel as error:
-        raise InvalidInput(error.problems) from error
-    graphs = iter(await _put_graphs(registry, _of_kind(GraphSpec, specs)))
-    return [
-        next({ModelSpec: outcomes, ApplicationSpec: others, GraphSpec: graphs}[type(spec)])
-        for spec in specs
-    ]
-
-
-async def _put_graphs(registry: Registry, graphs: Sequence[GraphSpec]) -> list[str]:
-    """Raises InvalidInput for those that have the name of a workflow, after the others."""
-    log = WorkflowLog(registry)
-    outcomes: list[str] = []
-    problems: list[str] = []
-    for graph in graphs:
+    outcomes = {}
+    for kind, declared in DECLARED.items():
         try:
-            outcomes.append(await log.put_workflow(graph.name, graph.definition()))
+            put = await declared.declaring.put(registry, _of_kind(kind, specs))
         except InvalidModel as error:
-            problems += error.problems
-    if problems:
-        raise InvalidInput(problems)
-    return outcomes
+            raise InvalidInput(error.problems) from error
+        outcomes[kind] = iter(put)
+    return [next(outcomes[type(spec)]) for spec in specs]
 
 
 def print_applied(
@@ -315,7 +290,7 @@ def print_applied(
     }
     applied = list(zip(specs, outcomes, strict=True))
     lines = [
-        f"{_KINDS[type(spec)]}/{shown_name(spec.name)} {outcome}"
+        f"{DECLARED[type(spec)].resource}/{shown_name(spec.name)} {outcome}"
         + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
         for spec, outcome in applied
     ]
@@ -340,25 +315,18 @@ async def _delete(target: PlatformTarget, output: Output, objects: Sequence[Obje
     """Delete the models, applications and graphs that exist; then raise NotFound for the others."""
     deleted: dict[ObjectName, Kind] = {}
     async with target.registry() as registry:
-        deletes: dict[Kind, Callable[[list[ModelName]], Awaitable[list[ModelName]]]] = {
-            Kind.MODEL: registry.delete_models,
-            Kind.APPLICATION: registry.delete_applications,
-            Kind.GRAPH: partial(_delete_graphs, WorkflowLog(registry)),
-        }
-        for kind, delete_all in deletes.items():
+        for kind in DECLARED.values():
             asked = [o for o in objects if o not in deleted and o.kind in (None, kind)]
-            absent = await delete_all([each.name for each in asked])
+            absent = await kind.declaring.delete(registry, [each.name for each in asked])
             deleted |= {each: kind for each in asked if each.name not in absent}
     found = [each for each in objects if each in deleted]
-    lines = [f'{deleted[each]} "{shown_name(each.name)}" deleted' for each in found]
+    lines = [f'{deleted[each].resource} "{shown_name(each.name)}" deleted' for each in found]
     unknown = [str(each.name) for each in objects if each not in deleted]
     if unknown:
         for line in lines:
             output.note(line)
-        raise NotFound(
-            f"not found: {', '.join(unknown)}; `pilotlight get models` and `get applications` list"
-            " them"
-        )
+        listing = " and ".join(f"`get {kind.plural}`" for kind in DECLARED.values())
+        raise NotFound(f"not found: {', '.join(unknown)}; `pilotlight {listing[1:]} list them")
     output.result(
         [
             {"namespace": each.name.namespace, "name": each.name.name, "outcome": "deleted"}
@@ -366,15 +334,3 @@ async def _delete(target: PlatformTarget, output: Output, objects: Sequence[Obje
         ],
         lines,
     )
-
-
-async def _delete_graphs(log: WorkflowLog, names: Iterable[ModelName]) -> list[ModelName]:
-    """Delete graphs; the names that are none."""
-    unknown = []
-    for name in names:
-        definition = await log.workflow(name)
-        if definition is None or definition["kind"] != GRAPH:
-            unknown.append(name)
-        else:
-            await log.delete_workflow(name)
-    return unknown

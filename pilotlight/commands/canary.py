@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.kinds import parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output

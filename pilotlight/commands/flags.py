@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -157,29 +157,40 @@ def addresses(
     The verb's flags are those of the function, then the named ones of `REGISTRY` and `GATEWAY`,
     which say what platform, then with `lists` those of a listing, and `--json`.
     """
-    flags = {**{name: _ADDRESS[name] for name in names}, **(_LISTING if lists else {}), **_JSON}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., None]:
-        def verb(**given: Any) -> None:
-            shared = {name: given.pop(name) for name in flags}
-            target = PlatformTarget.of(**{name: shared.pop(name) for name in names})
-            result = function(target, _output(**shared), **given)
-            if inspect.iscoroutine(result):
-                asyncio.run(result)
-
         own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
-        shared = [
+        return verb_of(function, own, *names, lists=lists)
+
+    return decorate
+
+
+def verb_of(
+    function: Callable[..., Any], own: Sequence[inspect.Parameter], *names: str, lists: bool = False
+) -> Callable[..., None]:
+    """As `addresses`; the function's own flags are these."""
+    flags = {**{name: _ADDRESS[name] for name in names}, **(_LISTING if lists else {}), **_JSON}
+
+    def verb(**given: Any) -> None:
+        shared = {name: given.pop(name) for name in flags}
+        target = PlatformTarget.of(**{name: shared.pop(name) for name in names})
+        result = function(target, _output(**shared), **given)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+
+    parameters = [
+        *own,
+        *(
             inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default
             )
             for name, (kind, default) in flags.items()
-        ]
-        verb.__name__, verb.__doc__ = function.__name__, function.__doc__
-        verb.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-        verb.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
-        return verb
-
-    return decorate
+        ),
+    ]
+    verb.__name__, verb.__doc__ = function.__name__, function.__doc__
+    verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    verb.__annotations__ = {each.name: each.annotation for each in parameters}
+    return verb
 
 
 def _output(*, json_: bool, watch: bool = False, format_: str | None = None) -> Output:

@@ -24,8 +24,8 @@ from load.generator.target import host_headers, is_host
 from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.trace_spec import files_of
+from pilotlight.commands.kinds import parse_model_names
 from pilotlight.commands.load_summary import load_progress, print_summary
-from pilotlight.commands.object_names import parse_model_names
 from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known
 from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
 from pilotlight.output import Output

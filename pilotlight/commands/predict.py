@@ -11,7 +11,7 @@ from urllib.parse import quote
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.kinds import parse_model_names
 from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.commands.workflow import check_plot, explain_run
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed

@@ -14,7 +14,7 @@ from autoscaler.placement.planners.profile_fit import profile_fits
 from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.commands import flags
 from pilotlight.commands.flags import setting
-from pilotlight.commands.object_names import parse_model_names
+from pilotlight.commands.kinds import parse_model_names
 from pilotlight.commands.pod_profile import (
     POINT_COLUMNS,
     choose_pod,

@@ -1,7 +1,7 @@
 """The platform and the models that a verb addresses, and the clients to reach them."""
 
 import shutil
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +165,37 @@ def error_text(response: httpx.Response) -> str:
     except (ValueError, KeyError):
         text = response.text.strip()[:500]
     return f"{text or response.reason_phrase} (HTTP {response.status_code})"
+
+
+def read_response(response: httpx.Response, what: str) -> Any:
+    """The response's JSON. Raises InvalidInput for 400, NotFound for 404, else RequestFailed."""
+    try:
+        document = response.json()
+    except ValueError:
+        document = {"error": response.text[:500]}
+    if response.is_success:
+        return document
+    message = f"{what}: {text_of_error(document)}"
+    if response.status_code in (400, 413):
+        raise InvalidInput([message])
+    if response.status_code == 404:
+        raise NotFound(message)
+    raise RequestFailed(f"{message} (HTTP {response.status_code})")
+
+
+def text_of_error(document: Any) -> str:
+    """The error in a response, with its line of the workflow's file."""
+    if not isinstance(document, dict):
+        return str(document)
+    return error_with_line(
+        {"message": document.get("error", document), "line": document.get("line")}
+    )
+
+
+def error_with_line(error: Mapping[str, Any]) -> str:
+    """An error's message, with its line of the workflow's file."""
+    text = str(error["message"])
+    return f"{text} (line {error['line']})" if error.get("line") and "(line" not in text else text
 
 
 def require_known(names: Sequence[str], known: Collection[str]) -> None:

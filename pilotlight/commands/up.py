@@ -12,14 +12,9 @@ from autoscaler.planning.pool_view import Limits
 from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags, up_flags
-from pilotlight.commands.apply import (
-    Declared,
-    check_policies,
-    declare_and_check,
-    models_of,
-    read_declared,
-)
+from pilotlight.commands.apply import check_policies, declare_and_check, models_of, read_declared
 from pilotlight.commands.autoscaler import loading_problems
+from pilotlight.commands.kinds import Declared
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, check_extra
 from pilotlight.output import Output, ProgressReporter, parse_bytes, parse_rate, progress_bar

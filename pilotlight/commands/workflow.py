@@ -10,9 +10,9 @@ import httpx
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.commands.object_names import parse_model_names, shown_name
-from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import InvalidInput, NotFound, RequestFailed, requires_extra
+from pilotlight.commands.kinds import parse_model_names, shown_name
+from pilotlight.commands.target import PlatformTarget, error_with_line, read_response, text_of_error
+from pilotlight.errors import InvalidInput, RequestFailed, requires_extra
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
@@ -121,7 +121,7 @@ async def status(
     if output.as_json:
         return
     if "error" in document:
-        output.line(f"error   {error_text(document['error'])}")
+        output.line(f"error   {error_with_line(document['error'])}")
     if "result" in document:
         output.line(f"result  {json.dumps(document['result'], ensure_ascii=False)}")
     rows = [
@@ -209,35 +209,6 @@ def _read_arguments(text: str) -> bytes:
     return content.encode()
 
 
-def read_response(response: httpx.Response, what: str) -> Any:
-    """The response's JSON. Raises InvalidInput for 400, NotFound for 404, else RequestFailed."""
-    try:
-        document = response.json()
-    except ValueError:
-        document = {"error": response.text[:500]}
-    if response.is_success:
-        return document
-    message = f"{what}: {_text_of(document)}"
-    if response.status_code in (400, 413):
-        raise InvalidInput([message])
-    if response.status_code == 404:
-        raise NotFound(message)
-    raise RequestFailed(f"{message} (HTTP {response.status_code})")
-
-
-def _text_of(document: Any) -> str:
-    """The error in a response, with its line of the workflow's file."""
-    if not isinstance(document, dict):
-        return str(document)
-    return error_text({"message": document.get("error", document), "line": document.get("line")})
-
-
-def error_text(error: Mapping[str, Any]) -> str:
-    """An error's message, with its line of the workflow's file."""
-    text = str(error["message"])
-    return f"{text} (line {error['line']})" if error.get("line") and "(line" not in text else text
-
-
 def print_printed(output: Output, document: Mapping[str, Any]) -> None:
     """What the run's code printed."""
     if text := document.get("printed"):
@@ -253,40 +224,13 @@ def _failure_of_run(
     """The error of a run that began, whatever its status: the input was taken."""
     output.note(f"run: {run_id}; `pilotlight explain {run_id}` shows its steps and what it printed")
     document = response.json()
-    failure = RequestFailed(f"{name}: {_text_of(document)} (HTTP {response.status_code})")
+    failure = RequestFailed(f"{name}: {text_of_error(document)} (HTTP {response.status_code})")
     failure.partial_result = {"id": run_id, "reason": document.get("reason")}
     return failure
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-async def print_workflows(target: PlatformTarget, output: Output, namespace: str) -> None:
-    """The namespace's workflows as a table or JSON."""
-    path = f"/serving/{quote(namespace)}/all/v1/workflows"
-    found = read_response(await target.request_gateway("GET", path), namespace)["workflows"]
-    if output.as_json:
-        output.result(found)
-        return
-    rows = [
-        [
-            each["namespace"],
-            each["name"],
-            each["kind"],
-            _parameters(each["parameters"]),
-            f"{each['deadline_s']:g} s" if each["deadline_s"] else "-",
-        ]
-        for each in found
-    ]
-    output.table(["NAMESPACE", "NAME", "KIND", "PARAMETERS", "DEADLINE"], rows)
-
-
-def _parameters(parameters: list[dict[str, Any]]) -> str:
-    return (
-        ", ".join(each["name"] + ("" if each["required"] else "?") for each in parameters or ())
-        or "-"
-    )
 
 
 # Why the steps of a workflow's run went where they went, and when: `explain` of a run.
@@ -327,7 +271,7 @@ async def explain_run(
         [_row(document, step) for step in document["steps"]],
     )
     if "error" in document:
-        output.line(f"error: {error_text(document['error'])}")
+        output.line(f"error: {error_with_line(document['error'])}")
     for load in document["preloads"]:
         kind = "predicted" if load["predicted"] else "known"
         ended = "not ended" if load["ended_s"] is None else f"{load['ended_s']:.3f}"

@@ -25,22 +25,6 @@ class Canary:
     percent: int
 
 
-class Canaries:
-    """The canaries among a pool's models, recomputed when models change."""
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._models_version = -1
-        self._found: Found = {}
-
-    def of(self, name: ModelName) -> tuple[Canary, ...]:
-        """A model's canaries in order of name; their shares sum to at most 100 %."""
-        if self._models_version != self._state.models_version:
-            self._models_version = self._state.models_version
-            self._found = find_canaries(self._state.models.values())
-        return self._found.get(name, ())
-
-
 @dataclass(frozen=True, slots=True)
 class Traffic:
     """Which requests a model serves, as declared."""
@@ -52,6 +36,11 @@ class Traffic:
     """That take the other requests to it."""
     problem: str = ""
     """Why a canary gets fewer requests than its annotations seem to say; empty: it does not."""
+
+    @property
+    def is_split(self) -> bool:
+        """Whether another model has a part in the requests."""
+        return self.canary_of is not None or bool(self.canaries)
 
 
 def traffic_of(spec: ModelSpec, models: Mapping[ModelName, ModelRecord], found: Found) -> Traffic:
@@ -72,6 +61,26 @@ def traffic_of(spec: ModelSpec, models: Mapping[ModelName, ModelRecord], found: 
     elif percent < spec.policy.canary_percent:
         problem = f"{percent} % is what other canaries of {stable} leave"
     return Traffic(percent, stable, mine, problem)
+
+
+class Canaries:
+    """The canaries among a pool's models, recomputed when models change."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._models_version = -1
+        self._found: Found = {}
+
+    def of(self, name: ModelName) -> tuple[Canary, ...]:
+        """A model's canaries in order of name; their shares sum to at most 100 %."""
+        if self._models_version != self._state.models_version:
+            self._models_version = self._state.models_version
+            self._found = find_canaries(self._state.models.values())
+        return self._found.get(name, ())
+
+    def traffic(self, spec: ModelSpec) -> Traffic:
+        self.of(spec.name)  # up to date
+        return traffic_of(spec, self._state.models, self._found)
 
 
 def find_canaries(records: Iterable[ModelRecord]) -> Found:

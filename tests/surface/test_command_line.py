@@ -6,12 +6,13 @@ from typing import Any
 
 from typer.main import get_command
 
-from pilotlight.cli import create_app
+from pilotlight.cli import create_app, words_of
 from tests.surface.recorded import assert_recorded
 
 
 def _lines(command: Any, path: str) -> Iterator[str]:
-    yield path + (" (hidden)" if command.hidden else "")
+    words = "".join(f", {word}" for word in words_of(command))
+    yield path + words + (" (hidden)" if command.hidden else "")
     for parameter in command.params:
         yield f"    {_described(parameter)}"
     for name, each in sorted(getattr(command, "commands", {}).items()):

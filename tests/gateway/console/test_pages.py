@@ -339,6 +339,6 @@ def test_both_sides_of_a_canary_say_how_the_traffic_is_split(shared: GatewayHarn
     stable = shared.declare()
     canary = shared.declare(canary_of=stable.name.name, canary_percent=20)
     text = page(shared, f"/models/{stable.name}").text
-    assert f"Traffic: 20 % to {canary.name.name}" in text
+    assert f"Traffic: 80 %, {canary.name.name} 20 %" in text
     text = page(shared, f"/models/{canary.name}").text
-    assert f"Traffic: canary: 20 % of the requests to {stable.name.name}" in text
+    assert f"Traffic: 20 % of {stable.name.name}" in text

@@ -269,3 +269,27 @@ def test_no_pods_are_explained_by_scaling_to_zero(verb: Cli, redis: servers.Redi
     assert "the next request starts one" in shown
     act(redis.url, "default", lambda registry: want(registry, 2))
     assert "2 are starting" in verb("get", "pods").err
+
+
+def test_every_kind_is_shown_and_deleted_by_all_of_its_words(verb: Cli) -> None:
+    graphs = str(SAMPLES / "graphs")
+    assert verb("apply", "-f", str(SAMPLES), "-f", graphs, "--no-check").status == 0
+    [graph] = verb("get", "ig", "--json").document
+    assert graph["nodes"]["both"] == {"router": "Ensemble", "steps": ["embed", "embed"]}
+    assert "both: Ensemble of embed, embed" in verb("get", "graphs", "embed-twice").out
+    assert "- embed\n" in verb("describe", "inferencegraph", "embed-twice").out
+    assert verb("get", "iapp").err == verb("get", "applications").err
+    assert verb("describe", "isvc", "embed").out.startswith("namespace: default\nname: embed\n")
+    deleted = verb("delete", "models", "embed", "translate")
+    assert 'inferenceservice.serving.kserve.io "translate" deleted' in deleted.out
+    assert verb("delete", "graph/embed-twice").status == 0
+    assert verb("get", "graphs").err.startswith("no graphs; create one")
+    assert verb("describe", "graph", "embed-twice").status == 1
+
+
+def test_an_unknown_kind_is_answered_by_the_known_ones(verb: Cli) -> None:
+    unknown = verb("get", "foos")
+    assert unknown.status == 2
+    assert "There are: models, pods, workflows, applications" in unknown.err
+    refused = verb("delete", "pods", "pod-1")
+    assert (refused.status, "`pilotlight up --pods` sets their number" in refused.err) == (2, True)

@@ -2,7 +2,15 @@
 
 import pytest
 
-from pilotlight.commands.object_names import Kind, ObjectName, parse_model_names, parse_object_names
+from pilotlight.commands.kinds import (
+    APPLICATION,
+    GRAPH,
+    MODEL,
+    Kind,
+    ObjectName,
+    parse_model_names,
+    parse_object_names,
+)
 from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelName
 
@@ -28,13 +36,13 @@ def test_a_model_with_or_without_its_kind(text: str) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        pytest.param(["ig/chain"], [(Kind.GRAPH, "chain")], id="short"),
+        pytest.param(["ig/chain"], [(GRAPH, "chain")], id="short"),
         pytest.param(
             ["inferenceapplication.pilotlight.io/a", "b"],
-            [(Kind.APPLICATION, "a"), (None, "b")],
+            [(APPLICATION, "a"), (None, "b")],
             id="as-apply-prints",
         ),
-        pytest.param(["isvc", "a", "b"], [(Kind.MODEL, "a"), (Kind.MODEL, "b")], id="kind-first"),
+        pytest.param(["isvc", "a", "b"], [(MODEL, "a"), (MODEL, "b")], id="kind-first"),
         pytest.param(["isvc"], [(None, "isvc")], id="one-named-like-a-kind"),
         pytest.param(["a", "a"], [(None, "a")], id="twice"),
     ],
