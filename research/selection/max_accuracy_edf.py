@@ -3,8 +3,8 @@
 A baseline of Wolfrath et al. 2025, section 6.1.
 """
 
-from variants.planning.greedy_placement import by_deadline, place_greedily
 from variants.planning.planning_problem import PlanningProblem
+from variants.planning.search import by_deadline, place_greedily
 
 
 def max_accuracy_edf(problem: PlanningProblem) -> list[int]:

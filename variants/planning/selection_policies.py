@@ -5,21 +5,11 @@ are options of each; `sneakpeek` and `refined` are `grouped` with everything tha
 offer. Pure.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from registry.domain.application import SelectionPolicy
 from registry.domain.loading_choice import SELECTION
-from variants.planning.best_order import best_order
-from variants.planning.greedy_placement import (
-    by_application,
-    by_deadline,
-    by_priority,
-    place_greedily,
-    share_among_workers,
-)
-from variants.planning.local_search import improve
 from variants.planning.planning_problem import (
     Ints,
     PlanningProblem,
@@ -27,15 +17,26 @@ from variants.planning.planning_problem import (
     plan_of,
     planning_problem,
 )
+from variants.planning.search import (
+    best_of_all,
+    by_application,
+    by_arrival,
+    by_deadline,
+    by_priority,
+    place_greedily,
+    search,
+    share_among_workers,
+)
 from variants.planning.window import SelectionOptions, SelectionPlan, Window
 
 PLAIN: Final = SelectionOptions()
 FULL: Final = SelectionOptions(is_data_aware=True, short_circuit=True, splits_groups=True)
-_FEW_REQUESTS: Final = 6
-"""Of so many on one worker `refined` takes the best plan, which is found as soon as a good one. Of
-7 and 8 two thirds would be, in twice the time."""
-_QUICK_PLANS: Final = 10_000
-"""Partial plans of that search."""
+_GROUP_PLANS: Final = 800
+"""Plans of up to tau groups that are evaluated: some 4 ms for 24 requests."""
+_EXACT_PLANS: Final = 30_000
+"""All of 5 requests with 3 variants: some 15 ms."""
+_FEW: Final = 18
+"""For half as many requests `refined` evaluates twice the plans in the same time, and so on."""
 
 
 def plan_window(
@@ -62,7 +63,7 @@ def _lo_priority(problem: PlanningProblem) -> list[int]:
 
 
 def _grouped(problem: PlanningProblem) -> list[int]:
-    """Algorithm 1; over tau, also the plan without splitting, whichever is expected better.
+    """Algorithm 1, its order by the search; over tau, also without splitting if that is better.
 
     Splitting into more subgroups than can be ordered well lost up to 0.11 of utility.
     """
@@ -72,36 +73,28 @@ def _grouped(problem: PlanningProblem) -> list[int]:
     plan = _group_plan(problem, groups)
     if not problem.options.splits_groups or len(groups) <= problem.options.max_exact_groups:
         return plan
-    reached = mean_utility(problem, plan)
-    whole = _group_plan(problem, by_application(problem, is_split=False), at_least=reached)
-    return whole if mean_utility(problem, whole) > reached else plan
+    whole = _group_plan(problem, by_application(problem, is_split=False))
+    return max(plan, whole, key=lambda each: mean_utility(problem, each))
 
 
-def _group_plan(
-    problem: PlanningProblem, groups: Sequence[Ints], *, at_least: float = -math.inf
-) -> list[int]:
-    """`at_least`: the mean utility below which a plan is of no use, and need not be best."""
-    best = None
+def _group_plan(problem: PlanningProblem, groups: Sequence[Ints]) -> list[int]:
+    greedy = place_greedily(problem, share_among_workers(problem, groups))
     if problem.has_one_worker and len(groups) <= problem.options.max_exact_groups:
-        best = best_order(problem, groups, at_least=at_least)
-    return best or place_greedily(problem, share_among_workers(problem, groups))
+        return search(problem, groups, [greedy], _GROUP_PLANS)
+    return greedy
 
 
 def _exact(problem: PlanningProblem) -> list[int]:
     """Of a window that is too large, the plan of `refined`: users choose policies by a header."""
-    return best_order(problem, by_deadline(problem)) or _refined(problem)
+    return best_of_all(problem, by_arrival(problem), _EXACT_PLANS) or _refined(problem)
 
 
 def _refined(problem: PlanningProblem) -> list[int]:
     if len(problem.requests) == 1:
         return _lo_edf(problem)
     starts = (_grouped(problem), _lo_priority(problem), _lo_edf(problem))
-    if problem.has_one_worker and len(problem.requests) <= _FEW_REQUESTS:
-        reached = max(mean_utility(problem, start) for start in starts)
-        best = best_order(problem, by_deadline(problem), at_least=reached, max_plans=_QUICK_PLANS)
-        if best is not None:
-            return best
-    return improve(problem, starts)
+    budget = problem.options.max_evaluations * max(1, _FEW // len(problem.requests))
+    return search(problem, by_arrival(problem), starts, budget)
 
 
 _RULES: Final[Mapping[str, Callable[[PlanningProblem], list[int]]]] = {

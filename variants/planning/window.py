@@ -128,10 +128,8 @@ class SelectionOptions:
     max_exact_groups: int = 5
     """tau of algorithm 1: with more groups their order is greedy."""
     max_evaluations: int = 500
-    """Plans that `refined` may evaluate: half the time that planning 24 may take. Where it needs
-    them, means of 0.998 of the optimum (up to 6 requests, two workers), 0.994 (7 and 8, one)."""
-    max_partial_plans: int = 50_000
-    """Partial plans that a search of all orders may evaluate: some 30 ms, 8 requests."""
+    """Plans of 24 requests that `refined` evaluates, in half the time that planning them may take;
+    of fewer requests as many more."""
 
 
 @dataclass(frozen=True, slots=True)

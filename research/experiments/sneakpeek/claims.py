@@ -1,21 +1,24 @@
 """Measures of estimates and of optimal plans, which no policy's score shows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from registry.domain.application import Prior, SelectionPolicy
+from registry.domain.application import Prior
 from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import applications_in
 from research.experiments.sneakpeek.workload import Workload, draw_window
-from variants.planning.selection_policies import PLAIN, plan_window
+from research.selection.best_order import best_order
+from variants.planning.planning_problem import plan_of, planning_problem
+from variants.planning.search import by_deadline
+from variants.planning.selection_policies import PLAIN
 from variants.planning.utility import accuracy_by_class_mix, class_probabilities, prior_weights
 
 _REQUESTS_PER_APPLICATION = 4.0
-_UNBOUNDED = replace(PLAIN, max_partial_plans=10_000_000)
+_MAX_PLANS = 10_000_000
 """Optimal plans, however long the search."""
 
 
@@ -60,7 +63,10 @@ def optimum_shares(task: OptimumTask) -> OptimumShares:
     together = by_class = 0
     for at in range(task.windows):
         drawn = draw_window(apps, task.load, np.random.default_rng((task.seed, at)))
-        plan = plan_window(SelectionPolicy.EXACT, drawn.window, _UNBOUNDED)
+        problem = planning_problem(drawn.window, PLAIN)
+        steps = best_order(problem, by_deadline(problem), max_plans=_MAX_PLANS)
+        assert steps is not None
+        plan = plan_of(problem, steps)
         order = [drawn.truth[each.request] for each in plan.assignments]
         if _is_together([each.application for each in order]):
             together += 1

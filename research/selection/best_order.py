@@ -1,4 +1,4 @@
-"""The best plan over all orders of groups and all choices for each of them.
+"""The best plan over all orders of groups and all choices: what the search is held to.
 
 Dynamic programming over the number of groups that are done: of two partial plans with the same
 groups done and the same variants loaded, one that is later and no better is dropped. That loses
@@ -12,8 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from variants.planning.greedy_placement import GroupChoices, place_greedily
-from variants.planning.planning_problem import Floats, Ints, PlanningProblem, mean_utility
+from variants.planning.planning_problem import (
+    Floats,
+    Ints,
+    PlanningProblem,
+    mean_utility,
+    penalty_by_kind,
+)
+from variants.planning.search import place_greedily
 
 _ROUNDING: Final = 1e-9
 _BOUND_TIMES: Final = 32
@@ -30,21 +36,15 @@ _STATE: Final = 5
 
 
 def best_order(
-    problem: PlanningProblem,
-    groups: Sequence[Ints],
-    *,
-    at_least: float = -np.inf,
-    max_plans: int | None = None,
+    problem: PlanningProblem, groups: Sequence[Ints], max_plans: int = 50_000
 ) -> list[int] | None:
     """The steps of the best plan; of equally good ones, one that ends first.
 
-    None: the search would evaluate more than `max_plans` (else `max_partial_plans` of the
-    options), or no plan has a mean utility of `at_least`.
+    None: the search would evaluate more than `max_plans` partial plans.
     """
-    budget = problem.options.max_partial_plans if max_plans is None else max_plans
-    search = _Search(problem, groups, budget)
+    search = _Search(problem, groups, max_plans)
     greedy = mean_utility(problem, place_greedily(problem, groups))
-    least = max(at_least, greedy) * len(problem.requests) - _ROUNDING
+    least = greedy * len(problem.requests) - _ROUNDING
     partials = np.array([[*[0.0] * _STATE, *problem.free_s, *[-1.0] * len(problem.free_s)]])
     levels: list[Floats] = []
     for _ in groups:
@@ -59,6 +59,50 @@ def best_order(
         plan, at, choice = level[plan, _ORIGIN].astype(int).tolist()
         blocks.append((groups[at] * search.choices + choice).tolist())
     return [step for block in reversed(blocks) for step in block]
+
+
+class GroupChoices:
+    """What each group gets by each of its choices: its requests run one after another.
+
+    Arrays are [groups, choices].
+    """
+
+    def __init__(self, problem: PlanningProblem, groups: Sequence[Ints]) -> None:
+        self._penalties = problem.penalties
+        firsts = np.array([group[0] for group in groups])
+        self.variant, self.worker = problem.variant[firsts], problem.worker[firsts]
+        self.takes_time = self.variant != problem.short_circuit
+        self.swap_s = problem.swap_s[firsts]
+        counts = np.array([[len(group)] for group in groups])
+        self.total_s = problem.latency_s[firsts] * counts
+        places = np.arange(counts.max())
+        # Requests that smaller groups lack are their first one again, and worthless.
+        members = np.array(
+            [[*group, *group[:1].repeat(len(places) - len(group))] for group in groups]
+        )
+        accuracy = np.where((places < counts)[:, :, None], problem.accuracy[members], 0.0)
+        self._accuracy = _by_choice(accuracy)
+        self._deadline_s = problem.deadline_s[members, 0][:, None]
+        turns_s = problem.latency_s[firsts][:, :, None] * (places + 1)
+        self._ends_s = turns_s + _by_choice(problem.beside_s[members])
+        """[groups, choices, requests]: what is added to the group's start for completions."""
+        self._penalty_kind = problem.penalty_kind[firsts][:, :1, None]
+
+    def gained(self, start_s: Floats, group: Ints | int) -> Floats:
+        """[..., choices]: the utility of a group for each of them, begun at `start_s`."""
+        late = penalty_by_kind(
+            self._penalties,
+            self._penalty_kind[group],
+            self._deadline_s[group],
+            start_s[..., None] + self._ends_s[group],
+        )
+        gained = (self._accuracy[group] * (1.0 - late)).sum(axis=-1)
+        return np.where(self.variant[group] < 0, -np.inf, gained)  # no choice
+
+
+def _by_choice(values: Floats) -> Floats:
+    """[groups, choices, requests] of [groups, requests, choices]."""
+    return np.ascontiguousarray(values.transpose(0, 2, 1))
 
 
 class _Search:
