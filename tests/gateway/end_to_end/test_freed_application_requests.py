@@ -13,9 +13,9 @@ import pytest
 
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.model import ModelName, ModelPolicy
+from tests.architecture.test_visited_files import REQUEST, RESPONSE, SPEC
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_freed_requests import LATE, ask, no_garbage
-from tests.gateway.end_to_end.test_visited_files import REQUEST, RESPONSE, SPEC
 from tests.gateway.end_to_end.test_warm_requests import FAILED, REFUSED, Served, served
 from tests.gateway.placer_harness import eventually
 from tests.servers import RedisServer

@@ -20,8 +20,8 @@ from gateway.__main__ import serve
 from gateway.grpc.server import serving_grpc
 from gateway.settings import GatewaySettings
 from gateway.upstream.pod_connection import PodConnectionPool, PodUnreachable
+from tests.architecture.test_visited_files import REQUEST, SPEC
 from tests.gateway.asynchronous import run_async
-from tests.gateway.end_to_end.test_visited_files import REQUEST, SPEC
 from tests.gateway.end_to_end.test_warm_requests import (
     CASES,
     DEADLINE,

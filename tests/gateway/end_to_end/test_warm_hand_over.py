@@ -13,8 +13,8 @@ from gateway.dispatch import reservations, warm_request
 from gateway.http.client_request import ClientRequest
 from gateway.http.listener import RequestStarts
 from gateway.telemetry.explanations import Explanations
+from tests.architecture.test_visited_files import REQUEST, RESPONSE, SPEC
 from tests.gateway.asynchronous import run_async
-from tests.gateway.end_to_end.test_visited_files import REQUEST, RESPONSE, SPEC
 from tests.gateway.end_to_end.test_warm_requests import (
     BY_POLICY,
     CLOSE,

@@ -22,8 +22,8 @@ from gateway.telemetry import explanations
 from registry.domain.model import ModelPolicy, RoutingPolicy
 from registry.domain.pod_state import Granted, LoadMode, ReservationRequest
 from registry.redis.client import Registry
+from tests.architecture.test_visited_files import REQUEST, RESPONSE, SPEC, warm_gateway
 from tests.gateway.asynchronous import run_async
-from tests.gateway.end_to_end.test_visited_files import REQUEST, RESPONSE, SPEC, warm_gateway
 from tests.gateway.http.test_server import connected, read_response
 from tests.gateway.placer_harness import eventually
 from tests.servers import RedisServer, redis_server

@@ -123,7 +123,7 @@ def test_a_warm_request_visits_no_more_files_of_the_pod_than_recorded(
     spec = ModelSpec(SPEC.name, model.as_uri())
     act(redis.url, pool, lambda registry: registry.put_models([spec]))
     place = str(tmp_path / "s")
-    program = ("tests.gateway.end_to_end.recording_pods", place)
+    program = ("tests.architecture.recording_pods", place)
     with (
         servers.forkserver(program=program) as parent,
         servers.pod(

@@ -1,6 +1,6 @@
 """A fork server of pods that tell which of the project's files they run: of one pod at a time.
 
-`python -m tests.gateway.end_to_end.recording_pods SOCKET`: at a byte from its client it begins, and
+`python -m tests.architecture.recording_pods SOCKET`: at a byte from its client it begins, and
 at the next it writes the files as a line of JSON.
 """
 
