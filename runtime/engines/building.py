@@ -8,15 +8,17 @@ from pathlib import Path
 from runtime.engines.engine import Engine
 from runtime.engines.networks.network_engine import NetworkEngine
 from runtime.errors import ModelInvalid, ModelUnsupported
-from runtime.storage.library_files import (
+from runtime.storage.listing import (
+    ADAPTER_CONFIG,
     CODE_SUFFIXES,
     LIGHTGBM_SUFFIX,
     ONNX_SUFFIX,
     PICKLE_ADVICE,
+    PIPELINE_INDEX,
+    PROGRAM_SUFFIX,
     SKOPS_SUFFIX,
     library_files,
 )
-from runtime.storage.listing import ADAPTER_CONFIG, PIPELINE_INDEX, PROGRAM_SUFFIX
 
 LIGHTGBM_START = b"tree\n"
 """The first line of LightGBM's files, which share the suffix `.bst` with XGBoost's."""

@@ -18,8 +18,7 @@ from runtime.engines.building import engine_of
 from runtime.engines.engine import ModelFolder
 from runtime.errors import ModelInvalid
 from runtime.loading.model_loader import ModelLoader
-from runtime.storage.library_files import LIBRARY_SUFFIXES, SKOPS_SUFFIX
-from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
+from runtime.storage.listing import LIBRARY_SUFFIXES, SKOPS_SUFFIX, WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.storages import ModelStorage
 from runtime.threads import in_thread
 from runtime.weights.safetensors_files import (

@@ -33,7 +33,7 @@ from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.tasks.task import Processor
 from runtime.threads import in_thread
-from runtime.tiers.cache_locks import FileLock
+from runtime.tiers.disk_budget import FileLock
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.download_progress import Download
 from runtime.tiers.host_tier import HostTier, PutOutcome

@@ -9,7 +9,7 @@ from registry.domain.model import ModelSpec, Task
 from runtime.engines.engine import Engine, ModelFolder
 from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import ModelUnsupported
-from runtime.storage.library_files import PICKLE_ADVICE
+from runtime.storage.listing import PICKLE_ADVICE
 
 if TYPE_CHECKING:
     import torch

@@ -22,9 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final, cast
 
 from runtime.errors import ModelInvalid, ModelUnsupported
-from runtime.storage.checksums import CRC32
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, checked_listing
-from runtime.storage.partial_file import PartialFile, split_spans
+from runtime.storage.partial_file import CRC32, PartialFile, split_spans
 
 TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
 SUFFIXES: Final = (*TAR_SUFFIXES, ".zip")

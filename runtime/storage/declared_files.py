@@ -12,25 +12,23 @@ from functools import partial
 from typing import Final
 
 from runtime.errors import ModelInvalid, ModelUnsupported
-from runtime.storage.library_files import (
+from runtime.storage.listing import (
     CODE_SUFFIXES,
     LIBRARY_SUFFIXES,
     LIGHTGBM_SUFFIXES,
+    NETWORK_FILES,
     ONNX_SUFFIX,
     PICKLE_ADVICE,
-    SKOPS_SUFFIX,
-    XGBOOST_SUFFIXES,
-    in_highest_version,
-    model_of_suffixes,
-)
-from runtime.storage.listing import (
-    NETWORK_FILES,
     PIPELINE_INDEX,
     PROGRAM_SUFFIX,
+    SKOPS_SUFFIX,
     WEIGHT_SUFFIX,
+    XGBOOST_SUFFIXES,
     RemoteFile,
     asset_files,
     every_file,
+    in_highest_version,
+    model_of_suffixes,
     weight_files,
 )
 

@@ -22,8 +22,7 @@ from common.backoff import Backoff
 from runtime.errors import StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES, RANGE_RETRIES
 from runtime.storage.bandwidth import BandwidthUse
-from runtime.storage.checksums import CRC32
-from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile
+from runtime.storage.partial_file import CRC32, SPAN_BYTES, ByteRange, PartialFile
 
 MAX_READERS = 16
 INITIAL_READERS = 2

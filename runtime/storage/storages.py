@@ -20,8 +20,7 @@ from runtime.storage.file import ClaimStorage, FileStorage
 from runtime.storage.library import fetched_folder
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 from runtime.storage.partial_file import PartialFile
-from runtime.storage.s3 import S3Storage, parse_s3_uri
-from runtime.storage.s3_client import READ_TIMEOUT_S, S3Access, open_s3
+from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
 from runtime.storage.s3_options import S3Options, options_for, options_without_pool
 
 MAX_CLIENTS = 64

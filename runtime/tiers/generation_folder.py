@@ -19,10 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from runtime.errors import LoadFailed, ModelInvalid
-from runtime.storage.checksums import CRC32
 from runtime.storage.declared_files import OWN_ENGINES, FileRules
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
-from runtime.storage.partial_file import PartialFile, boot_id
+from runtime.storage.partial_file import CRC32, PartialFile, boot_id
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,7 @@ from runtime.storage.public_addresses import (
     operator_hosts,
 )
 from runtime.storage.ranged_download import ReadInterrupted
-from runtime.storage.s3 import S3Storage
-from runtime.storage.s3_client import open_s3
+from runtime.storage.s3 import S3Storage, open_s3
 from runtime.storage.s3_options import options_without_pool
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache

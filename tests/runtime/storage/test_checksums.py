@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.storage.checksums import CRC32, S3_CHECKSUMS
+from runtime.storage.partial_file import CRC32, S3_CHECKSUMS
 
 
 @given(st.lists(st.binary(max_size=2000), max_size=6))

@@ -4,8 +4,7 @@ import pytest
 
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.declared_files import declared_paths
-from runtime.storage.library_files import library_files
-from runtime.storage.listing import RemoteFile, asset_files
+from runtime.storage.listing import RemoteFile, asset_files, library_files
 
 MLFLOW = [
     "MLmodel",

@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from runtime.errors import StorageFailed
-from runtime.storage.s3_client import open_s3, s3_problem
+from runtime.storage.s3 import open_s3, s3_problem
 from runtime.storage.s3_options import S3Options, options_for
 
 SECRET = {

@@ -15,8 +15,7 @@ from runtime.errors import DiskFull, ModelInvalid, ModelTooLarge, StorageFailed
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, weight_files
 from runtime.storage.storages import StorageOptions, Storages
-from runtime.tiers.cache_locks import CacheLocks
-from runtime.tiers.disk_budget import DiskBudget
+from runtime.tiers.disk_budget import CacheLocks, DiskBudget
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import _crc32
 from tests import servers
@@ -89,7 +88,7 @@ def test_never_evicts_a_model_in_use_by_any_process(tmp_path: Path) -> None:
     first = fetch(cache, specs[0])
     fetch(cache, specs[1])
     code = (
-        "import sys; from pathlib import Path; from runtime.tiers.cache_locks import CacheLocks;"
+        "import sys; from pathlib import Path; from runtime.tiers.disk_budget import CacheLocks;"
         "lock = CacheLocks(Path(sys.argv[1])).lock_for_use(sys.argv[2]);"
         "print('locked', flush=True); sys.stdin.read()"
     )
