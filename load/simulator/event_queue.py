@@ -2,7 +2,7 @@
 
 Events are tuples `(time, number, function, argument)`; events of one time run in the order in which
 they were added, and arrivals are never pushed to the heap. Times in seconds since the start of the
-run. `runtime.loading.load_lifecycle` runs here as it does on an event loop of asyncio.
+run. `runtime.loading.load` runs here as it does on an event loop of asyncio.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Iterable

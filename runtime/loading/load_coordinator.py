@@ -1,7 +1,7 @@
 """Acquires models on the device for requests, and runs loads on the event loop.
 
 A request for a model gets it from the device, joins its running load, or starts a load under a
-claim of the registry. `load_lifecycle` decides the steps of a load.
+claim of the registry. `load` has the steps of a load.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import LoadFailure, ModelSpec, Tier
@@ -19,20 +21,25 @@ from runtime.device.device_errors import release_frames
 from runtime.errors import DeadlinePassed, LoadFailed
 from runtime.loading.failures import LoadFailures
 from runtime.loading.file_check import check_files
-from runtime.loading.load_lifecycle import LoadLifecycle
+from runtime.loading.load import Loads
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
 from runtime.loading.load_turns import Load
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
 from runtime.loading.served_model import ServedModel
+from runtime.loading.weight_resolver import OpenWeights
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import RegistryAgent
+from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.eviction import ReloadCosts
 
 logger = logging.getLogger(__name__)
+
+LiveLoad: TypeAlias = Load[asyncio.Future[StoreEntry]]
+LiveLoads: TypeAlias = Loads[asyncio.Future[StoreEntry], OpenWeights, StoreEntry]
 
 
 @dataclass(slots=True)
@@ -58,18 +65,9 @@ class AcquiredModel:
     __exit__ = release
 
 
-@dataclass(eq=False, slots=True)
-class _LiveLoad(Load):
-    done: asyncio.Future[StoreEntry] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once all work of the load has ended."""
-    base: StoreEntry | None = None
-    """Of an adapter: in use until the load has ended."""
+class LoadCoordinator:
+    """Loads on the event loop: their clock, and those who wait for them."""
 
-
-class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
     def __init__(
         self,
         loader: ModelLoader,
@@ -80,23 +78,28 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
         costs: ReloadCosts,
         tasks: asyncio.TaskGroup,
     ) -> None:
-        super().__init__(
-            loader.store,
-            agent,
-            failures=LoadFailures(lambda: watch.state, watch.registry_now_s),
-            costs=costs,
-            measurements=measurements,
-            state=lambda: watch.state,
-        )
+        self.store = loader.store
         self._loader = loader
         self._resolver = loader.resolver
-        self.store = loader.store
         self._agent = agent
         self._tasks = tasks
         self._preloads = TierPreloads(loader.resolver, tasks, agent.report_tier)
+        self._failures = LoadFailures(lambda: watch.state, watch.registry_now_s)
+        self.loads: LiveLoads = Loads(
+            loader.store,
+            clock=self,
+            copies=loader,
+            registry=agent,
+            ends=self,
+            failures=self._failures,
+            costs=costs,
+            measurements=measurements,
+            state=lambda: watch.state,
+            base_of=self._base_in_use,
+        )
 
     def is_loading(self, key: str) -> bool:
-        return key in self.running
+        return key in self.loads.running
 
     async def acquire(
         self, spec: ModelSpec, *, token: int | None = None, deadline_s: float | None = None
@@ -117,39 +120,39 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
         try:
             async with asyncio.timeout(remaining_s):
                 while (load := self._cancelled_load(spec.key)) is not None:
-                    await load.ended.wait()
+                    await asyncio.wait({load.waiting})
                     if (entry := self.store.acquire(spec.key)) is not None:
                         return AcquiredModel(self.store, entry)
                 return await self._load_and_acquire(spec, token, started_s)
         except TimeoutError as error:
             raise DeadlinePassed(f"the deadline passed while {spec.key} was loaded") from error
 
-    def _cancelled_load(self, key: str) -> _LiveLoad | None:
+    def _cancelled_load(self, key: str) -> LiveLoad | None:
         """The running load, if it is cancelled, so that no request may join it."""
-        load = self.running.get(key)
+        load = self.loads.running.get(key)
         return load if load is not None and load.ticket.is_cancelled else None
 
     async def _load_and_acquire(
         self, spec: ModelSpec, token: int | None, started_s: float
     ) -> AcquiredModel:
-        load = self.join(spec, token or 0)
+        load = self.loads.join(spec, token or 0)
         self._preloads.prioritise(spec.key)
         try:
-            entry = await asyncio.shield(load.done)
+            entry = await asyncio.shield(load.waiting)
         except BaseException:
             self._stop_waiting(load)
             del load  # it keeps the error, whose traceback has this frame
             raise
         return AcquiredModel(self.store, entry, load.source.value, time.monotonic() - started_s)
 
-    def _stop_waiting(self, load: _LiveLoad) -> None:
+    def _stop_waiting(self, load: LiveLoad) -> None:
         """Remove a waiter; if the load is complete, end the use that it acquired for the waiter."""
-        if not load.done.done():
+        if not load.waiting.done():
             if load.waiters == 1:
                 self._preloads.deprioritise(load.spec.key)
-            self.leave(load)
-        elif not load.done.cancelled() and load.done.exception() is None:
-            self.store.end_use(load.done.result())
+            self.loads.leave(load)
+        elif not load.waiting.cancelled() and load.waiting.exception() is None:
+            self.store.end_use(load.waiting.result())
 
     async def preload(
         self,
@@ -170,18 +173,18 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             await self._preloads.preload(spec, tier)
             return
         while (cancelled := self._cancelled_load(spec.key)) is not None:
-            await cancelled.ended.wait()
+            await asyncio.wait({cancelled.waiting})
         if self.store.holds(spec.key):
             return
         if not is_withdrawable:
-            await asyncio.shield(self.join_preload(spec, max_other_copies).done)
+            await asyncio.shield(self.loads.join_preload(spec, max_other_copies).waiting)
             return
-        due_s = None if due_in_s is None else self.now_s() + due_in_s
-        load = self.join_withdrawable(spec, max_other_copies, due_s)
+        due_s = None if due_in_s is None else time.monotonic() + due_in_s
+        load = self.loads.join_withdrawable(spec, max_other_copies, due_s)
         try:
-            await asyncio.shield(load.done)
+            await asyncio.shield(load.waiting)
         finally:
-            self.withdraw(load)
+            self.loads.withdraw(load)
             del load
 
     async def check(self, spec: ModelSpec) -> None:
@@ -191,11 +194,11 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
 
     async def cancel(self, key: str, reason: str) -> None:
         """End all loads of a model and free what they reserved; requests fail with the reason."""
-        load = self.running.get(key)
+        load = self.loads.running.get(key)
         self._preloads.cancel(key, reason)
         if load is not None:
             load.ticket.cancel(reason)
-            await load.ended.wait()
+            await asyncio.wait({load.waiting})
         await self._preloads.wait_ended(key)
         if not self.store.holds(key):
             await in_thread(self._resolver.threads, self._resolver.cache.discard_partial, key)
@@ -206,14 +209,27 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
         self.store.retire(key, "broken")
         await self._agent.report_broken(failure)
 
-    # The steps of a load on the event loop
+    @asynccontextmanager
+    async def _base_in_use(self, load: LiveLoad) -> AsyncIterator[StoreEntry | None]:
+        """An adapter's base, loaded if necessary; the adapter itself may use it on."""
+        base = self._resolver.processors.bases.of(load.spec)
+        if base is None:
+            yield None
+            return
+        acquired = await unless_cancelled(load.ticket, self.acquire(base))
+        try:
+            yield acquired.entry
+        finally:
+            self.store.end_use(acquired.entry)
+
+    # The clock of the loads
 
     def now_s(self) -> float:
         return time.monotonic()
 
     async def wait(
         self,
-        load: _LiveLoad,
+        ticket: LoadTicket,
         begin: Callable[[Callable[[], None]], None],
         timeout_s: float | None = None,
     ) -> bool:
@@ -223,65 +239,39 @@ class LoadCoordinator(LoadLifecycle[_LiveLoad, StoreEntry]):
             return True
         try:
             async with asyncio.timeout(timeout_s):
-                await unless_cancelled(load.ticket, ended.wait())
+                await unless_cancelled(ticket, ended.wait())
         except TimeoutError:
             return False
         return True
 
-    def new_load(self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool) -> _LiveLoad:
-        load = _LiveLoad(spec, max_other_copies, is_preload, time.monotonic())
-        load.done.add_done_callback(mark_retrieved)
-        return load
+    def spawn(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._tasks.create_task(start())
 
-    def spawn(self, load: _LiveLoad) -> None:
-        self._tasks.create_task(self._run_to_end(load))
+    # Their ends
 
-    async def _run_to_end(self, load: _LiveLoad) -> None:
-        try:
-            await self.run(load)
-        finally:
-            self.end_base(load)
-            self.running.pop(load.spec.key, None)
-            load.done.cancel()  # no effect unless the pod shuts down
-            load.ended.set()
+    def waiters(self, _spec: ModelSpec) -> asyncio.Future[StoreEntry]:
+        future: asyncio.Future[StoreEntry] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(mark_retrieved)
+        return future
 
-    async def load_to_device(self, load: _LiveLoad) -> StoreEntry:
-        """An adapter's base is loaded before its turn, since it needs a turn, too."""
-        if (base := self._resolver.processors.bases.of(load.spec)) is not None:
-            acquired = await unless_cancelled(load.ticket, self.acquire(base))
-            load.base = acquired.entry
-        return await super().load_to_device(load)
-
-    def end_base(self, load: _LiveLoad) -> None:
-        """End the load's use of an adapter's base; the adapter itself may use it on."""
-        if load.base is not None:
-            self.store.end_use(load.base)
-            load.base = None
-
-    async def nearest_tier(self, load: _LiveLoad) -> Tier:
-        return await self._resolver.nearest_tier(load.spec.key)
-
-    async def bring(self, load: _LiveLoad, reserve: Callable[[int], Awaitable[None]]) -> StoreEntry:
-        async with self._loader.open(load.spec, load.ticket, load.base) as weights:
-            await reserve(weights.memory_bytes)
-            entry = await self._loader.copy(weights)
-            load.source = weights.tier  # not the nearest if its copy was damaged or deleted
-        return entry
-
-    def ended(self, load: _LiveLoad, entry: StoreEntry | None, error: PodError | None) -> None:
+    def ended(self, load: LiveLoad, entry: StoreEntry | None, error: PodError | None) -> None:
         if error is not None:
             release_frames(error)  # which have the load, and that the error
-            load.done.set_exception(error)
+            load.waiting.set_exception(error)
         elif entry is not None:
-            load.done.set_result(entry)
+            load.waiting.set_result(entry)
 
-    def as_failure(self, load: _LiveLoad, error: Exception) -> LoadFailed:
+    def aborted(self, load: LiveLoad) -> None:
+        self.loads.running.pop(load.spec.key, None)
+        load.waiting.cancel()
+
+    def unexpected(self, load: LiveLoad, error: Exception) -> LoadFailed:
         logger.exception("load raised an unexpected error", extra={"key": load.spec.key})
         return LoadFailed(f"{load.spec.key} could not be loaded: {error!r}")
 
     def count(
         self,
-        load: _LiveLoad,
+        load: LiveLoad,
         outcome: str,
         *,
         seconds: float = 0.0,

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from registry.domain.model import ModelSpec, Tier
+from registry.domain.pod_state import LoadClaim
 from runtime.storage.load_ticket import LoadTicket
 
 MAX_CONCURRENT: Final = 4
@@ -27,8 +29,11 @@ LONG: Final = 2.0
 both share the link."""
 
 
+W = TypeVar("W")
+
+
 @dataclass(eq=False, slots=True)
-class Load:
+class Load(Generic[W]):
     """A running load. Mutable: owned by the event loop."""
 
     spec: ModelSpec
@@ -37,10 +42,14 @@ class Load:
     is_preload: bool
     """Whether the load continues without waiting requests."""
     started_s: float
+    waiting: W
+    """Those who wait for its end."""
     turn_s: float = 0.0
     """Start of its turn, on the clock of `started_s`."""
     token: int = 0
     """Token of the newest claim that the gateway made for a waiting request; 0: none."""
+    claim: LoadClaim = field(default_factory=partial(LoadClaim, None, 0))
+    """Its right to load the model, by the registry; `token` may be newer."""
     ticket: LoadTicket = field(default_factory=LoadTicket)
     source: Tier = Tier.REMOTE
     waiters: int = 0
@@ -52,7 +61,7 @@ class Load:
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    load: Load
+    load: Load[Any]
     expected_s: float
     since_s: float
     """When it began to wait; while it runs, when it began to run."""
@@ -85,12 +94,12 @@ class LoadTurns:
         self._waiting: list[_Turn] = []
         self._running: list[_Turn] = []
 
-    def enter(self, load: Load, expected_s: float, grant: Callable[[], None]) -> None:
+    def enter(self, load: Load[Any], expected_s: float, grant: Callable[[], None]) -> None:
         """Call `grant`, now or later, when it is the load's turn."""
         self._waiting.append(_Turn(load, expected_s, self._now_s(), grant))
         self.refresh()
 
-    def leave(self, load: Load) -> None:
+    def leave(self, load: Load[Any]) -> None:
         """End the load's turn or its wait; no effect without either."""
         for turns in (self._waiting, self._running):
             turns[:] = [turn for turn in turns if turn.load is not load]

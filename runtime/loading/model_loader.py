@@ -12,9 +12,10 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from common.inference_protocol.errors import PodError
-from registry.domain.model import ModelSpec, Tier
+from registry.domain.model import Tier
 from runtime.device.device_errors import (
     is_device_error,
     is_device_lost,
@@ -29,10 +30,11 @@ from runtime.engines.skeletons import Skeleton
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.open_engine import BatchTrial, open_engine
+from runtime.loading.load_turns import Load
 from runtime.loading.model_elsewhere import PickledModel, ProxiedModel
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.served_model import ServedModel
-from runtime.loading.weight_resolver import ResolvedWeights, WeightResolver
+from runtime.loading.weight_resolver import OpenWeights, WeightResolver
 from runtime.sandbox.estimators import LoadedEstimator
 from runtime.storage.load_ticket import LoadTicket
 from runtime.tasks.padding_trial import PaddingTrials
@@ -57,43 +59,60 @@ class ModelLoader:
     def store(self) -> ModelStore:
         return self.resolver.store
 
+    async def nearest_tier(self, key: str) -> Tier:
+        """The tier that a load of the model would start from now."""
+        if self.resolver.host.bytes_of(key):
+            return Tier.HOST
+        is_cached = await in_thread(self.resolver.threads, self.resolver.cache.has_weights, key)
+        return Tier.DISK if is_cached else Tier.REMOTE
+
     @asynccontextmanager
-    async def open(
-        self, spec: ModelSpec, ticket: LoadTicket, base: StoreEntry | None = None
-    ) -> AsyncIterator[ResolvedWeights]:
+    async def open(self, load: Load[Any], base: StoreEntry | None) -> AsyncIterator[OpenWeights]:
         """The open weights, of an adapter with its base in use; raises LoadFailed, LoadCancelled.
 
         Their files are protected from deletion until the model is off the device, if the block
         ends without an error.
         """
-        resolver = self.resolver
-        lock = await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key)
+        resolver, key = self.resolver, load.spec.key
+        lock = await in_thread(resolver.threads, resolver.cache.lock_for_use, key)
         try:
-            async with resolver.resolve(spec, ticket, lock, base) as resolved:
-                yield resolved
+            async with resolver.resolve(load.spec, load.ticket, lock, base) as weights:
+                yield weights
         except BaseException as error:
             lock.release()
             if isinstance(error, ModelInvalid):
                 # The source may be corrected: the next attempt fetches the files again.
-                await in_thread(resolver.threads, resolver.cache.discard, spec.key)
-                await in_thread(resolver.threads, resolver.host.discard, spec.key)
-                resolver.processors.forget(spec.key)
+                await in_thread(resolver.threads, resolver.cache.discard, key)
+                await in_thread(resolver.threads, resolver.host.discard, key)
+                resolver.processors.forget(key)
             raise
 
-    async def copy(self, resolved: ResolvedWeights) -> StoreEntry:
+    async def copy(self, load: Load[Any], weights: OpenWeights) -> StoreEntry:
         """The model, which has completed its first inference, in memory reserved for it.
 
-        Raises LoadFailed, MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
+        Evicts idle models while the device is full, as many as what is missing. Raises LoadFailed,
+        MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
-        await self.make_way(resolved.ticket)
-        entry, store = await _DeviceLoad(self, resolved).run(), self.store
-        excess = entry.memory_bytes - resolved.memory_bytes
+        store = self.store
+        await self._make_way(load.ticket)
+        while True:
+            try:
+                with self._device_errors(load.spec.key):
+                    entry = await self._copy_once(weights)
+                    break
+            except DeviceFull as error:
+                release_frames(error)  # they hold a slab, or a network
+                if await self._make_way(load.ticket, max(1, error.missing_bytes)):
+                    continue
+                if not store.evict_idle(error.missing_bytes, load.spec.key):
+                    raise
+        excess = entry.memory_bytes - weights.memory_bytes
         used = store.used_bytes + store.reserved_bytes + excess
         if excess > 0 and used > store.budget_bytes:
             store.evict_idle(used - store.budget_bytes, entry.key)
         return entry
 
-    async def make_way(self, ticket: LoadTicket, missing_bytes: int = 0) -> bool:
+    async def _make_way(self, ticket: LoadTicket, missing_bytes: int = 0) -> bool:
         """Have outputs of steps copied from memory that a load needs; False if it gets none."""
         kept = self.device.kept
         if not kept.used_bytes:
@@ -101,47 +120,17 @@ class ModelLoader:
         executor = self.resolver.threads.executor_for(ticket)
         return await in_thread(executor, kept.make_way, missing_bytes)
 
-
-@dataclass(frozen=True, slots=True)
-class _DeviceLoad:
-    """One load from open weights to a served model."""
-
-    loader: ModelLoader
-    resolved: ResolvedWeights
-
-    @property
-    def spec(self) -> ModelSpec:
-        return self.resolved.spec
-
-    @property
-    def executor(self) -> Executor:
-        return self.loader.resolver.threads.executor_for(self.resolved.ticket)
-
-    async def run(self) -> StoreEntry:
-        """The model. Evicts idle models while the device is full, as many as what is missing."""
-        while True:
-            try:
-                with self._device_errors():
-                    return await self._run_once()
-            except DeviceFull as error:
-                release_frames(error)  # they hold a slab, or a network
-                if await self.loader.make_way(self.resolved.ticket, max(1, error.missing_bytes)):
-                    continue
-                if not self.loader.store.evict_idle(error.missing_bytes, self.spec.key):
-                    raise
-
     @contextmanager
-    def _device_errors(self) -> Iterator[None]:
+    def _device_errors(self, key: str) -> Iterator[None]:
         """Device errors are not attributed to the model, whose files are kept.
 
         Raises DeviceFull, DeviceFailed or PodDraining in their place.
         """
-        key = self.spec.key
         try:
             yield
         except Exception as error:
             if is_device_lost(error):
-                self.loader.device.mark_lost(error)
+                self.device.mark_lost(error)
                 raise PodDraining(f"the pod's device failed while {key} was loaded") from error
             if is_out_of_memory(error) and not isinstance(error, DeviceFull):
                 raise DeviceFull(f"the device has no memory for {key}: {error}") from error
@@ -149,90 +138,80 @@ class _DeviceLoad:
                 raise DeviceFailed(f"the device failed while {key} was loaded: {error}") from error
             raise
 
-    async def _run_once(self) -> StoreEntry:
-        weights, skeleton = await self._weights_and_skeleton()
-        await self._attach(skeleton, weights)
-        network, processor, device = skeleton.network, self.resolved.processor, self.loader.device
+    async def _copy_once(self, opened: OpenWeights) -> StoreEntry:
+        executor = self.resolver.threads.executor_for(opened.ticket)
+        weights, skeleton = await self._weights_and_skeleton(opened, executor)
+        await _attach(skeleton, weights, opened.base, executor)
+        network, processor, device = skeleton.network, opened.processor, self.device
         if isinstance(network, ServerModel | LoadedEstimator):
-            return self._elsewhere(network, skeleton, weights)
-        model = ServedModel(self.spec, processor=processor, network=network, device=device)
+            model = self._elsewhere(network, opened)
+            entry = self._entry(opened, model, skeleton, weights)
+            # What was measured, or what its files suggest.
+            entry.memory_bytes = max(opened.memory_bytes, network.memory_bytes)
+            return entry
+        model = ServedModel(opened.spec, processor=processor, network=network, device=device)
         # Of text generation no forward is captured: its caches are no tensors.
         is_text = isinstance(processor, TextOutputs)
         model.pads_to_buckets = skeleton.has_graphs and not is_text
         try:
-            await self._warm_up(model, skeleton)
-            await self.loader.padding.try_out(network, processor, device, model.device_model)
+            await _warm_up(model, skeleton)
+            await self.padding.try_out(network, processor, device, model.device_model)
             if isinstance(processor, TextOutputs):
-                await self._start_generator(model, skeleton, processor)
+                await self._start_generator(opened, model, skeleton, processor)
         except BaseException:
             model.stop()
             skeleton.detach()  # not kept, since it may have caused the failure
             weights.release()
             raise
-        entry = self._entry(model, skeleton, weights)
-        if self.resolved.engine.takes_dtype:  # it may be the base of adapters
-            stored, taken = self.resolved.model, self.resolved.weights.layout.tensors
+        entry = self._entry(opened, model, skeleton, weights)
+        if opened.engine.takes_dtype:  # it may be the base of adapters
+            stored, taken = opened.model, opened.weights.layout.tensors
             entry.shared = SharedWeights(weights, stored.tensors, taken, stored.dtype)
         return entry
 
     def _elsewhere(
-        self, network: ServerModel | LoadedEstimator, skeleton: Skeleton, weights: DeviceWeights
-    ) -> StoreEntry:
+        self, network: ServerModel | LoadedEstimator, opened: OpenWeights
+    ) -> ServedModel:
         """A model that another process has loaded: it is ready as it is."""
-        spec, resolver = self.spec, self.loader.resolver
-        processor, device = self.resolved.processor, self.loader.device
-        model: ServedModel
+        spec, resolver = opened.spec, self.resolver
+        processor, device = opened.processor, self.device
         if isinstance(network, ServerModel) and (server := resolver.server) is not None:
-            model = ProxiedModel(
+            return ProxiedModel(
                 spec, processor=processor, network=network, device=device, server=server
             )
-        elif isinstance(network, LoadedEstimator) and resolver.estimators is not None:
-            model = PickledModel(
+        if isinstance(network, LoadedEstimator) and resolver.estimators is not None:
+            return PickledModel(
                 spec,
                 processor=processor,
                 network=network,
                 device=device,
                 estimators=resolver.estimators,
             )
-        else:
-            raise RuntimeError(f"{spec.key} was loaded without the process that infers it")
-        entry = self._entry(model, skeleton, weights)
-        # What was measured, or what its files suggest.
-        entry.memory_bytes = max(self.resolved.memory_bytes, network.memory_bytes)
-        return entry
+        raise RuntimeError("a model was loaded without the process that infers it")
 
-    def _entry(self, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights) -> StoreEntry:
-        resolved = self.resolved
-
+    def _entry(
+        self, opened: OpenWeights, model: ServedModel, skeleton: Skeleton, weights: DeviceWeights
+    ) -> StoreEntry:
         def free() -> None:
             if model.device_model.broken_reason:  # a thread may hang in it forever
                 skeleton.detach()
             else:
-                self.loader.resolver.skeletons.put_back(skeleton)
+                self.resolver.skeletons.put_back(skeleton)
             weights.release()
-            resolved.lock.release()
+            lock.release()
 
+        lock = opened.lock  # alone: the entry must not keep what was open for its load
         return StoreEntry(
-            self.spec.key, resolved.memory_bytes, model=model, free=free, base=resolved.base
+            opened.spec.key, opened.memory_bytes, model=model, free=free, base=opened.base
         )
 
-    async def _attach(self, skeleton: Skeleton, weights: DeviceWeights) -> None:
-        if not skeleton.copies_weights:
-            base = self.resolved.base
-            shared = None if base is None else base.shared
-            own = {} if shared is None else shared.weights.tensors
-            skeleton.attach(own | weights.tensors)
-            return
-        try:
-            await in_thread(self.executor, skeleton.attach, weights.tensors)
-        finally:
-            weights.release()
-
-    async def _weights_and_skeleton(self) -> tuple[DeviceWeights, Skeleton]:
+    async def _weights_and_skeleton(
+        self, opened: OpenWeights, executor: Executor
+    ) -> tuple[DeviceWeights, Skeleton]:
         """Builds the skeleton while the weights arrive; its failure cancels their download."""
         weights, skeleton = await asyncio.gather(
-            in_thread(self.executor, self._copy_weights),
-            self._build_skeleton(),
+            in_thread(executor, self._copy_weights, opened),
+            self._build_skeleton(opened, executor),
             return_exceptions=True,
         )
         if isinstance(skeleton, BaseException):
@@ -240,28 +219,28 @@ class _DeviceLoad:
                 weights.release()
             raise skeleton
         if isinstance(weights, BaseException):
-            self.loader.resolver.skeletons.put_back(skeleton)
+            self.resolver.skeletons.put_back(skeleton)
             raise weights
         return weights, skeleton
 
-    def _copy_weights(self) -> DeviceWeights:
-        if self.resolved.tier is not Tier.REMOTE:
-            self.resolved.ticket.has_started = True
-        memory = self.loader.resolver.memory if self.resolved.engine.uses_device else CpuMemory()
-        return memory.put(self.resolved.weights, self.resolved.ticket)
+    def _copy_weights(self, opened: OpenWeights) -> DeviceWeights:
+        if opened.tier is not Tier.REMOTE:
+            opened.ticket.has_started = True
+        memory = self.resolver.memory if opened.engine.uses_device else CpuMemory()
+        return memory.put(opened.weights, opened.ticket)
 
-    async def _build_skeleton(self) -> Skeleton:
+    async def _build_skeleton(self, opened: OpenWeights, executor: Executor) -> Skeleton:
         try:
-            return await in_thread(self.executor, self._skeleton)
+            return await in_thread(executor, self._skeleton, opened)
         except Exception as error:
             if not is_out_of_memory(error):  # an eviction may make the next attempt succeed
-                self.resolved.ticket.cancel("its network cannot be built")
+                opened.ticket.cancel("its network cannot be built")
             raise
 
-    def _skeleton(self) -> Skeleton:
-        resolver, engine, model = self.loader.resolver, self.resolved.engine, self.resolved.model
+    def _skeleton(self, opened: OpenWeights) -> Skeleton:
+        resolver, engine, model = self.resolver, opened.engine, opened.model
         key = engine.skeleton_key(model)
-        device, threads = resolver.memory.device, self.loader.device.thread_count
+        device, threads = resolver.memory.device, self.device.thread_count
         build = partial(engine.build_skeleton, model, key=key, device=device, threads=threads)
         skeleton = resolver.skeletons.take(key, build)
         graphs = resolver.memory.graphs
@@ -270,34 +249,13 @@ class _DeviceLoad:
             skeleton.use_graphs(ForwardGraphs(skeleton.network, graphs))
         return skeleton
 
-    async def _warm_up(self, model: ServedModel, skeleton: Skeleton) -> None:
-        """One inference, so that no request spends the time of the first one's setup.
-
-        It prepares this process's code and buffers of the architecture. A reused skeleton has them
-        already; all pages of the weights are in memory in any case.
-        """
-        if skeleton.has_inferred:
-            return
-        try:
-            await model.warm_up()
-        except PodError:
-            raise
-        except Exception as error:  # a network that cannot infer is not served
-            if is_out_of_memory(error) or is_device_error(error):
-                raise
-            kind = getattr(getattr(skeleton.network, "config", None), "model_type", None)
-            raise ModelInvalid(
-                f"{self.spec.key}{f' ({kind})' if kind else ''} failed its first inference: {error}"
-            ) from error
-        skeleton.has_inferred = True
-
     async def _start_generator(
-        self, model: ServedModel, skeleton: Skeleton, processor: TextOutputs
+        self, opened: OpenWeights, model: ServedModel, skeleton: Skeleton, processor: TextOutputs
     ) -> None:
         """Create the generation engine on the device, and try it out."""
-        network, device = skeleton.network, self.loader.device
-        limits = self.resolved.generation or self.loader.resolver.generation_limits
-        known = self.loader.trials.get(skeleton.key)
+        network, device = skeleton.network, self.device
+        limits = opened.generation or self.resolver.generation_limits
+        known = self.trials.get(skeleton.key)
         make = partial(
             open_engine,
             network,
@@ -312,7 +270,43 @@ class _DeviceLoad:
         if engine and known and trial.is_continuous:  # the trial has run no step of this engine
             async for _ in engine.generate([0], Sampling(max_tokens=1, seed=0, temperature=0)):
                 pass
-        self.loader.trials[skeleton.key] = trial
+        self.trials[skeleton.key] = trial
         if not trial.is_padded:
             model.device_model.max_rows = 1
         model.generator = engine
+
+
+async def _attach(
+    skeleton: Skeleton, weights: DeviceWeights, base: StoreEntry | None, executor: Executor
+) -> None:
+    if not skeleton.copies_weights:
+        shared = None if base is None else base.shared
+        own = {} if shared is None else shared.weights.tensors
+        skeleton.attach(own | weights.tensors)
+        return
+    try:
+        await in_thread(executor, skeleton.attach, weights.tensors)
+    finally:
+        weights.release()
+
+
+async def _warm_up(model: ServedModel, skeleton: Skeleton) -> None:
+    """One inference, so that no request spends the time of the first one's setup.
+
+    It prepares this process's code and buffers of the architecture. A reused skeleton has them
+    already; all pages of the weights are in memory in any case.
+    """
+    if skeleton.has_inferred:
+        return
+    try:
+        await model.warm_up()
+    except PodError:
+        raise
+    except Exception as error:  # a network that cannot infer is not served
+        if is_out_of_memory(error) or is_device_error(error):
+            raise
+        kind = getattr(getattr(skeleton.network, "config", None), "model_type", None)
+        raise ModelInvalid(
+            f"{model.spec.key}{f' ({kind})' if kind else ''} failed its first inference: {error}"
+        ) from error
+    skeleton.has_inferred = True

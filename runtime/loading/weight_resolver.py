@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class ResolvedWeights:
+class OpenWeights:
     """A model's open weights, complete or under download, with its folder and processor."""
 
     spec: ModelSpec
@@ -73,22 +73,6 @@ class ResolvedWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
-    """A model as it is stored, and its open weights as its network takes them."""
-
-    model: ModelFolder
-    weights: WeightSource
-    tier: Tier
-    download: Download | None
-    """Of the weights, if they are under way."""
-
-    async def end(self) -> None:
-        self.weights.close()
-        if self.download is not None:
-            await self.download.end()
-
-
-@dataclass(frozen=True, slots=True)
 class WeightResolver:
     store: ModelStore
     cache: DiskCache
@@ -104,21 +88,32 @@ class WeightResolver:
     skeletons: Skeletons = field(default_factory=Skeletons)
     """They also tell how networks take stored tensors."""
 
-    async def nearest_tier(self, key: str) -> Tier:
-        """The tier that a load of the model would start from now."""
-        if self.host.bytes_of(key):
-            return Tier.HOST
-        is_cached = await in_thread(self.threads, self.cache.has_weights, key)
-        return Tier.DISK if is_cached else Tier.REMOTE
-
     @asynccontextmanager
     async def resolve(
         self, spec: ModelSpec, ticket: LoadTicket, lock: FileLock, base: StoreEntry | None = None
-    ) -> AsyncIterator[ResolvedWeights]:
+    ) -> AsyncIterator[OpenWeights]:
         """The model's weights until the end of the block, which cancels a running download.
 
         An adapter's base must be in use. Raises LoadFailed, LoadCancelled.
         """
+        closing = AsyncExitStack()
+        try:
+            yield await self._open(spec, ticket, lock, base, closing)
+        except asyncio.CancelledError:
+            ticket.cancel("the pod shuts down")
+            closing.pop_all()  # threads may still read: the files close with the process
+            raise
+        finally:
+            await closing.aclose()
+
+    async def _open(
+        self,
+        spec: ModelSpec,
+        ticket: LoadTicket,
+        lock: FileLock,
+        base: StoreEntry | None,
+        closing: AsyncExitStack,
+    ) -> OpenWeights:
         threads = self.threads.executor_for(ticket)
         was_on_disk = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
@@ -138,51 +133,75 @@ class WeightResolver:
         least_bytes = weight_bytes // 2 if engine.takes_dtype else weight_bytes
         self.store.check_fits(spec.key, least_bytes + working_bytes)
         take = partial(self._take, spec, engine, folder, dtype, base)
-        processor, opened = await self._open_with_processor(spec, files, ticket, take)
-        tier = opened.tier
+        processor, found = await asyncio.gather(
+            unless_cancelled(ticket, self.processors.get(spec)),
+            self._open_nearest(spec, files, ticket, take, closing),
+            return_exceptions=True,
+        )
+        if isinstance(processor, BaseException) or isinstance(found, BaseException):
+            raise _cause(processor, found)
+        model, weights, tier = found
         came_with_assets = self.server is not None or not files[0].path.endswith(WEIGHT_SUFFIX)
         if tier is Tier.DISK and not was_on_disk and came_with_assets:
             tier = Tier.REMOTE  # downloaded above with the small files
             ticket.has_started = True
-        try:
-            needed_bytes = opened.weights.layout.size_bytes + working_bytes
-            memory = partial(self._generation_memory, spec, opened, base, needed_bytes)
-            generation = None if self.server is not None else await in_thread(threads, memory)
-            yield ResolvedWeights(
-                spec,
-                ticket,
-                opened.model,
-                processor,
-                opened.weights,
-                tier,
-                engine,
-                working_bytes + (0 if generation is None else generation.total_bytes),
-                lock,
-                None if generation is None else generation.limits,
-                base,
-            )
-        except asyncio.CancelledError:
-            ticket.cancel("the pod shuts down")
-            raise
-        except BaseException:
-            await opened.end()
-            raise
-        await opened.end()
+        needed_bytes = weights.layout.size_bytes + working_bytes
+        memory = partial(self._generation_memory, spec, model, weights, base, needed_bytes)
+        generation = None if self.server is not None else await in_thread(threads, memory)
+        return OpenWeights(
+            spec,
+            ticket,
+            model,
+            processor,
+            weights,
+            tier,
+            engine,
+            working_bytes + (0 if generation is None else generation.total_bytes),
+            lock,
+            None if generation is None else generation.limits,
+            base,
+        )
+
+    async def _open_nearest(
+        self,
+        spec: ModelSpec,
+        files: Sequence[RemoteFile],
+        ticket: LoadTicket,
+        take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
+        closing: AsyncExitStack,
+    ) -> tuple[ModelFolder, WeightSource, Tier]:
+        """The weights from host memory, disk or storage, and where they are from."""
+        threads = self.threads.executor_for(ticket)
+        stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
+        tier = Tier.HOST
+        if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):
+            stored, tier = await in_thread(threads, self._open_files, spec, ticket), Tier.DISK
+        if stored is None:
+            tier = Tier.REMOTE
+            fetch = partial(self.cache.fetch_weights, spec, ticket)
+            download = Download(files, fetch, ticket=ticket, threads=threads)
+            closing.push_async_callback(download.end)
+            stored = await download.weights()
+        closing.callback(stored.close)
+        return *await in_thread(threads, take, stored), tier
 
     def _own_engine(self, spec: ModelSpec, folder: Path) -> Engine:
         pickle = pickle_path(folder)
         return engine_of(folder) if pickle is None else PickleEngine(pickle, spec, self.estimators)
 
     def _generation_memory(
-        self, spec: ModelSpec, opened: _Opened, base: StoreEntry | None, needed_bytes: int
+        self,
+        spec: ModelSpec,
+        model: ModelFolder,
+        weights: WeightSource,
+        base: StoreEntry | None,
+        needed_bytes: int,
     ) -> GenerationMemory:
         """What generation of text takes beside the needed bytes. Blocks."""
-        tensors = opened.weights.layout.tensors if base is None else _shared(base).tensors
+        tensors = weights.layout.tensors if base is None else _shared(base).tensors
         free_bytes = min(self.store.free_bytes, self.memory.free_bytes())
         room = Room(self.store.most_bytes(spec.key) - needed_bytes, free_bytes - needed_bytes)
-        return generation_memory(
-            opened.model.path, spec.task, self.generation_limits, tensors, room
-        )
+        return generation_memory(model.path, spec.task, self.generation_limits, tensors, room)
 
     def _take(
         self,
@@ -239,54 +258,6 @@ class WeightResolver:
             )
         memory = self.memory
         return dtype_on(memory.device, spec.precision, has_bfloat16=memory.has_bfloat16)
-
-    async def _open_with_processor(
-        self,
-        spec: ModelSpec,
-        files: Sequence[RemoteFile],
-        ticket: LoadTicket,
-        take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
-    ) -> tuple[Processor, _Opened]:
-        processor, opened = await asyncio.gather(
-            unless_cancelled(ticket, self.processors.get(spec)),
-            self._open(spec, files, ticket, take),
-            return_exceptions=True,
-        )
-        if not isinstance(processor, BaseException) and not isinstance(opened, BaseException):
-            return processor, opened
-        if not isinstance(opened, BaseException):
-            await opened.end()
-        raise _cause(processor, opened)
-
-    async def _open(
-        self,
-        spec: ModelSpec,
-        files: Sequence[RemoteFile],
-        ticket: LoadTicket,
-        take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
-    ) -> _Opened:
-        threads = self.threads.executor_for(ticket)
-        stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
-        tier, download = Tier.HOST, None
-        if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):
-            stored, tier = await in_thread(threads, self._open_files, spec, ticket), Tier.DISK
-        try:
-            if stored is None:
-                tier = Tier.REMOTE
-                fetch = partial(self.cache.fetch_weights, spec, ticket)
-                download = Download(files, fetch, ticket=ticket, threads=threads)
-                stored = await download.weights()
-            model, weights = await in_thread(threads, take, stored)
-        except asyncio.CancelledError:
-            ticket.cancel("the pod shuts down")
-            raise
-        except BaseException:
-            if stored is not None:
-                stored.close()
-            if download is not None:
-                await download.end()
-            raise
-        return _Opened(model, weights, tier, download)
 
     def _open_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
         paths = self.cache.fetch_weights(spec, ticket)

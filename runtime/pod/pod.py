@@ -273,7 +273,7 @@ class Pod:
                 tier_state=lambda key: tier_state(key, store, host, cache, processors),
                 is_loading=lambda key: coordinator.is_loading(key),
                 used_bytes=lambda: used_bytes(store, host, cache, agent),
-                loads_total=lambda: coordinator.completed_total,
+                loads_total=lambda: coordinator.loads.completed_total,
                 idle_byte_s=lambda: store.idle_byte_s,
                 copies=lambda: store.copy_reports(),
                 gpu=lambda: self.gpu.reading,

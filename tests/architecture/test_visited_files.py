@@ -1,12 +1,13 @@
-"""How many files a warm V1 predict visits in gateway and pod: what its reader has to know."""
+"""How many files a warm predict and a cold load visit: what their reader has to know."""
 
 import asyncio
 import http.client
 import json
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -31,6 +32,11 @@ MOST_IN_GATEWAY: Final = 23
 MOST_IN_ALL: Final = 34
 MOST_IN_RUNTIME: Final = 16
 MOST_IN_POD: Final = 22
+MOST_FOR_BRINGING: Final = 35
+MOST_FOR_LOAD: Final = 70
+MOST_BELOW_LOAD: Final = 20
+BRINGING: Final = ("runtime/loading/", "runtime/storage/", "runtime/tiers/", "runtime/weights/")
+AROUND: Final = ("runtime/pod/", "runtime/protocols/", "runtime/serving/", "runtime/profiling.py")
 WARM_UP: Final = 3
 SPEC: Final = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST: Final = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
@@ -114,43 +120,84 @@ async def test_a_warm_request_visits_no_more_files_than_recorded(
     assert len(ours) <= MOST_IN_ALL, ours
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedPod:
+    client: http.client.HTTPConnection
+    recorder: socket.socket
+
+    def predict(self) -> str | None:
+        """Ask for a prediction; returns where its model was: warm, or the tier of its load."""
+        self.client.request("POST", "/v1/models/m:predict", b'{"instances": ["some words"]}')
+        response = self.client.getresponse()
+        assert len(json.loads(response.read())["predictions"]) == 1
+        return response.headers["x-pilotlight-start"]
+
+    def visited(self) -> tuple[str | None, set[str]]:
+        """The same, and the project's files that the pod has run for it, or beside it."""
+        self.recorder.sendall(b"x")
+        assert self.recorder.recv(1)
+        start = self.predict()
+        self.recorder.sendall(b"x")
+        with self.recorder.makefile("rb") as lines:
+            return start, set(json.loads(lines.readline()))
+
+
+@contextmanager
+def recorded_pod(
+    redis: RedisServer, pool: str, uri: str, folder: Path, environment: Mapping[str, str]
+) -> Iterator[RecordedPod]:
+    """A pod that has the model at `uri` to serve."""
+    act(redis.url, pool, lambda registry: registry.put_models([ModelSpec(SPEC.name, uri)]))
+    place = str(folder / "s")
+    program = ("tests.architecture.recording_pods", place)
+    with (
+        servers.forkserver(environment, program=program) as parent,
+        servers.pod(
+            parent, name="pod-a", redis_url=redis.url, pool=pool, folder=folder / "pod"
+        ) as pod,
+        closing(http.client.HTTPConnection("127.0.0.1", pod.port)) as client,
+        socket.socket(socket.AF_UNIX) as recorder,
+    ):
+        recorder.connect(place)
+        yield RecordedPod(client, recorder)
+
+
 def test_a_warm_request_visits_no_more_files_of_the_pod_than_recorded(
     redis: RedisServer, pool: str, tmp_path: Path
 ) -> None:
     from pilotlight.sample_models.make_model import make_model
 
     model = make_model("tiny-bert", tmp_path / "model")
-    spec = ModelSpec(SPEC.name, model.as_uri())
-    act(redis.url, pool, lambda registry: registry.put_models([spec]))
-    place = str(tmp_path / "s")
-    program = ("tests.architecture.recording_pods", place)
-    with (
-        servers.forkserver(program=program) as parent,
-        servers.pod(
-            parent, name="pod-a", redis_url=redis.url, pool=pool, folder=tmp_path / "pod"
-        ) as pod,
-        closing(http.client.HTTPConnection("127.0.0.1", pod.port)) as client,
-        socket.socket(socket.AF_UNIX) as recorder,
-    ):
-
-        def predict() -> str | None:
-            client.request("POST", "/v1/models/m:predict", b'{"instances": ["some words"]}')
-            response = client.getresponse()
-            assert len(json.loads(response.read())["predictions"]) == 1
-            return response.headers["x-pilotlight-start"]
-
-        predict()
-        recorder.connect(place)
-        lines = recorder.makefile("rb")
-        visits: list[set[str]] = []
-        for _ in range(WARM_UP + 8):
-            recorder.sendall(b"x")
-            lines.readline()
-            assert predict() == "warm"
-            recorder.sendall(b"x")
-            visits.append(set(json.loads(lines.readline())))
-    visited = sorted(set.intersection(*visits[WARM_UP:]))  # without what runs beside some of them
+    with recorded_pod(redis, pool, model.as_uri(), tmp_path, {}) as pod:
+        pod.predict()
+        visits = [pod.visited() for _ in range(WARM_UP + 8)]
+    assert {start for start, _ in visits} == {"warm"}
+    # without what runs beside some of them
+    visited = sorted(set.intersection(*(files for _, files in visits[WARM_UP:])))
     ours = [each for each in visited if each.startswith(("runtime/", "registry/", "common/"))]
     in_runtime = [each for each in ours if each.startswith("runtime/")]
     assert 10 < len(in_runtime) <= MOST_IN_RUNTIME, in_runtime
     assert len(ours) <= MOST_IN_POD, ours
+
+
+def test_a_cold_load_visits_no_more_files_of_the_pod_than_recorded(
+    redis: RedisServer, s3: servers.S3Server, pool: str, tmp_path: Path
+) -> None:
+    """The first load of a pod, from S3: all that runs for it, and what a pod does beside it.
+
+    Without `AROUND`, what carries the request, which the test above counts. Of the rest the rooms
+    that bring the weights are counted apart from those that make a network of them.
+    """
+    from pilotlight.sample_models.make_model import make_model
+
+    s3.put_folder(make_model("tiny-bert", tmp_path / "model"), "s3://visited/m")
+    with recorded_pod(redis, pool, "s3://visited/m", tmp_path, s3.environment) as pod:
+        start, visited = pod.visited()
+    assert start == "remote"
+    files = sorted(each for each in visited if not each.startswith(AROUND))
+    bringing = [each for each in files if each.startswith(BRINGING)]
+    in_runtime = [each for each in files if each.startswith("runtime/")]
+    below = [each for each in files if each.startswith(("registry/", "common/"))]
+    assert 20 < len(bringing) <= MOST_FOR_BRINGING, bringing
+    assert len(in_runtime) <= MOST_FOR_LOAD, in_runtime
+    assert len(below) <= MOST_BELOW_LOAD, below

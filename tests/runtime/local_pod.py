@@ -8,7 +8,6 @@ from pathlib import Path
 
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
-from registry.domain.pod_state import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory, DeviceMemory
@@ -25,7 +24,6 @@ from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
 from runtime.settings import RuntimeSettings
 from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts
@@ -45,13 +43,17 @@ class LocalPod:
     evictions: list[tuple[str, str, str | None]]
     """Key and reason of each removal from the device, and the model that needed the memory."""
 
-    async def load(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> Tier:
-        """Load a model to the device without a claim; returns the tier of its weights."""
-        load = self.coordinator.new_load(spec, ANY_COPIES, is_preload=False)
-        load.ticket = ticket or load.ticket
-        self.loader.store.add(await self.coordinator.load_to_device(load))
-        self.coordinator.end_base(load)
-        return load.source
+    async def load(self, spec: ModelSpec) -> Tier:
+        """Load a model to the device without a claim; returns the tier of its weights.
+
+        A failure is forgotten, so that the next load begins at once.
+        """
+        try:
+            acquired = await self.coordinator.acquire(spec)
+        finally:
+            self.coordinator._failures.clear(spec.key)
+        self.loader.store.end_use(acquired.entry)
+        return Tier(acquired.start)
 
     async def answer(self, spec: ModelSpec, text: str = "some words") -> list[bytes]:
         """The raw outputs of a model on the device."""

@@ -10,7 +10,6 @@ import pytest
 from registry.domain.model import ModelSpec, Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
 from runtime.metrics import DOWNLOADED_BYTES
-from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.faulty_proxy import Fault, ProxiedRequest
@@ -163,10 +162,9 @@ async def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
     engine = FakeEngine()
 
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
-        ticket = LoadTicket()
-        first = asyncio.create_task(pod.load(large_spec, ticket))
+        first = asyncio.create_task(pod.load(large_spec))
         await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
-        ticket.cancel("of the test")
+        pod.coordinator.loads.running[large_spec.key].ticket.cancel("of the test")
         with pytest.raises(LoadCancelled):
             await asyncio.wait_for(first, 60)  # it does not wait for the answer that is held
         assert_nothing_is_held(pod, large_spec, engine)
@@ -211,17 +209,17 @@ async def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
 
     async with gated_pod(tmp_path, gated_store) as pod:
         cache = pod.loader.resolver.cache.folder_of(large_spec.key).parent
-        environment, ticket = gated_store.proxy.environment, LoadTicket()
+        environment = gated_store.proxy.environment
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment, memory=staged(engine)
         ) as other:
             before = downloaded()
-            first = asyncio.create_task(pod.load(large_spec, ticket))
+            first = asyncio.create_task(pod.load(large_spec))
             await until(lambda: downloaded() >= before + 2 * SPAN_BYTES, "two spans came")
             await until(lambda: len(gated_store.starts()) == SPANS, "the last one is asked for")
             second = asyncio.create_task(other.load(large_spec))
             await until(lambda: other.loader.resolver.processors.has(large_spec.key), "it waits")
-            ticket.cancel("of the test")
+            pod.coordinator.loads.running[large_spec.key].ticket.cancel("of the test")
             with pytest.raises(LoadCancelled):
                 await first
             await until(

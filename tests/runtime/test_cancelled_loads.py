@@ -95,7 +95,7 @@ async def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         first = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await two_spans(engine)
-        ticket = pod.coordinator.running[large_spec.key].ticket
+        ticket = pod.coordinator.loads.running[large_spec.key].ticket
         assert ticket.is_urgent
         await leave(first)
         assert pod.coordinator.is_loading(large_spec.key)
@@ -115,7 +115,7 @@ async def test_preload_goes_on_when_a_request_that_joined_it_leaves(
     async with gated_pod(tmp_path, gated_store) as pod:
         preload = asyncio.create_task(pod.coordinator.preload(large_spec, ANY_COPIES))
         await until(lambda: len(gated_store.starts()) >= 2, "the weights are asked for")
-        ticket = pod.coordinator.running[large_spec.key].ticket
+        ticket = pod.coordinator.loads.running[large_spec.key].ticket
         assert not ticket.is_urgent
         joined = asyncio.create_task(pod.coordinator.acquire(large_spec))
         await until(lambda: ticket.is_urgent, "somebody waits")

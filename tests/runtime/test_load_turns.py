@@ -21,7 +21,7 @@ class Turns:
     def __init__(self, max_concurrent: int = 1) -> None:
         self.now_s = 0.0
         self.turns = LoadTurns(lambda: self.now_s, max_concurrent)
-        self.loads: dict[str, Load] = {}
+        self.loads: dict[str, Load[None]] = {}
         self.started: list[str] = []
 
     def enter(
@@ -32,12 +32,13 @@ class Turns:
         waiters: int = 1,
         is_preload: bool = False,
         due_s: float | None = None,
-    ) -> Load:
+    ) -> Load[None]:
         load = self.loads[name] = Load(
             ModelSpec(ModelName("default", name), "s3://bucket/m"),
             0,
             is_preload,
             self.now_s,
+            None,
             ticket=LoadTicket(is_urgent=not is_preload),
             waiters=waiters,
         )

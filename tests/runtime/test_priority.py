@@ -51,7 +51,7 @@ class Ends:
 
 async def weights_begin(pod: LocalPod, spec: ModelSpec) -> None:
     def have_begun() -> bool:
-        load = pod.coordinator.running.get(spec.key)
+        load = pod.coordinator.loads.running.get(spec.key)
         return load is not None and load.ticket.has_started
 
     await until(have_begun, "bytes of weights come")
@@ -110,7 +110,7 @@ async def test_preload_to_a_tier_stops_there_and_the_load_starts_from_it(
         await pod.coordinator.preload(spec, ANY_COPIES, tier)
         assert not pod.loader.store.holds(spec.key)
         assert resolver.processors.has(spec.key)
-        assert await resolver.nearest_tier(spec.key) is tier
+        assert await pod.loader.nearest_tier(spec.key) is tier
         await pod.coordinator.preload(spec, ANY_COPIES, tier)  # which is nothing more to do
         held = await pod.coordinator.acquire(spec)
         assert held.start == tier.value

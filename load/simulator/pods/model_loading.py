@@ -1,12 +1,14 @@
 """Loads of models to a simulated pod's device, and evictions from it, in virtual time.
 
-The runtime's code orders the steps of a load (`runtime.loading.load_lifecycle`), evicts models and
-waits for memory (`runtime.tiers.device_cache`). Here a step is a transfer over shared links.
+The runtime's code orders the steps of a load (`runtime.loading.load`), evicts models and waits for
+memory (`runtime.tiers.device_cache`). Here a step is a transfer over shared links.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any, TypeAlias
 
 from common.inference_protocol.errors import PodError
 from load.simulator.cluster.plan import ModelPlan, PodPlan
@@ -17,10 +19,11 @@ from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod_state import ANY_COPIES
-from runtime.errors import status_of
+from runtime.errors import LoadFailed, status_of
 from runtime.loading.failures import LoadFailures
-from runtime.loading.load_lifecycle import LoadLifecycle
+from runtime.loading.load import Loads
 from runtime.loading.load_turns import Load
+from runtime.storage.load_ticket import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 
@@ -37,18 +40,29 @@ class SimulatedResident(CachedModel):
 
 
 @dataclass(eq=False, slots=True)
-class SimulatedLoad(Load):
-    """A load, and the requests that wait for it."""
+class Waiting:
+    """The requests that wait for a load of a model."""
 
-    plan: ModelPlan = field(kw_only=True)
+    plan: ModelPlan
     requests: list[SimulatedRequest] = field(default_factory=list)
-    wait: VirtualFuture | None = None
-    """The claim, memory or download of another pod that the load waits for; cancelling the load
-    ends this wait."""
 
 
-class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
-    """The models on one pod's device, and the loads in progress."""
+@dataclass(frozen=True, slots=True)
+class OpenWeights:
+    memory_bytes: int
+    tier: Tier
+    arrived: VirtualFuture | None
+    """The end of their download."""
+
+
+SimulatedLoad: TypeAlias = Load[Waiting]
+
+
+class ModelLoading:
+    """The models on one pod's device, and the loads in progress.
+
+    For `runtime.loading.load` it is the clock, the copies of weights, and those who wait.
+    """
 
     def __init__(
         self,
@@ -81,9 +95,12 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
             on_removed=self._removed,
         )
         agent.report_tier = self.publish_tier
-        super().__init__(
+        self.loads: Loads[Waiting, OpenWeights, SimulatedResident] = Loads(
             self.residents,
-            agent,
+            clock=self,
+            copies=self,
+            registry=agent,
+            ends=self,
             failures=LoadFailures(lambda: state, events.now),
             costs=self._costs,
             measurements=agent.measurements,
@@ -104,20 +121,18 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
     def load_for(self, request: SimulatedRequest) -> None:
         """Start the load of the request's model, or join it."""
         self._plans[request.plan.spec.key] = request.plan
-        load = self.join(request.plan.spec, request.token)
-        load.requests.append(request)
+        load = self.loads.join(request.plan.spec, request.token)
+        load.waiting.requests.append(request)
         deadline_s = request.arrival.deadline_s
         if deadline_s is not None and deadline_s > self._events.now_s:
             self._events.at(deadline_s, self._deadline_passed, (load, request))
 
     def _deadline_passed(self, waiting: tuple[SimulatedLoad, SimulatedRequest]) -> None:
         load, request = waiting
-        if request not in load.requests:
+        if request not in load.waiting.requests:
             return
-        load.requests.remove(request)
-        self.leave(load)
-        if load.ticket.is_cancelled and load.wait is not None:
-            load.wait.set(False)  # the load ends with LoadCancelled
+        load.waiting.requests.remove(request)
+        self.loads.leave(load)
 
     def release(self, resident: SimulatedResident) -> None:
         """End one request's use of the model."""
@@ -128,14 +143,14 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         if evicted_for is not None:
             self._node.demote(entry.plan)
 
-    # The steps of a load
+    # The clock of the loads
 
     def now_s(self) -> float:
         return self._events.now_s
 
     async def wait(
         self,
-        load: SimulatedLoad,
+        ticket: LoadTicket,
         begin: Callable[[Callable[[], None]], None],
         timeout_s: float | None = None,
     ) -> bool:
@@ -143,42 +158,39 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         begin(lambda: ended.set(True))
         if timeout_s is not None and not ended.is_set:
             self._events.after(timeout_s, ended.set, False)
-        return await self._unless_cancelled(load, ended)
+        return await _unless_cancelled(ticket, ended)
 
-    async def _unless_cancelled(self, load: SimulatedLoad, future: VirtualFuture) -> bool:
-        load.wait = future
-        result = await future
-        load.wait = None
-        load.ticket.raise_if_cancelled()
-        return result
+    def spawn(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._events.after(0.0, lambda _: self.tasks.run(start()))
 
     def _after(self, seconds: float) -> VirtualFuture:
         future = self.tasks.future()
         self._events.after(seconds, future.set, True)
         return future
 
-    def new_load(
-        self, spec: ModelSpec, max_other_copies: int, *, is_preload: bool
-    ) -> SimulatedLoad:
-        return SimulatedLoad(
-            spec, max_other_copies, is_preload, self._events.now_s, plan=self._plans[spec.key]
-        )
+    # The copies of weights
 
-    def spawn(self, load: SimulatedLoad) -> None:
-        self._events.after(0.0, self._begin_run, load)
+    async def nearest_tier(self, key: str) -> Tier:
+        return self._node.nearest(key)
 
-    def _begin_run(self, load: SimulatedLoad) -> None:
-        self.tasks.run(self.run(load))
+    @asynccontextmanager
+    async def open(self, load: SimulatedLoad, _base: object) -> AsyncIterator[OpenWeights]:
+        """Begins a download, or waits for another pod's on the machine."""
+        plan, tier, arrived = load.waiting.plan, load.source, None
+        self.residents.check_fits(load.spec.key, plan.memory_bytes)  # before the download
+        self._listener.on_load_start(load.spec.key)
+        self._node.mark_used(load.spec.key)
+        if tier is Tier.REMOTE and tier not in plan.load_s:
+            arrived = self.tasks.future()
+            if self._node.fetch(plan, arrived.set, True):
+                load.ticket.has_started = True
+            else:
+                await _unless_cancelled(load.ticket, arrived)
+        yield OpenWeights(plan.memory_bytes, tier, arrived)
 
-    async def nearest_tier(self, load: SimulatedLoad) -> Tier:
-        return self._node.nearest(load.spec.key)
-
-    async def bring(
-        self, load: SimulatedLoad, reserve: Callable[[int], Awaitable[None]]
-    ) -> SimulatedResident:
+    async def copy(self, load: SimulatedLoad, weights: OpenWeights) -> SimulatedResident:
         """Bytes are copied as they arrive: the slower of the two links takes the time."""
-        arrived, plan, source = await self._open_weights(load), load.plan, load.source
-        await reserve(plan.memory_bytes)
+        plan, source, arrived = load.waiting.plan, weights.tier, weights.arrived
         load.ticket.has_started = True
         if source in plan.load_s:
             await self._after(plan.load_s[source])
@@ -196,25 +208,15 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
             self._node.put(plan, Tier.DISK)
         return SimulatedResident(load.spec.key, plan.memory_bytes, plan=plan)
 
-    async def _open_weights(self, load: SimulatedLoad) -> VirtualFuture | None:
-        """The end of the download that this begins; waits for another pod's on the machine."""
-        plan = load.plan
-        self.residents.check_fits(load.spec.key, plan.memory_bytes)  # before the download
-        self._listener.on_load_start(load.spec.key)
-        self._node.mark_used(load.spec.key)
-        if load.source is not Tier.REMOTE or load.source in plan.load_s:
-            return None
-        arrived = self.tasks.future()
-        if self._node.fetch(plan, arrived.set, True):
-            load.ticket.has_started = True
-            return arrived
-        await self._unless_cancelled(load, arrived)
-        return None
+    # The ends of the loads
+
+    def waiters(self, spec: ModelSpec) -> Waiting:
+        return Waiting(self._plans[spec.key])
 
     def ended(
         self, load: SimulatedLoad, entry: SimulatedResident | None, error: PodError | None
     ) -> None:
-        waiting, load.requests = load.requests, []
+        waiting, load.waiting.requests = load.waiting.requests, []
         if error is not None:
             for request in waiting:
                 if not request.is_over:
@@ -226,6 +228,12 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
             else:
                 self._on_loaded(request, load.source.value)
         self._listener.on_change()
+
+    def aborted(self, load: SimulatedLoad) -> None:
+        """Nothing: the pod was killed, or the run ends with an error."""
+
+    def unexpected(self, load: SimulatedLoad, error: Exception) -> LoadFailed:
+        raise error
 
     def count(
         self,
@@ -246,12 +254,12 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
     ) -> bool:
         """Load a model to a tier; False: it is there or on a nearer one, or being loaded."""
         key = plan.spec.key
-        if key in self.residents.by_key or key in self.running:
+        if key in self.residents.by_key or key in self.loads.running:
             return False
         if tier is not Tier.DEVICE:
             return self._node.preload(plan, tier)
         self._plans[key] = plan
-        self.join_preload(plan.spec, max_other_copies)
+        self.loads.join_preload(plan.spec, max_other_copies)
         return True
 
     def demote(self, plan: ModelPlan, tier: Tier) -> bool:
@@ -259,7 +267,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         key = plan.spec.key
         resident = self.residents.by_key.get(key)
         if resident is None:
-            return key not in self.running and self._node.drop(key, tier)
+            return key not in self.loads.running and self._node.drop(key, tier)
         if resident.users or tier is Tier.DEVICE:
             return False
         self.residents.retire(key, "demoted")
@@ -294,7 +302,7 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
 
     def publish_tier(self, key: str) -> None:
         """Publish the model's tier at this pod, unless a load is running and publishes it."""
-        if not self._agent.is_alive or key in self.running:
+        if not self._agent.is_alive or key in self.loads.running:
             return
         tier, size_bytes = self._node.nearest(key), 0
         resident = self.residents.by_key.get(key)
@@ -305,3 +313,19 @@ class ModelLoading(LoadLifecycle[SimulatedLoad, SimulatedResident]):
         elif self._assets_ready_s.get(key, inf) <= self._events.now_s:
             size_bytes = 1
         self._agent.set_tier(key, tier, size_bytes)
+
+
+async def _unless_cancelled(ticket: LoadTicket, future: VirtualFuture) -> bool:
+    """The future's result; raises LoadCancelled at once when the ticket is cancelled."""
+
+    def on_change() -> None:
+        if ticket.is_cancelled:
+            future.set(False)
+
+    ticket.add_listener(on_change)
+    try:
+        result = await future
+    finally:
+        ticket.remove_listener(on_change)
+    ticket.raise_if_cancelled()
+    return result

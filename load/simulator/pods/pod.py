@@ -145,13 +145,15 @@ class SimulatedPod:
             Tier.HOST: self.node.host_bytes,
             Tier.DISK: self.node.disk_bytes,
         }
-        return PodReport(used_bytes, self.agent.measurements.take(), self.loading.completed_total)
+        return PodReport(
+            used_bytes, self.agent.measurements.take(), self.loading.loads.completed_total
+        )
 
     # Stages of a request
 
     @property
     def is_loading(self) -> bool:
-        return bool(self.loading.running)
+        return bool(self.loading.loads.running)
 
     def take(self, request: SimulatedRequest) -> None:
         plan = request.plan
