@@ -35,7 +35,7 @@ from runtime.tasks.task import Processor
 from runtime.threads import in_thread
 from runtime.tiers.disk_budget import FileLock
 from runtime.tiers.disk_cache import DiskCache
-from runtime.tiers.download_progress import Download
+from runtime.tiers.download import Download
 from runtime.tiers.host_tier import HostTier, PutOutcome
 from runtime.weights.converted_weights import converted
 from runtime.weights.safetensors_files import StoredTensor

@@ -25,20 +25,6 @@ from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, checked_listing
 from runtime.storage.partial_file import CRC32, PartialFile, split_spans
 
-TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
-SUFFIXES: Final = (*TAR_SUFFIXES, ".zip")
-OTHER_SUFFIXES: Final = (
-    ".tar.xz",
-    ".txz",
-    ".tar.zst",
-    ".tzst",
-    ".7z",
-    ".rar",
-    ".gz",
-    ".xz",
-    ".zst",
-)
-"""Of archives that are not unpacked."""
 MAX_RATIO: Final = 100
 """Most bytes of members for each byte of an archive; weights compress to no less than a third."""
 ALWAYS_BYTES: Final = 1024**3
@@ -58,31 +44,6 @@ _BAD_ARCHIVE: Final = (
     RuntimeError,
 )
 """What the libraries raise for an archive that is not valid."""
-
-
-def only_archive(files: Sequence[RemoteFile], uri: str) -> RemoteFile | None:
-    """The archive, if it is a model's only file; raises ModelUnsupported for kinds not unpacked."""
-    if len(files) != 1:
-        return None
-    path = files[0].path.lower()
-    if path.endswith(SUFFIXES):
-        return files[0]
-    if path.endswith(OTHER_SUFFIXES):
-        raise ModelUnsupported(
-            f"{uri} has only {files[0].path}, an archive that is not unpacked here: unpack it at"
-            f" storageUri, or pack the model as one of {', '.join(SUFFIXES)}"
-        )
-    return None
-
-
-def archive_hint(files: Sequence[RemoteFile]) -> str:
-    """What to say of a folder that lacks a model, but has archives among others; else empty."""
-    found = [file.path for file in files if file.path.lower().endswith((*SUFFIXES, ".tar.xz"))]
-    if not found:
-        return ""
-    return (
-        f"; {found[0]} is an archive, which is unpacked only where it is the only file: unpack it"
-    )
 
 
 class Archive:

@@ -33,6 +33,20 @@ from runtime.storage.listing import (
 )
 
 _WEIGHT_INDEX: Final = ".safetensors.index.json"
+TAR_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2")
+ARCHIVE_SUFFIXES: Final = (*TAR_SUFFIXES, ".zip")
+_OTHER_ARCHIVES: Final = (
+    ".tar.xz",
+    ".txz",
+    ".tar.zst",
+    ".tzst",
+    ".7z",
+    ".rar",
+    ".gz",
+    ".xz",
+    ".zst",
+)
+"""Of archives that are not unpacked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,3 +173,29 @@ MODEL_SERVER = FileRules(
     lambda files, _format, _uri: tuple(files),
     reads_index=False,
 )
+
+
+def only_archive(files: Sequence[RemoteFile], uri: str) -> RemoteFile | None:
+    """The archive, if it is a model's only file; raises ModelUnsupported for kinds not unpacked."""
+    if len(files) != 1:
+        return None
+    path = files[0].path.lower()
+    if path.endswith(ARCHIVE_SUFFIXES):
+        return files[0]
+    if path.endswith(_OTHER_ARCHIVES):
+        raise ModelUnsupported(
+            f"{uri} has only {files[0].path}, an archive that is not unpacked here: unpack it at"
+            f" storageUri, or pack the model as one of {', '.join(ARCHIVE_SUFFIXES)}"
+        )
+    return None
+
+
+def archive_hint(files: Sequence[RemoteFile]) -> str:
+    """What to say of a folder that lacks a model, but has archives among others; else empty."""
+    archives = (*ARCHIVE_SUFFIXES, ".tar.xz")
+    found = [file.path for file in files if file.path.lower().endswith(archives)]
+    if not found:
+        return ""
+    return (
+        f"; {found[0]} is an archive, which is unpacked only where it is the only file: unpack it"
+    )

@@ -129,22 +129,6 @@ def _remote_file(name: str, status: os.stat_result) -> RemoteFile:
     return RemoteFile(name, status.st_size, str(status.st_mtime_ns))
 
 
-def folder_bytes(folder: Path) -> int:
-    return sum(
-        file_bytes(os.path.join(parent, name))
-        for parent, _, names in os.walk(folder)
-        for name in names
-    )
-
-
-def file_bytes(path: str | Path) -> int:
-    """Size of a file; 0 if there is none, such as one renamed meanwhile."""
-    try:
-        return os.stat(path, follow_symlinks=False).st_size
-    except OSError:
-        return 0
-
-
 @contextmanager
 def _open_reader(path: Path, name: str) -> Iterator[_FileReader]:
     try:

@@ -26,7 +26,7 @@ from common.process import dies_with_this_thread
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.declared_files import declared_paths
-from runtime.storage.file import FolderStorage, file_bytes, folder_bytes
+from runtime.storage.file import FolderStorage
 from runtime.storage.listing import (
     ASSET_SUFFIXES,
     CODE_SUFFIXES,
@@ -36,6 +36,7 @@ from runtime.storage.listing import (
     SKOPS_SUFFIX,
     XGBOOST_SUFFIXES,
 )
+from runtime.storage.partial_file import file_bytes, folder_bytes
 from runtime.storage.public_addresses import REFUSAL, AddressRefused, confine_network
 
 # One download by a library: `python -m runtime.storage.library URI STAGING FORMAT [HOSTS]`.

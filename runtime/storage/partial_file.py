@@ -286,3 +286,19 @@ def remove_stale_partials(folder: Path) -> None:
             is_of_this_boot = False
         if not is_of_this_boot:
             remove_partial(target)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(
+        file_bytes(os.path.join(parent, name))
+        for parent, _, names in os.walk(folder)
+        for name in names
+    )
+
+
+def file_bytes(path: str | Path) -> int:
+    """Size of a file; 0 if there is none, such as one renamed meanwhile."""
+    try:
+        return os.stat(path, follow_symlinks=False).st_size
+    except OSError:
+        return 0

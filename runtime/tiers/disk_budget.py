@@ -24,9 +24,8 @@ from common.sizes import shown_bytes
 from registry.domain.model import ModelName, name_of_key
 from runtime.errors import DiskFull, LoadFailed, ModelTooLarge, StorageFailed
 from runtime.metrics import DISK_EVICTED_BYTES, DISK_EVICTIONS
-from runtime.storage.file import file_bytes, folder_bytes
 from runtime.storage.listing import RemoteFile
-from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile
+from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile, file_bytes, folder_bytes
 from runtime.tiers.generation_folder import key_of_cache_name
 
 # Locks between the pods of a node that share a disk cache, and errors of writing to it.

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from common.sizes import shown_bytes
 from registry.domain.model import ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.storage.archives import Archive, archive_hint, only_archive
+from runtime.storage.archives import Archive
 from runtime.storage.bandwidth import Bandwidth, BandwidthUse
-from runtime.storage.declared_files import OWN_ENGINES, FileRules
+from runtime.storage.declared_files import OWN_ENGINES, FileRules, archive_hint, only_archive
 from runtime.storage.listing import RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import (
@@ -41,7 +41,7 @@ from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_nam
 
 if TYPE_CHECKING:
     from runtime.storage.storages import ModelStorage, Storages
-    from runtime.tiers.download_progress import DownloadProgress
+    from runtime.tiers.download import DownloadProgress
 
 
 # However many pods of a node need a model, one of them downloads it, and the others wait.

@@ -15,7 +15,7 @@ from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import MAX_PARALLEL_FILES, DiskCache
-from runtime.tiers.download_progress import DownloadProgress, StreamingWeights
+from runtime.tiers.download import DownloadProgress, StreamingWeights
 
 SHARDS = MAX_PARALLEL_FILES + 2
 
