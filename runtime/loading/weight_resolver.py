@@ -176,14 +176,18 @@ class WeightResolver:
         tier = Tier.HOST
         if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):
             stored, tier = await in_thread(threads, self._open_files, spec, ticket), Tier.DISK
-        if stored is None:
-            tier = Tier.REMOTE
-            fetch = partial(self.cache.fetch_weights, spec, ticket)
-            download = Download(files, fetch, ticket=ticket, threads=threads)
-            closing.push_async_callback(download.end)
-            stored = await download.weights()
-        closing.callback(stored.close)
-        return *await in_thread(threads, take, stored), tier
+        try:
+            if stored is None:
+                tier = Tier.REMOTE
+                download = Download(files, ticket)
+                closing.push_async_callback(download.end)
+                download.begin(partial(self.cache.fetch_weights, spec, ticket), threads)
+                stored = await download.weights(threads)
+            closing.callback(stored.close)
+            return *await in_thread(threads, take, stored), tier
+        except Exception:
+            await closing.aclose()  # the end of a download ends the wait for the processor, too
+            raise
 
     def _own_engine(self, spec: ModelSpec, folder: Path) -> Engine:
         pickle = pickle_path(folder)

@@ -41,7 +41,7 @@ from runtime.tiers.generation_folder import STAGING, GenerationFolder, cache_nam
 
 if TYPE_CHECKING:
     from runtime.storage.storages import ModelStorage, Storages
-    from runtime.tiers.download import DownloadProgress
+    from runtime.tiers.download import Download
 
 
 # However many pods of a node need a model, one of them downloads it, and the others wait.
@@ -134,7 +134,7 @@ class GenerationDownloader:
         files: Sequence[RemoteFile],
         *,
         ticket: LoadTicket | None = None,
-        progress: DownloadProgress | None = None,
+        download: Download | None = None,
     ) -> None:
         """Fetch those of `files` that are missing or damaged; raises LoadFailed, LoadCancelled."""
         ticket = ticket or LoadTicket()
@@ -147,7 +147,7 @@ class GenerationDownloader:
             try:
                 with self.bandwidth.use(ticket) as bandwidth:
                     storage = self.open_storage(spec, generation)
-                    self._fetch_all(storage, missing, generation, bandwidth, progress)
+                    self._fetch_all(storage, missing, generation, bandwidth, download)
             except (OSError, ModelInvalid) as error:
                 for file in missing:
                     remove_partial(generation.path / file.path)
@@ -167,7 +167,7 @@ class GenerationDownloader:
         files: Sequence[RemoteFile],
         generation: GenerationFolder,
         bandwidth: BandwidthUse,
-        progress: DownloadProgress | None,
+        download: Download | None,
     ) -> None:
         for file in files:
             (generation.path / file.path).unlink(missing_ok=True)
@@ -178,10 +178,10 @@ class GenerationDownloader:
 
         with ExitStack() as stack:
             partials = self.budget.open_partials(files, generation.path, stack)
-            if progress is not None:
+            if download is not None:
                 for partial in partials:
-                    progress.follow(partial)
-                progress.add_complete(generation.path)
+                    download.follow(partial)
+                download.add_complete(generation.path)
             with ThreadPoolExecutor(min(MAX_PARALLEL_FILES, len(files))) as pool:
                 if len(files) > MAX_PARALLEL_FILES:  # the layout needs the headers of all
                     heads = [
@@ -314,27 +314,24 @@ class DiskCache:
         return size_bytes > 0
 
     def fetch_weights(
-        self,
-        spec: ModelSpec,
-        ticket: LoadTicket | None = None,
-        progress: DownloadProgress | None = None,
+        self, spec: ModelSpec, ticket: LoadTicket | None = None, download: Download | None = None
     ) -> tuple[Path, ...]:
         """Fetch the missing files of weights; raises LoadFailed, LoadCancelled.
 
         Args:
             spec: a model whose small files are here.
             ticket: its priority and cancellation; urgent by default.
-            progress: receives the bytes as they arrive, and the end of a successful fetch.
+            download: receives the bytes as they arrive, and the end of a successful fetch.
         """
         generation = self._generation(spec.key)
         with self.lock_for_use(spec.key):
             files = self.weight_files(spec)
-            self._downloader.ensure(spec, generation, files, ticket=ticket, progress=progress)
+            self._downloader.ensure(spec, generation, files, ticket=ticket, download=download)
             shutil.rmtree(generation.path / STAGING, ignore_errors=True)
             self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
-            if progress is not None:
-                progress.add_complete(generation.path)
-                progress.finish()
+            if download is not None:
+                download.add_complete(generation.path)
+                download.finish()
         return tuple(generation.path / file.path for file in files)
 
     def discard_partial(self, key: str) -> None:

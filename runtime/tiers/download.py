@@ -1,7 +1,7 @@
 """Weights read while they are downloaded: each part of the slab once its bytes have arrived.
 
 The download reports spans and the reader of the weights waits for them. An arrived span is in the
-file and does not change; the whole file is verified only at the end. `DownloadProgress` owns file
+file and does not change; the whole file is verified only at the end. `Download` owns file
 descriptors of its own, so a file can be read before and after it gets its final name.
 """
 
@@ -40,7 +40,7 @@ class ArrivedSpan:
 
 @dataclass(slots=True)
 class _FileProgress:
-    """A file under download. Mutable: guarded by the lock of the progress."""
+    """A file under download. Mutable: guarded by the lock of the download."""
 
     path: str
     size_bytes: int
@@ -63,8 +63,11 @@ class _FileProgress:
         return all(number in self.arrived for number in range(-(-self.header_end // SPAN_BYTES)))
 
 
-class DownloadProgress:
-    """The files of one download, in order. Methods may be called from any thread."""
+class Download:
+    """The files of one download, in order. Methods may be called from any thread.
+
+    The event loop that has begun it calls `end`.
+    """
 
     def __init__(self, files: Sequence[RemoteFile], ticket: LoadTicket) -> None:
         self.names = tuple(file.path for file in files)
@@ -76,7 +79,41 @@ class DownloadProgress:
         self._log: list[ArrivedSpan] = []
         self._failure: BaseException | None = None
         self._is_finished = False
+        self._fetching: asyncio.Future[None] | None = None
         ticket.add_listener(self._notify)
+
+    # For the event loop
+
+    def begin(self, fetch: Callable[[Download], object], threads: Executor) -> None:
+        """Fetch the files in a thread; `fetch` blocks, and reports to this as they come."""
+
+        def run() -> None:
+            try:
+                fetch(self)
+            except BaseException as error:
+                self.fail(error)
+                raise
+
+        def on_done(fetching: asyncio.Future[None]) -> None:
+            # Also if the fetch never got a thread.
+            if not fetching.cancelled() and (error := fetching.exception()) is not None:
+                self.fail(error)
+
+        self._fetching = asyncio.get_running_loop().run_in_executor(threads, run)
+        self._fetching.add_done_callback(on_done)
+
+    async def weights(self, threads: Executor) -> StreamingWeights:
+        """The weights, once all headers have arrived; raises LoadFailed, LoadCancelled."""
+        await asyncio.shield(asyncio.wrap_future(self.headers))
+        return await in_thread(threads, StreamingWeights, self)
+
+    async def end(self) -> None:
+        """Cancel an unfinished download, wait for its thread, and close the files."""
+        if self._fetching is not None:
+            if not self._fetching.done():
+                self._ticket.cancel("the load had ended")
+            await asyncio.wait({self._fetching})
+        self.close()
 
     def close(self) -> None:
         """Close the files, once download and reader have ended."""
@@ -169,10 +206,10 @@ class DownloadProgress:
 class StreamingWeights(OpenFiles):
     """The safetensors files of a running download, whose headers have all arrived."""
 
-    def __init__(self, progress: DownloadProgress) -> None:
+    def __init__(self, download: Download) -> None:
         """Read the headers; raises ModelInvalid."""
-        super().__init__(progress.names, progress.descriptors())
-        self._progress = progress
+        super().__init__(download.names, download.descriptors())
+        self._download = download
 
     def parts(self, max_bytes: int) -> Iterator[SlabPart]:
         missing: dict[SlabPart, int] = {}
@@ -184,7 +221,7 @@ class StreamingWeights(OpenFiles):
                 waiting[span].append(part)
             if not spans:
                 yield part
-        for span in self._progress.spans():
+        for span in self._download.spans():
             for part in waiting.pop(span, []):
                 missing[part] -= 1
                 if not missing[part]:
@@ -201,56 +238,11 @@ class StreamingWeights(OpenFiles):
         }
 
     def wait_verified(self) -> None:
-        self._progress.wait_finished()
+        self._download.wait_finished()
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         self.wait_verified()
         return super().map_tensors()
 
     def close(self) -> None:
-        """Does nothing: `DownloadProgress` owns the file descriptors."""
-
-
-class Download:
-    """A download in a thread, started on creation. Owned by the event loop, which calls `end`."""
-
-    def __init__(
-        self,
-        files: Sequence[RemoteFile],
-        fetch: Callable[[DownloadProgress], object],
-        *,
-        ticket: LoadTicket,
-        threads: Executor,
-    ) -> None:
-        """`fetch` downloads them, and blocks."""
-        self._fetch = fetch
-        self._ticket = ticket
-        self._threads = threads
-        self._progress = DownloadProgress(files, ticket)
-        loop = asyncio.get_running_loop()
-        self._fetching = loop.run_in_executor(threads, self._run)
-        self._fetching.add_done_callback(self._report_failure)
-
-    def _run(self) -> None:
-        try:
-            self._fetch(self._progress)
-        except BaseException as error:
-            self._progress.fail(error)
-            raise
-
-    def _report_failure(self, fetching: asyncio.Future[None]) -> None:
-        """Report a failure even if the fetch never got a thread."""
-        if not fetching.cancelled() and (error := fetching.exception()) is not None:
-            self._progress.fail(error)
-
-    async def weights(self) -> StreamingWeights:
-        """The weights, once all headers have arrived; raises LoadFailed, LoadCancelled."""
-        await asyncio.shield(asyncio.wrap_future(self._progress.headers))
-        return await in_thread(self._threads, StreamingWeights, self._progress)
-
-    async def end(self) -> None:
-        """Cancel an unfinished download, wait for its thread, and close the files."""
-        if not self._fetching.done():
-            self._ticket.cancel("the load had ended")
-        await asyncio.wait({self._fetching})
-        self._progress.close()
+        """Does nothing: `Download` owns the file descriptors."""

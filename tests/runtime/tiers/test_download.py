@@ -15,7 +15,7 @@ from runtime.storage.load_ticket import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import MAX_PARALLEL_FILES, DiskCache
-from runtime.tiers.download import DownloadProgress, StreamingWeights
+from runtime.tiers.download import Download, StreamingWeights
 
 SHARDS = MAX_PARALLEL_FILES + 2
 
@@ -50,44 +50,44 @@ def cache(tmp_path: Path) -> DiskCache:
 def test_headers_of_all_shards_arrive_first(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
     ticket = LoadTicket()
-    progress = DownloadProgress(cache.weight_files(sharded), ticket)
-    cache.fetch_weights(sharded, ticket, progress)
-    order = [span.number for span in progress.spans()]
+    download = Download(cache.weight_files(sharded), ticket)
+    cache.fetch_weights(sharded, ticket, download)
+    order = [span.number for span in download.spans()]
     assert order[:SHARDS] == [0] * SHARDS
     assert sorted(order[SHARDS:]) == [1] * SHARDS
-    weights = StreamingWeights(progress)
+    weights = StreamingWeights(download)
     parts = list(weights.parts(1 << 30))
     assert sum(part.size_bytes for part in parts) == weights.layout.size_bytes
     assert len({part.offset for part in parts}) == len(parts)
-    progress.close()
+    download.close()
 
 
 def test_files_on_disk_count_as_arrived(cache: DiskCache, sharded: ModelSpec) -> None:
     cache.fetch_assets(sharded)
     cache.fetch_weights(sharded)
     ticket = LoadTicket()
-    progress = DownloadProgress(cache.weight_files(sharded), ticket)
-    cache.fetch_weights(sharded, ticket, progress)
-    assert progress.headers.done()
-    progress.wait_finished()
-    assert len(list(progress.spans())) == 2 * SHARDS
-    progress.close()
+    download = Download(cache.weight_files(sharded), ticket)
+    cache.fetch_weights(sharded, ticket, download)
+    assert download.headers.done()
+    download.wait_finished()
+    assert len(list(download.spans())) == 2 * SHARDS
+    download.close()
 
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_failure_and_cancellation_end_waits(*, is_cancelled: bool) -> None:
     ticket = LoadTicket()
-    progress = DownloadProgress([RemoteFile("a.safetensors", 100)], ticket)
+    download = Download([RemoteFile("a.safetensors", 100)], ticket)
     with ThreadPoolExecutor(2) as threads:
         waiting: list[Future[object]] = [
-            threads.submit(list, progress.spans()),
-            threads.submit(progress.wait_finished),
+            threads.submit(list, download.spans()),
+            threads.submit(download.wait_finished),
         ]
         if is_cancelled:
             ticket.cancel("of the test")
         else:
-            progress.fail(ModelInvalid("damaged"))
+            download.fail(ModelInvalid("damaged"))
         for each in waiting:
             with pytest.raises(LoadCancelled if is_cancelled else ModelInvalid):
                 each.result(60)
-    progress.close()
+    download.close()
