@@ -265,7 +265,7 @@ def test_library_writes_only_to_its_folder(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "staging"
     (folder / "a").mkdir(parents=True)
     code = (
-        "import sys; from pathlib import Path; from runtime.storage.library import confine;"
+        "import sys; from pathlib import Path; from runtime.storage.library_fetch import confine;"
         "folder = Path(sys.argv[1]); confine(folder); (folder / 'within').write_text('x');"
         "(folder / sys.argv[2]).write_text('x')"
     )
