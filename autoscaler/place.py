@@ -50,7 +50,8 @@ from autoscaler.placement.planners.problem import (
 )
 from autoscaler.planning.pool_view import PoolView
 from autoscaler.settings import AutoscalerSettings
-from common.process import die_with, set_process_title
+from common.parent_death import die_with
+from common.process import set_process_title
 from registry.domain.cluster import ClusterState
 from registry.domain.model import PlacementName
 from registry.domain.records import (

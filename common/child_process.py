@@ -1,7 +1,7 @@
 """Child processes: started with a session of their own, ended with a grace, kept running.
 
 A session of its own keeps the terminal's Ctrl-C from a child, so that its parent stops all parts in
-order. The kernel kills a child when the thread that started it ends (`common.process`).
+order. The kernel kills a child when the thread that started it ends (`common.parent_death`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from common.backoff import Backoff, KeyedBackoff
 from common.frames import MAX_BYTES, BadFrame, Message, frame, read_frame
-from common.process import dies_with_this_thread
+from common.parent_death import dies_with_this_thread
 
 logger = logging.getLogger(__name__)
 

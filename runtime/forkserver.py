@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from common.frames import frame, parent_socket, received
-from common.process import die_with, set_process_title
+from common.parent_death import die_with
+from common.process import set_process_title
 from common.settings_table import settings_from_fields
 from runtime.pod_process import bind_to_share, import_everything
 from runtime.settings import RuntimeSettings

@@ -17,7 +17,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from common.child_process import python_environment, python_module
-from common.process import dies_with_this_thread
+from common.parent_death import dies_with_this_thread
 from pilotlight.errors import PilotlightError, StartFailed
 from pilotlight.output import Output, format_bytes, progress_bar
 

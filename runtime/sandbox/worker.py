@@ -21,7 +21,8 @@ from typing import Any, Final, NoReturn
 
 from common.confinement import keep_only, limit_resources
 from common.frames import frame, received
-from common.process import die_with, extend_process_title
+from common.parent_death import die_with
+from common.process import extend_process_title
 
 MEMORY_BYTES: Final = 512 * 1024**2
 """What a worker may use beyond the libraries."""

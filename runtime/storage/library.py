@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.process import dies_with_this_thread
+from common.parent_death import dies_with_this_thread
 from runtime.errors import DiskFull, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.file import FolderStorage
