@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from autoscaler.act import ActionExecutor
+from autoscaler.act import ActionExecutor, RegistryActuator
 from autoscaler.loading.loading_policies import policy_of, value_problem
 from autoscaler.loop import LEASE_S, Autoscaler
 from autoscaler.metrics import AutoscalerMetrics
@@ -51,17 +51,24 @@ async def serve(settings: AutoscalerSettings, metrics: AutoscalerMetrics) -> Non
         actuator = (
             await _pool_actuator(settings, watch, metrics, exit_stack)
             if settings.kubernetes
-            else None
+            else RegistryActuator(settings)
         )
         autoscaler = Autoscaler(settings, watch, log, policy, metrics, holder, actuator=actuator)
         async with asyncio.TaskGroup() as group:
             group.create_task(watch.run())
             group.create_task(secret.reload_periodically())
             group.create_task(tls.reload_periodically())
-            if actuator is not None:
+            if not isinstance(actuator, RegistryActuator):
                 group.create_task(actuator.run())
             executor = ActionExecutor(
-                group, log, pods, metrics, state=lambda: watch.state, now_s=watch.registry_now_s
+                group,
+                log,
+                pods,
+                metrics,
+                actuator,
+                state=lambda: watch.state,
+                now_s=watch.registry_now_s,
+                pace=settings.pace,
             )
             group.create_task(autoscaler.run(executor))
 

@@ -1,4 +1,4 @@
-"""Carries out the actions of a plan: records each one, calls the pod, records the outcome.
+"""Fourth step of a tick: records each action of the plan, calls the pod, records the outcome.
 
 An action that is in progress, also one of an earlier leader, is not started again. A pod or an
 action that failed is paused, longer after each failure. Nothing here decides what to do.
@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from autoscaler.metrics import AutoscalerMetrics
-from autoscaler.planning.policy import Action, Demote, Load
+from autoscaler.plan import RatePublication, TickPlan
+from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
 from autoscaler.planning.pool_view import Limits
 from autoscaler.settings import AutoscalerSettings
 from common.backoff import KeyedBackoff
 from common.pod_client import PodClient, PodRefused
 from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier, name_of_key
-from registry.domain.records import ActionOutcome, ActionRecord, WantedPods
+from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import TenantRules
 from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
@@ -32,6 +33,57 @@ MAX_CONCURRENT: Final = 128
 ModelAction = Load | Demote
 
 
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Bounds and current size of a pool."""
+
+    limits: Limits
+    pods: int | None = None
+    """Pods that the actuator last set; None: the registry has the number."""
+
+
+class Actuator(Protocol):
+    """What starts and stops a pool's pods, called at every tick.
+
+    On one machine the platform reads the wanted number from the registry
+    (`pilotlight/platform/pod_processes.py`); on a cluster there is `pool_actuator.py`.
+    """
+
+    def size(self) -> PoolSize | None:
+        """Bounds and size; None: the number of pods must not be planned now."""
+
+    def rules(self) -> TenantRules:
+        """What the pool grants to namespaces."""
+
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Set whether this autoscaler leads."""
+
+    def scale_to(self, target: WantedPods) -> None:
+        """Called by the leader only, after the registry has recorded the target."""
+
+
+class RegistryActuator:
+    """For pods that follow the registry's record; bounds come from the settings."""
+
+    def __init__(self, settings: AutoscalerSettings) -> None:
+        self._size: PoolSize | None = None
+        self._rules = settings.rules
+        if settings.min_pods is not None or settings.max_pods is not None:
+            self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
+
+    def size(self) -> PoolSize | None:
+        return self._size
+
+    def rules(self) -> TenantRules:
+        return self._rules
+
+    def set_leading(self, *, is_leading: bool) -> None:
+        """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""
+
+    def scale_to(self, target: WantedPods) -> None:
+        """Does nothing: the target is in the record."""
+
+
 class ActionExecutor:
     """Runs actions as tasks of the given group. Owned by the event loop."""
 
@@ -41,19 +93,76 @@ class ActionExecutor:
         log: AutoscalerLog,
         pods: PodClient,
         metrics: AutoscalerMetrics,
+        actuator: Actuator,
         *,
         state: Callable[[], ClusterState],
         now_s: Callable[[], float],
+        pace: float = 1.0,
     ) -> None:
+        """`pace`: of the clock of forecasts, over the registry's."""
         self._group = group
         self._log = log
         self._pods = pods
         self._metrics = metrics
+        self._actuator = actuator
+        self._pace = pace
+        self._rates = RatePublication()
+        self._contradictions: dict[str, str] = {}
+        """Those that are reported."""
         self._state = state
         self._now_s = now_s
         self._ongoing: set[str] = set()
         self.backoff = KeyedBackoff()
         """Keys are names of pods and ids of actions."""
+
+    async def carry_out(self, plan: TickPlan, token: int) -> bool:
+        """Record what the plan wants, publish its rates, and start its loads and demotions.
+
+        False if another leads, by whom the number of pods may have changed. Raises
+        RegistryUnavailable.
+        """
+        await self._report_contradictions(plan, token)
+        is_leading = await self._scale(plan, token)
+        rates = self._rates.next_rates(plan.view, self._now_s(), time_scale=self._pace)
+        if rates is not None:
+            await self._log.publish_expected_rates(token, rates)
+        self.start(plan.actions, token)
+        return is_leading
+
+    async def _report_contradictions(self, plan: TickPlan, token: int) -> None:
+        """Record contradictory limits, once per model and text."""
+        found = plan.contradictions
+        for key, text in found.items():
+            if self._contradictions.get(key) == text:
+                continue
+            model, at_s = str(name_of_key(key)), plan.view.time_s
+            outcome = ActionOutcome.FAILED
+            record = ActionRecord(
+                "refuse", model, "limits", text, at_s, outcome=outcome, error=text
+            )
+            logger.warning("limits contradict each other", extra={"model": model, "why": text})
+            await self._log.begin_action(token, record, ttl_s=0.001)
+            self._metrics.actions.labels("refuse", "limits", outcome).inc()
+        self._contradictions = found
+
+    async def _scale(self, plan: TickPlan, token: int) -> bool:
+        """Record the wanted number of pods, then pass it to the actuator; False: another leads."""
+        action = next((each for each in plan.actions if isinstance(each, SetPods)), None)
+        if action is None:
+            return True
+        leaving = tuple(each.pod for each in plan.actions if isinstance(each, DrainPod))
+        wanted = WantedPods(action.shapes, leaving)
+        reason, outcome = str(action.reason), ActionOutcome.DONE
+        detail = f"{action.pods} pods: {action.detail}"
+        record = ActionRecord("scale", POOL, reason, detail, plan.view.time_s, outcome=outcome)
+        if not await self._log.set_wanted_pods(token, wanted, record):
+            return False
+        self._actuator.scale_to(wanted)
+        self._metrics.wanted_pods.set(action.pods)
+        self._metrics.actions.labels("scale", reason, outcome).inc()
+        words = {"reason": reason, "words": action.detail, "leaving": leaving}
+        logger.info("scale", extra={"pods": action.pods, **words})
+        return True
 
     def start(self, actions: Iterable[Action], token: int) -> None:
         """Start those that are possible, not in progress and not paused."""
@@ -151,57 +260,3 @@ def record_of(action: ModelAction, now_s: float) -> ActionRecord:
         pod=action.pod,
         tier=str(action.tier),
     )
-
-
-# Interface of the component that starts and stops a pool's pods.
-#
-# On one machine the platform reads the wanted number from the registry
-# (`pilotlight/platform/pod_processes.py`); on a cluster the loop calls
-# `autoscaler/pool_actuator.py` too.
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSize:
-    """Bounds and current size of a pool."""
-
-    limits: Limits
-    pods: int | None = None
-    """Pods that the actuator last set; None: the registry has the number."""
-
-
-class Actuator(Protocol):
-    """What the loop calls at every tick."""
-
-    def size(self) -> PoolSize | None:
-        """Bounds and size; None: the number of pods must not be planned now."""
-
-    def rules(self) -> TenantRules:
-        """What the pool grants to namespaces."""
-
-    def set_leading(self, *, is_leading: bool) -> None:
-        """Set whether this autoscaler leads."""
-
-    def scale_to(self, target: WantedPods) -> None:
-        """Called by the leader only, after the registry has recorded the target."""
-
-
-class RegistryActuator:
-    """For pods that follow the registry's record; bounds come from the settings."""
-
-    def __init__(self, settings: AutoscalerSettings) -> None:
-        self._size: PoolSize | None = None
-        self._rules = settings.rules
-        if settings.min_pods is not None or settings.max_pods is not None:
-            self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
-
-    def size(self) -> PoolSize | None:
-        return self._size
-
-    def rules(self) -> TenantRules:
-        return self._rules
-
-    def set_leading(self, *, is_leading: bool) -> None:
-        """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""
-
-    def scale_to(self, target: WantedPods) -> None:
-        """Does nothing: the target is in the record."""

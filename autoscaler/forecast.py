@@ -1,12 +1,14 @@
-"""Forecasts of one pool's demand: refits when due, and forecasts only the models that are due.
+"""Second step of a tick: the pool's demand. Refits when due, and forecasts the models that are due.
 
 A forecast changes at once with new arrivals, and slowly with the time since the last one. So a
 model is due after an arrival, then after each growth of that time by a tenth, and in any case after
 `MAX_AGE_S`, since periodic arrivals come nearer. Pure.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -18,6 +20,7 @@ from autoscaler.forecasting.demand import (
     FittedModel,
     fit_model,
     forecast_demand,
+    with_announced,
 )
 from autoscaler.forecasting.history import (
     Booleans,
@@ -29,6 +32,7 @@ from autoscaler.forecasting.history import (
 )
 from autoscaler.forecasting.recency import p_next_burst
 from autoscaler.planning.pool_view import NEVER_S
+from registry.domain.demand import ArrivalHint
 
 MIN_REFIT_INTERVAL_S: Final = 10.0
 """Interval of refits to a history of a few minutes; later after each growth by a tenth."""
@@ -58,10 +62,7 @@ class Forecaster(Protocol):
         """The rows of `models` that the next input must hold; None: all of them."""
 
     def forecast(self, inputs: ForecastInput) -> Demand:
-        """The demand of all models; called after `due`, with its rows. May run in any thread.
-
-        Raises ValueError, ArithmeticError or LookupError if there is none.
-        """
+        """The demand of all models; called after `due`, with its rows. May run in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +191,33 @@ def _put(whole: Floats, part: Floats, rows: Integers) -> Floats:
     return changed
 
 
-class ForecastSchedule:
-    """The latest forecast of a pool. Used by one task only."""
+Report = Callable[[float, Exception | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Of one forecast, and the seconds that it took."""
+
+    models: tuple[str, ...]
+    demand: Demand | None
+    error: Exception | None
+    took_s: float
+
+
+def in_place(forecast: Callable[[], _Outcome]) -> Future[_Outcome]:
+    """A forecast made in the call, in virtual time; the live autoscaler has a thread for it."""
+    done: Future[_Outcome] = Future()
+    done.set_result(forecast())
+    return done
+
+
+def _raise(_: float, error: Exception | None) -> None:
+    if error is not None:
+        raise error
+
+
+class Forecasts:
+    """The latest forecast of a pool, and the one in progress. Used by one task only."""
 
     def __init__(
         self,
@@ -199,37 +225,62 @@ class ForecastSchedule:
         forecaster: Forecaster,
         *,
         interval_s: float = FORECAST_INTERVAL_S,
+        submit: Callable[[Callable[[], _Outcome]], Future[_Outcome]] = in_place,
+        clock_s: Callable[[], float] = lambda: 0.0,
+        report: Report = _raise,
     ) -> None:
+        """`report` is told the seconds of each forecast, and its error if it failed."""
         self._observed = observed
-        self.forecaster = forecaster
+        self._forecaster = forecaster
         self._interval_s = self._pause_s = interval_s
+        self._submit, self._clock_s, self._report = submit, clock_s, report
         self._demand: Demand | None = None
         self._models: tuple[str, ...] = ()
         self._started_s = 0.0
+        self.running: Future[_Outcome] | None = None
 
-    def demand(self, models: tuple[str, ...]) -> Demand | None:
-        """The latest forecast; None if it was not made for exactly these models."""
-        return self._demand if self._models == models else None
+    def demand(
+        self, models: tuple[str, ...], now_s: float, hints: Sequence[ArrivalHint] = ()
+    ) -> Demand | None:
+        """The latest forecast, raised by announced arrivals; starts the next one if it is due.
 
-    def update(self, models: tuple[str, ...], now_s: float) -> None:
-        """Forecast in this call if one is due; `BackgroundForecast` uses a thread instead."""
-        inputs = self.next_input(models, now_s)
-        if inputs is not None:
-            self.take(models, self.forecaster.forecast(inputs), took_s=0.0)
+        None if there is no forecast of exactly these models, or it failed.
+        """
+        self._take()
+        if self.running is None and (inputs := self._due_input(models, now_s)) is not None:
+            self.running = self._submit(partial(self._forecast, inputs))
+            self._take()
+        if self._demand is None or self._models != models:
+            return None
+        return with_announced(self._demand, models, hints, now_s)
 
-    def next_input(self, models: tuple[str, ...], now_s: float) -> ForecastInput | None:
+    def _take(self) -> None:
+        """Keep the result of a finished forecast."""
+        if self.running is None or not self.running.done():
+            return
+        finished, self.running = self.running.result(), None
+        self._demand, self._models = finished.demand, finished.models
+        self._pause_s = max(self._interval_s, _MIN_PAUSE_RATIO * finished.took_s)
+        self._report(finished.took_s, finished.error)
+
+    def _due_input(self, models: tuple[str, ...], now_s: float) -> ForecastInput | None:
         """The input of the forecast to start now; None if none is due or a model is not counted."""
         if models == self._models and 0 <= now_s - self._started_s < self._pause_s:
             return None
         self._started_s = now_s
         observed = self._observed
-        rows = self.forecaster.due(models, observed.changed, observed.counts_s(now_s))
+        rows = self._forecaster.due(models, observed.changed, observed.counts_s(now_s))
         inputs = observed.forecast_input(now_s, models, rows)
         if inputs is None:
             self._demand, self._models = None, models
         return inputs
 
-    def take(self, models: tuple[str, ...], demand: Demand | None, *, took_s: float) -> None:
-        """Keep a finished forecast; `demand` is None if it failed."""
-        self._demand, self._models = demand, models
-        self._pause_s = max(self._interval_s, _MIN_PAUSE_RATIO * took_s)
+    def _forecast(self, inputs: ForecastInput) -> _Outcome:
+        """May run in any thread."""
+        started_s = self._clock_s()
+        demand, failure = None, None
+        try:
+            demand = self._forecaster.forecast(inputs)
+        except Exception as error:  # a mistake of a forecast must not stop plans
+            failure = error
+        return _Outcome(inputs.models, demand, failure, self._clock_s() - started_s)

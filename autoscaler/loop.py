@@ -1,4 +1,4 @@
-"""The autoscaler's loop: renew the leader's lease, read the registry, forecast, plan, act.
+"""The autoscaler's loop: lead, observe, forecast, plan, act, twice a second.
 
 An error in one tick does not end the loop: the next tick starts from the registry again. An
 autoscaler that is not the leader reads and plans too, so that it can take over at once.
@@ -8,35 +8,33 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from autoscaler.act import ActionExecutor, Actuator, PoolSize, RegistryActuator
-from autoscaler.forecast import DemandForecaster
+from autoscaler.forecast import DemandForecaster, Forecasts, ImpossibleForecast
 from autoscaler.forecasting.counts import Counts, ObservedDemand
 from autoscaler.metrics import AutoscalerMetrics
-from autoscaler.observe import BackgroundForecast, DemandReader
+from autoscaler.observe import Observer
 from autoscaler.place import PlacementService
 from autoscaler.placement.placement_input import RECENT_S
-from autoscaler.plan import Planner, RatePublication, TickPlan
+from autoscaler.plan import Planner, TickPlan
 from autoscaler.planning.desired_pods import PodUse, ScalingParams, ScalingState, pod_uses
-from autoscaler.planning.policy import DrainPod, LoadingPolicy, SetPods
-from autoscaler.planning.pool_view import Limits, Observations, copy_uses
+from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.planning.pool_view import Limits
 from autoscaler.settings import AutoscalerSettings
-from registry.domain.model import name_of_key
-from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
+from registry.domain.records import WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.autoscaler_log import AutoscalerLog
-from registry.redis.reports import ArrivalHints, ArrivalLog, read_copy_reports
 from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
 
 _MAX_COPY_AGE_S: Final = 3.0
 """No plan is made from a copy of the registry older than this."""
-
-
 TICK_S: Final = 0.5
 """Between two plans: a part of the time that most loads take."""
 LEASE_S: Final = 5.0
@@ -70,28 +68,27 @@ class Autoscaler:
         self._actuator = actuator or RegistryActuator(settings)
         self._watch = watch
         self._log = log
-        self._arrivals = ArrivalLog(watch.registry)
-        self._hints = ArrivalHints(watch.registry)
-        self._observed = observed = ObservedDemand(Counts(), time_scale=settings.pace)
-        self._demand_reader = DemandReader(watch.registry, observed)
-        self._forecast = BackgroundForecast(
-            observed,
-            forecaster or DemandForecaster(is_partial=not policy.reads_history),
-            metrics,
-            interval_s=forecast_every_s,
-        )
-        params = ScalingParams(stable_s=settings.pod_stable, idle_s=settings.pod_idle)
-        self._planner = Planner(policy, observed, self._forecast, params)
-        self._rates = RatePublication()
-        self._placement = PlacementService(settings, log, metrics)
         self._policy = policy
         self._metrics = metrics
         self._holder = holder
+        self._arrivals = ObservedDemand(Counts(), time_scale=settings.pace)
+        self._observer = Observer(watch, log, self._arrivals)
+        self._thread = ThreadPoolExecutor(1, "forecast")
+        self._forecasts = Forecasts(
+            self._arrivals,
+            forecaster or DemandForecaster(is_partial=not policy.reads_history),
+            interval_s=forecast_every_s,
+            submit=self._thread.submit,
+            clock_s=time.perf_counter,
+            report=self._report_forecast,
+        )
+        params = ScalingParams(stable_s=settings.pod_stable, idle_s=settings.pod_idle)
+        self._planner = Planner(policy, params)
+        self._placement = PlacementService(settings, log, metrics)
         self._last_wanted: WantedPods | None = None
         """The last record read, kept in case the registry loses its data and pod registrations."""
         self._is_leading = False
         self._leading_since_s = 0.0
-        self._reported_contradictions: dict[str, str] = {}
 
     async def run(self, executor: ActionExecutor) -> None:
         await self._watch.wait_synced()
@@ -99,12 +96,13 @@ class Autoscaler:
             await self._run(executor)
         finally:
             self._placement.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, executor: ActionExecutor) -> None:
         is_away = False
         while True:
             try:
-                await self._tick(executor)
+                await self.tick(executor)
                 is_away = False
             except RegistryUnavailable as error:
                 self._metrics.failures.labels("registry-away").inc()
@@ -117,10 +115,42 @@ class Autoscaler:
                 is_away = True
             except Exception:
                 self._metrics.failures.labels("tick").inc()
+                self._planner.scaling = None  # the last number may not have been recorded
                 logger.exception("a tick failed; the next one starts from the registry")
             await asyncio.sleep(self._tick_s)
 
-    async def _tick(self, executor: ActionExecutor) -> None:
+    async def tick(self, executor: ActionExecutor) -> None:
+        """Raises RegistryUnavailable."""
+        token = await self._lead()
+        if self._watch.age_s() > _MAX_COPY_AGE_S:
+            self._metrics.failures.labels("stale-copy").inc()
+            return
+        plan = await self.plan(executor)
+        if token is None:
+            return
+        if not await executor.carry_out(plan, token):
+            self._planner.scaling = None  # read the record again
+        recent = self._arrivals.recent_rates(RECENT_S)
+        await self._placement.tick(self._watch.state, plan.view, recent, token)
+
+    async def plan(self, executor: ActionExecutor | None = None) -> TickPlan:
+        """Observe, forecast and plan, without any action. Raises RegistryUnavailable."""
+        now_s, size = self._watch.registry_now_s(), self._actuator.size()
+        seen = await self._observer.observe(
+            now_s,
+            limits=None if size is None else self._limits(size),
+            paused=executor.backoff.paused(now_s) if executor else (),
+        )
+        self._update_scaling(size, seen.wanted)
+        started_s = time.perf_counter()
+        demand = self._forecasts.demand(seen.view.names, now_s, seen.hints)
+        quota_of = partial(self._actuator.rules().quota, kind=Quota.MEMORY)
+        plan = self._planner.plan(replace(seen.view, demand=demand), quota_of=quota_of)
+        self._measure(plan, time.perf_counter() - started_s)
+        return plan
+
+    async def _lead(self) -> int | None:
+        """Take or renew the lead; None: another autoscaler has it."""
         token = await self._log.acquire_lead(
             self._holder,
             ttl_s=self._lease_s,
@@ -128,63 +158,36 @@ class Autoscaler:
             placement=self._settings.placement,
         )
         self._set_leading(is_leading=token is not None)
-        if self._watch.age_s() > _MAX_COPY_AGE_S:
-            self._metrics.failures.labels("stale-copy").inc()
-            return
-        plan = await self.plan(executor)
-        if token is None:
-            return
-        await self._report_contradictions(plan, token)
-        await self._scale(plan, token)
-        await self._publish_rates(plan, token)
-        executor.start(plan.actions, token)
-        recent = self._observed.recent_rates(RECENT_S)
-        await self._placement.tick(self._watch.state, plan.view, recent, token)
+        return token
 
     def _set_leading(self, *, is_leading: bool) -> None:
         if not (is_leading and self._is_leading):
             # Start from the registry's record, which another leader may have written.
             self._planner.scaling = None
+            self._placement.start_over()
             self._leading_since_s = time.monotonic()
         self._is_leading = is_leading
         self._metrics.is_leader.set(int(is_leading))
         self._actuator.set_leading(is_leading=is_leading)
 
-    async def plan(self, executor: ActionExecutor | None = None) -> TickPlan:
-        """Make a plan for the pool as it is now. Raises RegistryUnavailable."""
-        now_s = self._watch.registry_now_s()
-        ongoing, waiting, reports, hints, _ = await asyncio.gather(
-            self._log.ongoing(),
-            self._arrivals.queue_stats(),
-            read_copy_reports(self._watch.registry),
-            self._hints.read(),
-            self._demand_reader.read(now_s, sorted(self._watch.state.models)),
-        )
-        size = self._actuator.size()
-        self._update_scaling(size, ongoing.wanted)
-        started_s = time.perf_counter()
-        plan = self._planner.plan(
-            self._watch.state,
-            now_s,
-            Observations(waiting=waiting, uses=copy_uses(self._watch.state, reports)),
-            limits=None if size is None else self._limits(size),
-            ongoing=ongoing.actions,
-            paused=executor.backoff.paused(now_s) if executor else frozenset(),
-            hints=hints,
-            quota_of=partial(self._actuator.rules().quota, kind=Quota.MEMORY),
-        )
-        self._metrics.plan_seconds.observe(time.perf_counter() - started_s)
+    def _measure(self, plan: TickPlan, seconds: float) -> None:
+        self._metrics.plan_seconds.observe(seconds)
         if plan.failure is not None:
             self._metrics.failures.labels("policy").inc()
-            logger.error(
-                "the loading policy failed",
-                exc_info=plan.failure,
-                extra={"policy": self._policy.name},
-            )
+            extra = {"policy": self._policy.name}
+            logger.error("the loading policy failed", exc_info=plan.failure, extra=extra)
         uses = Counter(pod_uses(plan.view).values())
         for use in PodUse:
             self._metrics.pods.labels(use).set(uses[use])
-        return plan
+
+    def _report_forecast(self, took_s: float, error: Exception | None) -> None:
+        self._metrics.forecast_seconds.observe(took_s)
+        if isinstance(error, ImpossibleForecast):
+            self._metrics.failures.labels("absurd-forecast").inc()
+            logger.warning("the forecast has impossible numbers; plans are made without it")
+        elif error is not None:
+            self._metrics.failures.labels("forecast").inc()
+            logger.error("the forecast failed; plans are made without it", exc_info=error)
 
     def _limits(self, size: PoolSize) -> Limits:
         """The bounds of the pool; with a placement on a cluster it keeps all pods for the plan."""
@@ -215,67 +218,6 @@ class Autoscaler:
             self._planner.scaling = ScalingState(existing=size.pods)
 
     async def wait_forecast(self) -> None:
-        await self._forecast.wait()
-
-    async def _scale(self, plan: TickPlan, token: int) -> None:
-        """Record the wanted number of pods, then pass it to the actuator."""
-        action = next((each for each in plan.actions if isinstance(each, SetPods)), None)
-        if action is None:
-            return
-        leaving = tuple(each.pod for each in plan.actions if isinstance(each, DrainPod))
-        record = ActionRecord(
-            "scale",
-            POOL,
-            str(action.reason),
-            f"{action.pods} pods: {action.detail}",
-            plan.view.time_s,
-            outcome=ActionOutcome.DONE,
-        )
-        wanted = WantedPods(action.shapes, leaving)
-        try:
-            is_recorded = await self._log.set_wanted_pods(token, wanted, record)
-        except RegistryUnavailable:
-            self._planner.scaling = None  # it may have been recorded: read the record again
-            raise
-        if not is_recorded:
-            self._planner.scaling = None
-            return
-        self._actuator.scale_to(wanted)
-        self._metrics.wanted_pods.set(action.pods)
-        self._metrics.actions.labels("scale", action.reason, ActionOutcome.DONE).inc()
-        logger.info(
-            "scale",
-            extra={
-                "pods": action.pods,
-                "reason": str(action.reason),
-                "words": action.detail,
-                "leaving": leaving,
-            },
-        )
-
-    async def _publish_rates(self, plan: TickPlan, token: int) -> None:
-        """Publish expected arrivals to gateways; a restarted autoscaler overwrites them at once."""
-        now_s = self._watch.registry_now_s()
-        rates = self._rates.next_rates(plan.view, now_s, time_scale=self._settings.pace)
-        if rates is not None:
-            await self._log.publish_expected_rates(token, rates)
-
-    async def _report_contradictions(self, plan: TickPlan, token: int) -> None:
-        """Record contradictory limits, once per model and text."""
-        found = plan.contradictions
-        for key, text in found.items():
-            if self._reported_contradictions.get(key) != text:
-                record = ActionRecord(
-                    "refuse",
-                    str(name_of_key(key)),
-                    "limits",
-                    text,
-                    plan.view.time_s,
-                    outcome=ActionOutcome.FAILED,
-                    error=text,
-                )
-                extra = {"model": record.subject, "why": text}
-                logger.warning("limits contradict each other", extra=extra)
-                await self._log.begin_action(token, record, ttl_s=0.001)
-                self._metrics.actions.labels("refuse", "limits", ActionOutcome.FAILED).inc()
-        self._reported_contradictions = found
+        """Return when the forecast in progress is finished."""
+        if self._forecasts.running is not None:
+            await asyncio.wrap_future(self._forecasts.running)

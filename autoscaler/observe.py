@@ -1,25 +1,74 @@
-"""Reads the pool's arrivals from the registry, and forecasts in a thread of its own."""
+"""First step of a tick: the pool as it is now, in one view."""
 
 import asyncio
-import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from autoscaler.forecast import Forecaster, ForecastSchedule, ImpossibleForecast
-from autoscaler.forecasting.counts import Counts, ForecastInput, ObservedDemand
-from autoscaler.forecasting.demand import Demand
-from autoscaler.metrics import AutoscalerMetrics
-from registry.domain.demand import ArrivalCount, CountWindow
+from autoscaler.forecasting.counts import Counts, ObservedDemand
+from autoscaler.planning.pool_view import Limits, Observations, PoolView, copy_uses, read_pool
+from registry.domain.demand import ArrivalCount, ArrivalHint, CountWindow
 from registry.domain.model import ModelName
+from registry.domain.records import WantedPods
+from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.reports import ArrivalLog
+from registry.redis.reports import ArrivalHints, ArrivalLog, read_copy_reports
+from registry.redis.watch import ClusterWatch
 
 REREAD_S: Final = 30
 """How far back each read goes, for late reports of gateways."""
 _DAY_S: Final = 86_400
 _SECONDS_KEPT_S: Final = 300
-logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a tick starts from."""
+
+    now_s: float
+    """On the registry's clock; that of the view may be faster."""
+    view: PoolView
+    """Without the demand, which is forecast next."""
+    hints: Sequence[ArrivalHint]
+    """Arrivals that schedulers of workflows announce."""
+    wanted: WantedPods | None
+    """The registry's record of the number of pods."""
+
+
+class Observer:
+    """Reads one pool, and counts its arrivals. Used by one task only."""
+
+    def __init__(self, watch: ClusterWatch, log: AutoscalerLog, arrivals: ObservedDemand) -> None:
+        self._watch = watch
+        self._log = log
+        self._arrivals = arrivals
+        self._queues = ArrivalLog(watch.registry)
+        self._hints = ArrivalHints(watch.registry)
+        self._reader = DemandReader(watch.registry, arrivals)
+
+    async def observe(
+        self, now_s: float, *, limits: Limits | None, paused: Collection[str]
+    ) -> Observed:
+        """Raises RegistryUnavailable."""
+        ongoing, waiting, reports, hints, _ = await asyncio.gather(
+            self._log.ongoing(),
+            self._queues.queue_stats(),
+            read_copy_reports(self._watch.registry),
+            self._hints.read(),
+            self._reader.read(now_s, sorted(self._watch.state.models)),
+        )
+        state = self._watch.state
+        seen = Observations(
+            arrived=self._arrivals.take_arrived(),
+            last_arrival_s=self._arrivals.last_arrival_s,
+            waiting=waiting,
+            uses=copy_uses(state, reports),
+            ongoing=ongoing.actions,
+            paused=paused,
+            time_scale=self._arrivals.time_scale,
+        )
+        view = read_pool(state, now_s, seen, limits=limits)
+        return Observed(now_s, view, hints, ongoing.wanted)
 
 
 class DemandReader:
@@ -72,53 +121,3 @@ class DemandReader:
                 added[item.model] = item.count
                 new.append((item.model, float(item.start_s), count))
         return new
-
-
-class BackgroundForecast(ForecastSchedule):
-    """The latest forecast of a pool and the one in progress. Owned by the event loop."""
-
-    def __init__(
-        self,
-        observed: ObservedDemand,
-        forecaster: Forecaster,
-        metrics: AutoscalerMetrics,
-        *,
-        interval_s: float,
-    ) -> None:
-        super().__init__(observed, forecaster, interval_s=interval_s)
-        self._metrics = metrics
-        self._running: asyncio.Future[tuple[tuple[str, ...], Demand | None, float]] | None = None
-        """Its result: the models, their demand (None if the forecast failed), and its seconds."""
-
-    def update(self, models: tuple[str, ...], now_s: float) -> None:
-        """Store the result of a finished forecast; start the next forecast when it is due."""
-        if self._running is not None:
-            if not self._running.done():
-                return
-            finished, self._running = self._running, None
-            forecast_models, demand, took_s = finished.result()
-            self._metrics.forecast_seconds.observe(took_s)
-            self.take(forecast_models, demand, took_s=took_s)
-        inputs = self.next_input(models, now_s)
-        if inputs is not None:
-            loop = asyncio.get_running_loop()
-            self._running = loop.run_in_executor(None, self._forecast, inputs)
-
-    async def wait(self) -> None:
-        """Return when the forecast in progress is finished."""
-        if self._running is not None:
-            await asyncio.wait([self._running])
-
-    def _forecast(self, inputs: ForecastInput) -> tuple[tuple[str, ...], Demand | None, float]:
-        """Runs in a thread."""
-        started_s = time.perf_counter()
-        demand: Demand | None = None
-        try:
-            demand = self.forecaster.forecast(inputs)
-        except ImpossibleForecast:
-            self._metrics.failures.labels("absurd-forecast").inc()
-            logger.warning("the forecast has impossible numbers; plans are made without it")
-        except (ValueError, ArithmeticError, LookupError):
-            self._metrics.failures.labels("forecast").inc()
-            logger.exception("the forecast failed; plans are made without it")
-        return inputs.models, demand, time.perf_counter() - started_s

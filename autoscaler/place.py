@@ -203,9 +203,15 @@ class PlacementService:
         self._missing_since_s: float | None = None
 
     def close(self) -> None:
+        self.start_over()
+        self.process.close()
+
+    def start_over(self) -> None:
+        """Forget what was seen: while another led, pods may have been warm and plans made."""
         if self._planning is not None:
             self._planning.cancel()
-        self.process.close()
+        self._planning = self._planned_for = self._missing_since_s = None
+        self._cold_since_s = {}
 
     async def tick(
         self, state: ClusterState, view: PoolView, recent_rps: Mapping[str, float], token: int

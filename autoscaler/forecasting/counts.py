@@ -15,7 +15,7 @@ arrivals older than two days then have a resolution of ten minutes.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -281,12 +281,6 @@ class Counts:
         self._since = np.concatenate([self._since, np.zeros(more, dtype=np.int64)])
 
 
-# Arrivals of a pool: history for forecasts, and counts since the last plan for policies. Pure.
-#
-# The live autoscaler adds counts that it reads from the registry; the simulator adds every
-# request.
-
-
 @dataclass(frozen=True, slots=True)
 class ForecastInput:
     """The counts that one forecast starts from."""
@@ -313,8 +307,7 @@ class ObservedDemand:
         self.time_scale = time_scale
         self._epoch_s = epoch_s
         self._models: frozenset[str] = frozenset()
-        self.arrived: defaultdict[ModelName, int] = defaultdict(int)
-        """Requests since the last plan."""
+        self._arrived: defaultdict[ModelName, int] = defaultdict(int)
         self.changed: set[str] = set()
         """Models with arrivals since their last `forecast_input`."""
         self.last_arrival_s: dict[ModelName, float] = {}
@@ -361,7 +354,7 @@ class ObservedDemand:
                 self.last_arrival_s.get(model, 0.0), start_s + length_s
             )
             if is_new:
-                self.arrived[model] += count
+                self._arrived[model] += count
                 self.changed.add(str(model))
         known = [each for each in arrivals if str(each[0]) in self._models]
         if self._counts is not None and known:
@@ -370,6 +363,11 @@ class ObservedDemand:
                 [self.counts_s(start_s) for _, start_s, _ in known],
                 [count for _, _, count in known],
             )
+
+    def take_arrived(self) -> Mapping[ModelName, int]:
+        """The requests since the last call."""
+        taken, self._arrived = self._arrived, defaultdict(int)
+        return taken
 
     def recent_rates(self, window_s: int) -> dict[str, float]:
         """Arrivals per second of the last whole seconds, by model; empty without counts."""

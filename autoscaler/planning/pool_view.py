@@ -3,8 +3,8 @@
 Times in seconds on the registry's clock, sizes in bytes.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
@@ -16,6 +16,7 @@ from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
 from registry.domain.pod import CopyReport, PodPhase, default_slots
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
+from registry.domain.records import ActionRecord
 
 NEVER_S: Final = -inf
 """Time of an event that never happened."""
@@ -24,6 +25,8 @@ _EMPTY_QUEUE: Final = QueueStats()
 
 @dataclass(frozen=True, slots=True)
 class PlannedPod:
+    """One pod, as the plan of a tick takes it: it does not change meanwhile."""
+
     name: str
     node: str
     phase: PodPhase = PodPhase.READY
@@ -36,6 +39,8 @@ class PlannedPod:
     budget_bytes: Mapping[Tier, int] = field(default_factory=dict)
     """By tier; an absent tier has no known limit."""
     used_bytes: Mapping[Tier, int] = field(default_factory=dict)
+    placed_model: str = ""
+    """The one model that a planner has placed on the pod."""
 
     def free_bytes(self, tier: Tier = Tier.DEVICE) -> float:
         """Memory for loads without an eviction; infinity without a known limit."""
@@ -113,8 +118,10 @@ class PoolView:
     """None before the first forecast."""
     limits: Limits = Limits()
 
-
-# Builds the `PoolView` that policies read from the registry's state and other observations.
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the models."""
+        return tuple(str(each.spec.name) for each in self.models)
 
 
 _SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
@@ -134,6 +141,14 @@ class Observations:
     """By model key, where the size is known before the first load."""
     budget_bytes: Mapping[str, Mapping[Tier, int]] = field(default_factory=dict)
     """By pod: budgets of tiers other than the device, whose budget pods report themselves."""
+    ongoing: Sequence[ActionRecord] = ()
+    """Actions that pods may not report yet."""
+    paused: Collection[str] = ()
+    """Pods that refused a request recently: loads are planned for others."""
+    time_scale: float = 1.0
+    """For replays of compressed traces: at sixty times the pace, loads, inferences and gaps between
+    arrivals are sixty times as short. Policies have constants for real time, so that all times of
+    the view are on a clock that is faster by this factor."""
 
 
 def read_pool(
@@ -157,7 +172,53 @@ def read_pool(
         _model(state, name, record, observations, link_bytes_per_s)
         for name, record in sorted(state.models.items())
     )
+    models = _with_ongoing_loads(models, state, observations.ongoing, now_s)
+    if (factor := observations.time_scale) != 1:
+        now_s, models = factor * now_s, tuple(_scaled(each, factor) for each in models)
     return PoolView(now_s, pods, models, demand, limits or Limits())
+
+
+def _with_ongoing_loads(
+    models: tuple[ModelView, ...],
+    state: ClusterState,
+    ongoing: Sequence[ActionRecord],
+    now_s: float,
+) -> tuple[ModelView, ...]:
+    """With the loads that were started and that their pods do not report yet."""
+    loading: dict[str, list[str]] = {}
+    for record in ongoing:
+        if record.verb == "load" and record.tier == Tier.DEVICE and record.pod in state.pods:
+            loading.setdefault(record.subject, []).append(record.pod)
+    if not loading:
+        return models
+
+    def with_loads(model: ModelView) -> ModelView:
+        known = model.holders
+        new = {
+            pod: Residency(Tier.REMOTE, Tier.REMOTE, now_s, 0)
+            for pod in loading.get(str(model.spec.name), ())
+            if pod not in known or not (known[pod].is_warm or known[pod].is_warming)
+        }
+        return replace(model, holders={**known, **new}) if new else model
+
+    return tuple(with_loads(model) for model in models)
+
+
+def _scaled(model: ModelView, factor: float) -> ModelView:
+    failure, waiting = model.failure, model.waiting
+    return replace(
+        model,
+        infer_s=factor * model.infer_s,
+        hold_s=factor * model.hold_s,
+        load_s={tier: factor * seconds for tier, seconds in model.load_s.items()},
+        holders={
+            pod: replace(each, since_s=factor * each.since_s) for pod, each in model.holders.items()
+        },
+        uses={pod: replace(each, last_s=factor * each.last_s) for pod, each in model.uses.items()},
+        last_arrival_s=factor * model.last_arrival_s,
+        waiting=replace(waiting, oldest_s=factor * waiting.oldest_s),
+        failure=failure and replace(failure, retry_at_s=factor * failure.retry_at_s),
+    )
 
 
 def _pod(pod: PodState, observations: Observations) -> PlannedPod:
@@ -169,12 +230,13 @@ def _pod(pod: PodState, observations: Observations) -> PlannedPod:
         name=pod.name,
         node=pod.node,
         phase=pod.phase,
-        is_accepting=pod.is_accepting,
+        is_accepting=pod.is_accepting and pod.name not in observations.paused,
         slots=pod.slots,
         slots_busy=pod.slots_busy,
         inferring=pod.inferring,
         budget_bytes={**observations.budget_bytes.get(pod.name, {}), Tier.DEVICE: budget_bytes},
         used_bytes={tier: pod.used_bytes.get(tier, 0) for tier in (Tier.DEVICE, *_SOURCES[:2])},
+        placed_model=pod.placed_model,
     )
 
 

@@ -7,18 +7,18 @@ The number of pods stays as in the cluster file, unless the caller applies `want
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Final
 
-from autoscaler.forecast import DemandForecaster, ForecastSchedule
+from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, CountsParams, ObservedDemand
 from autoscaler.loading.loading_policies import LOADING_POLICIES, policy_of
 from autoscaler.plan import Planner, RatePublication
 from autoscaler.planning.desired_pods import ScalingState
 from autoscaler.planning.policy import Demote, Load, SetPods
-from autoscaler.planning.pool_view import Observations
+from autoscaler.planning.pool_view import Observations, read_pool
 from registry.domain.model import Tier, name_of_key
 from registry.errors import PluginError
 
@@ -62,9 +62,9 @@ class PlannedAutoscaler:
         counts = counts or Counts(CountsParams(models=max(1, len(cluster.models))))
         self._observed = ObservedDemand(counts if policy.reads_demand else None, epoch_s=epoch_s)
         forecaster = forecaster or DemandForecaster(is_partial=not policy.reads_history)
-        forecasts = ForecastSchedule(self._observed, forecaster) if policy.reads_demand else None
+        self._forecasts = Forecasts(self._observed, forecaster) if policy.reads_demand else None
         self._policy_name = policy.name
-        self._planner = Planner(policy, self._observed, forecasts)
+        self._planner = Planner(policy)
         self._planner.scaling = None if pods is None else ScalingState(current=pods)
         self._limits = limits
         self._rates = RatePublication()
@@ -87,13 +87,18 @@ class PlannedAutoscaler:
         self._observed.set_models(list(state.models), now_s)
         self._observed.add(self._arrivals)
         self._arrivals.clear()
-        observations = Observations(
+        seen = Observations(
+            arrived=self._observed.take_arrived(),
+            last_arrival_s=self._observed.last_arrival_s,
             waiting=actions.waiting(),
             uses=actions.uses(),
             size_bytes=self._sizes,
             budget_bytes=self._budgets,
         )
-        plan = self._planner.plan(state, now_s, observations, limits=self._limits)
+        view = read_pool(state, now_s, seen, limits=self._limits)
+        if self._forecasts is not None:
+            view = replace(view, demand=self._forecasts.demand(view.names, now_s))
+        plan = self._planner.plan(view)
         if (failure := plan.failure) is not None:
             if self._policy_name in LOADING_POLICIES:
                 raise failure

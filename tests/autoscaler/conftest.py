@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.act import ActionExecutor, Actuator
+from autoscaler.act import ActionExecutor, Actuator, RegistryActuator
 from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.demand import Demand, FittedModel, forecast_demand
 from autoscaler.forecasting.history import History
@@ -178,6 +178,7 @@ class Stage:
         metrics = AutoscalerMetrics()
         holder = f"autoscaler-{next(_holders)}"
         forecaster = DemandForecaster(forecast)
+        chosen_actuator = actuator or RegistryActuator(chosen)
         one = Autoscaler(
             chosen,
             watch,
@@ -186,7 +187,7 @@ class Stage:
             metrics,
             holder,
             forecaster,
-            actuator,
+            chosen_actuator,
             tick_s=0.05,
             lease_s=lease_s,
             forecast_every_s=0.05,
@@ -201,8 +202,10 @@ class Stage:
                     scaling,
                     client,
                     metrics,
+                    chosen_actuator,
                     state=lambda: watch.state,
                     now_s=watch.registry_now_s,
+                    pace=chosen.pace,
                 )
                 group.create_task(one.run(executor))
 

@@ -26,6 +26,8 @@ class RecordingActuator:
     wanted: list[int] = field(default_factory=list)
     is_leading: bool = False
     is_cut_off: bool = False
+    failures: int = 0
+    """Calls of `scale_to` that are yet to fail."""
 
     def size(self) -> PoolSize | None:
         if self.is_cut_off:
@@ -39,7 +41,18 @@ class RecordingActuator:
         self.is_leading = is_leading
 
     def scale_to(self, target: WantedPods) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ZeroDivisionError("a mistake of the actuator")
         self.wanted.append(target.pods)
+
+
+async def test_a_number_that_the_actuator_did_not_take_is_planned_again(stage: Stage) -> None:
+    actuator = RecordingActuator(PoolSize(Limits(2, 4), pods=1), failures=1)
+    policy = LOADING_POLICIES["predictive"]()
+    async with stage.autoscaler(policy, actuator=actuator) as metrics:
+        await until(lambda: actuator.wanted == [2], timeout_s=15, what="the number")
+        assert metric(metrics, "pilotlight_autoscaler_failures_total", cause="tick") == 1
 
 
 async def test_starts_from_the_existing_pods_and_respects_the_bounds(stage: Stage) -> None:

@@ -43,7 +43,7 @@ async def test_a_new_reader_reads_back_all_counts(stage: Stage) -> None:
     assert demand.history.ten_minutes.sum(axis=1).tolist() == pytest.approx([15, 2], abs=8)
     assert demand.history.minutes.sum() + demand.history.recent.sum() >= 14
     assert now_s - observed.last_arrival_s[NAMES[0]] < 60
-    assert not observed.arrived, "earlier arrivals are not new ones for the first plan"
+    assert not observed.take_arrived(), "earlier arrivals are not new ones for the first plan"
 
 
 async def test_a_new_reader_finds_the_latest_arrival_of_each_model(stage: Stage) -> None:
@@ -79,7 +79,7 @@ async def test_late_reports_are_added_once(stage: Stage) -> None:
         await arrivals.report("gateway", sequence, [(NAMES[0], 1, 2)], {})
         await reader.read(time.time(), NAMES)
         await reader.read(time.time(), NAMES)
-    assert observed.arrived == {NAMES[0]: 3}
+    assert observed.take_arrived() == {NAMES[0]: 3}
 
 
 @pytest.mark.parametrize("jump_s", [-86_400.0, -400.0, -1.0, 400.0, 30 * 86_400.0])

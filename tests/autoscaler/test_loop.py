@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -309,6 +310,34 @@ async def test_ignores_an_impossible_forecast(stage: Stage, impossible: float) -
             timeout_s=LIMIT_S,
             what="the forecast ignored",
         )
+
+
+async def test_plans_without_a_forecast_that_fails(stage: Stage) -> None:
+    """Whatever it raises: no tick is lost, and no plan is made with the forecast before it."""
+    calls = 0
+
+    def fails(history: History, fitted: FittedModel) -> Demand:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise TypeError("a mistake of the forecast")
+        return forecast_demand(history, fitted)
+
+    demands: list[Demand | None] = []
+
+    def plan(view: PoolView, state: None) -> tuple[tuple[Action, ...], None]:
+        demands.append(view.demand)
+        return (), state
+
+    await stage.registry.put_models([model("a")])
+    policy = LoadingPolicy("watcher", None, plan, reads_history=True)
+    async with stage.autoscaler(policy, forecast=fails) as metrics:
+        counted = partial(metric, metrics, "pilotlight_autoscaler_failures_total")
+        await until(lambda: any(demands), timeout_s=15, what="the first forecast")
+        await until(lambda: calls > 5, timeout_s=15, what="further forecasts")
+        await until(lambda: demands[-1] is None, timeout_s=15, what="a plan without one")
+        assert counted(cause="tick") == 0
+        assert counted(cause="forecast") > 0
 
 
 async def test_a_queued_request_wakes_one_pod(stage: Stage) -> None:

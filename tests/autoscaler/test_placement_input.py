@@ -185,15 +185,18 @@ def test_rates_are_the_forecasts_quantile_or_what_arrived_lately() -> None:
 def test_loading_policies_see_no_placed_pods_and_models() -> None:
     placed = model("placed", at={"placed-0": Tier.DEVICE, "p": Tier.DEVICE})
     waiting = model("waiting", at={"p": Tier.DEVICE}, loading={"placed-1": Tier.DISK})
-    view = pool(
-        [pod("p"), pod("placed-0"), pod("placed-1")], [placed, waiting], demand=_demand(1.0, 2.0)
-    )
-    names = {"placed-0": "default/placed", "placed-1": "default/waiting"}
-    after = without_placed(view, names)
+    pods = [
+        pod("p"),
+        pod("placed-0", placed_model="default/placed"),
+        pod("placed-1", placed_model="default/waiting"),
+    ]
+    view = pool(pods, [placed, waiting], demand=_demand(1.0, 2.0))
+    after = without_placed(view)
     assert list(after.pods) == ["p"]
     [left] = after.models
     assert left.spec.name.name == "waiting"  # its placed copy is not warm yet
     assert list(left.holders) == ["p"]
     assert after.demand is not None
     assert after.demand.forecast.mean[:, 0].tolist() == [2.0]
-    assert without_placed(view, {}) is view
+    alone = pool([pod("p")], [waiting])
+    assert without_placed(alone) is alone

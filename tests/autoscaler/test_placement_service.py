@@ -52,6 +52,8 @@ class Driver:
         self.plays_pods = not chosen.kubernetes
         self.is_fenced = False
         """Its token is that of an earlier lead."""
+        self.later_s = 0.0
+        """By how much its clock is ahead."""
 
     async def tick(self) -> PlacementRecord | None:
         horizon = ForecastHorizon()
@@ -60,7 +62,7 @@ class Driver:
         demand = Demand(
             None, horizon, Forecast(values[:, :, 0], values, values[:, :, 0]), np.ones(1)
         )
-        now_s = PACE * self.watch.registry_now_s()
+        now_s = PACE * self.watch.registry_now_s() + self.later_s
         view = replace(pool([], [model_view("a")], demand=demand), time_s=now_s)
         token = await self.log.acquire_lead("one", ttl_s=60)
         assert token is not None
@@ -106,6 +108,26 @@ async def driving(stage: Stage, **settings: Any) -> AsyncIterator[Driver]:
             yield driver
         finally:
             driver.service.close()
+
+
+async def test_a_new_lead_gives_pods_their_time_to_start(stage: Stage) -> None:
+    """How long they were cold before it, while another led, counts nothing."""
+    async with driving(stage, cpu_accelerators="cpu-0") as driver:
+        driver.plays_pods = False
+
+        async def has_pods() -> bool:
+            record = await driver.tick()
+            return bool(record and record.pods)
+
+        await eventually(has_pods, timeout_s=60, what="the pods of a plan")
+        await driver.tick()
+        driver.later_s = 1000.0
+        driver.service.start_over()
+        await driver.tick()
+        assert await has_pods()
+        driver.later_s = 2000.0
+        await driver.tick()
+        assert not await has_pods()
 
 
 async def test_a_minute_of_latency_above_the_prediction_brings_a_new_plan(stage: Stage) -> None:
