@@ -24,7 +24,7 @@ MODULES = {
     "platform": (
         "gateway.__main__",
         "gateway.grpc.server",
-        "variants.looks.__main__",
+        "variants.looks.process",
         "variants.windows.window_planner",
         "autoscaler.__main__",
         "controller.main",

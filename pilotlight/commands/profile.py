@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from autoscaler.placement.planners.profile_fit import profile_fits
-from pilotlight.accuracy_file import accuracy_document, parse_accuracies
 from pilotlight.commands import flags
 from pilotlight.commands.flags import setting
 from pilotlight.commands.kinds import parse_model_names
@@ -24,7 +23,11 @@ from pilotlight.commands.pod_profile import (
     profile_for_placement,
     slots_line,
 )
-from pilotlight.commands.profile_application import profile_application
+from pilotlight.commands.profile_application import (
+    accuracy_document,
+    parse_accuracies,
+    profile_application,
+)
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output

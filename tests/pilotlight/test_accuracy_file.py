@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pilotlight.accuracy_file import accuracy_document, parse_accuracies
+from pilotlight.commands.profile_application import accuracy_document, parse_accuracies
 from pilotlight.errors import InvalidInput
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor
 from registry.domain.cluster import ClusterState

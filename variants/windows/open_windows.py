@@ -27,8 +27,8 @@ from variants.planning.window import (
     WindowApplication,
 )
 from variants.windows.application_request import ApplicationRequest, Selection, explained
-from variants.windows.cold_variants import ColdVariants
 from variants.windows.live_window import (
+    ColdVariants,
     Variants,
     live_window,
     require_usable,

@@ -1,10 +1,14 @@
-"""The rows of a request's body, as the nearest examples are compared with: V1 and V2, also binary.
+"""The process that looks at data: rows of bodies, and their nearest examples.
 
-It runs in the process that looks at data. What it cannot read is left to the pods, which respond
-with the error of the protocol; only what no variant of the application can answer is a mistake.
+Bodies that it cannot read are left to the pods, which respond with the error of the protocol; only
+what no variant of the application can answer is a mistake. Files are read in a thread, so that looks
+at other applications' data go on.
 """
 
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -14,7 +18,11 @@ from common.inference_protocol.bodies import V2Request, decode_document, split_b
 from common.inference_protocol.errors import PodError
 from common.inference_protocol.tensors import named_arrays
 from common.shown_value import shown
-from registry.domain.application import InputTensor
+from registry.domain.application import ApplicationSpec, InputTensor
+from variants.function_process import serve
+from variants.looks.client import Look, LookOutcome
+from variants.looks.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_for
+from variants.planning.utility import profiled_accuracy
 
 MAX_ROWS: Final = 64
 """Of a request that is looked at; larger ones take no part in what a look could gain."""
@@ -107,3 +115,51 @@ def _side_by_side(
     if {len(part) for part in parts} - set(range(1, MAX_ROWS + 1)) or len(set(map(len, parts))) > 1:
         raise UnreadableBody("the inputs have different numbers of rows, or too many")
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
+
+
+@dataclass(slots=True)
+class Looking:
+    """The trained looks in use, with their accuracies, by application."""
+
+    _models: dict[str, tuple[ApplicationSpec, SneakPeekModel, float]] = field(default_factory=dict)
+
+    def forget(self, application: str) -> None:
+        """The application's data is not to be looked at any more."""
+        self._models.pop(application, None)
+
+    def load(self, application: str, spec: ApplicationSpec) -> str:
+        """Read an application's files; why they cannot be used, empty: they are in use."""
+        self.forget(application)
+        assert spec.sneak_peek is not None
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                model = read_for(spec, fetch(spec.sneak_peek.uri, Path(folder)))
+        except InvalidSneakPeek as error:
+            return str(error)
+        self._models[application] = (spec, model, profiled_accuracy(model.confusion))
+        return ""
+
+    def look(self, application: str, body: bytes, json_length: str | None) -> Look:
+        if application not in self._models:
+            return Look(LookOutcome.UNREADABLE)
+        spec, model, accuracy = self._models[application]
+        try:
+            read = read_rows(body, json_length, model.inputs, spec.inputs, spec.output)
+            width = model.examples.centre.shape[0]
+            if read.rows.shape[1] != width:
+                raise MismatchedBody(
+                    f"the inputs must have {width} numbers per row, were {read.rows.shape[1]}"
+                )
+        except MismatchedBody as error:
+            return Look(LookOutcome.SEEN, accuracy, problem=str(error))
+        except UnreadableBody:
+            return Look(LookOutcome.UNREADABLE, accuracy)
+        rows = tuple(map(tuple, model.examples.evidence(read.rows).tolist()))
+        return Look(
+            LookOutcome.SEEN, accuracy, rows, read.is_v2, read.request_id, read.is_answerable
+        )
+
+
+if __name__ == "__main__":
+    looking = Looking()
+    serve({"look": looking.look}, slow={"load": looking.load, "forget": looking.forget})
