@@ -7,7 +7,6 @@ from typing import Final
 from common.content_coding import coding_of
 from common.pod_secret import PodSecret
 from gateway.authentication.access import make_token
-from gateway.dispatch.application_request import ApplicationRequest
 from gateway.dispatch.component_exchange import ComponentCalls, ComponentExchange
 from gateway.dispatch.request import Request
 from gateway.dispatch.retries import MAX_WAIT_SHARE
@@ -102,8 +101,10 @@ class ExchangeChoice:
         client: InferenceClient,
         read: RequestHeaders,
         body: IncomingBody,
-    ) -> ApplicationRequest:
+    ) -> Request:
         """Raises BadRequest."""
+        from gateway.dispatch.application_request import ApplicationRequest
+
         is_override = read.policy is not None or read.selection_policy is not None
         if is_override and not self._allows_policy_header:
             raise BadRequest(_POLICY_HEADER_OFF)
@@ -124,8 +125,7 @@ class ExchangeChoice:
             body,
             application,
             read.selection_policy or application.policy,
-            windows=pool.windows,
-            sneak_peek=pool.sneak_peek,
+            live=pool.applications.live(),
             deadline_s=deadline_s,
         )
 

@@ -5,9 +5,10 @@ import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common.pod_client import PodClient
+from gateway.dispatch.applications import PoolApplications
 from gateway.dispatch.lost_pods import PAUSE_S, LostPods
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.request_context import RequestContext
@@ -29,9 +30,9 @@ from registry.domain.model import ModelName
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from variants.looks.client import SneakPeekClient
-from variants.windows.open_windows import OpenWindows
-from variants.windows.window_planner import WindowPlanner
+
+if TYPE_CHECKING:  # not before an application is declared
+    from variants.live import LiveApplications
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,7 @@ class GatewayPool(ServedPool):
     """One pool's share of a gateway."""
 
     context: RequestContext
-    windows: OpenWindows
-    sneak_peek: SneakPeekClient
+    applications: PoolApplications
     runs: tuple[Callable[[], Coroutine[Any, Any, None]], ...]
 
     def declares(self, model: ModelName) -> bool:
@@ -136,28 +136,28 @@ def create_pool(
         events,
         settings.body_timeout,
     )
-    rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
-    sneak_peek = SneakPeekClient(
-        watch.state,
-        lambda outcome: metrics.looks.labels(outcome).inc(),
-        lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
-    )
     pods = PodClient(connections.secret, connections.tls)
     loads = ModelLoads(pods, watch.state)
-    planner = WindowPlanner()
-    windows = OpenWindows(
-        watch.state,
-        planner.plan,
-        loads.request,
-        LoopTimers(),
-        watch.registry_now_s,
-        explanations.record_selection,
-    )
+    rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
+
+    def make_applications() -> "LiveApplications":
+        from variants.live import LiveApplications
+
+        return LiveApplications(
+            watch.state,
+            loads.request,
+            LoopTimers(),
+            watch.registry_now_s,
+            explanations.record_selection,
+            count_look=lambda outcome: metrics.looks.labels(outcome).inc(),
+            is_granted=lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
+        )
+
+    applications = PoolApplications(watch.state, make_applications)
     for on_change in (
         placer.notify_change,
         reservations.retry_releases,
-        sneak_peek.sync,
-        windows.notify_change,
+        applications.notify_change,
     ):
         watch.subscribe(on_change)
     return GatewayPool(
@@ -168,15 +168,13 @@ def create_pool(
         reservations,
         ModelMetadata(pods, watch.state),
         context,
-        windows,
-        sneak_peek,
+        applications,
         (
             watch.run,
             reservations.renew_periodically,
             reservations.register_periodically,
             arrival_counter.run,
-            sneak_peek.run,
-            planner.run,
+            applications.run,
             loads.run,
             events.run,
         ),

@@ -22,12 +22,12 @@ from gateway.http.inference_client import InferenceClient
 from gateway.http.targets import target_of_variant
 from gateway.routing.route_request import IncomingRequest
 from registry.domain.application import ApplicationSpec
-from variants.looks.client import Look, SneakPeekClient
+from variants.live import LiveApplications
+from variants.looks.client import Look
 from variants.planning.utility import class_probabilities
 from variants.windows.application_request import ApplicationRequest as AskedApplication
 from variants.windows.application_request import Selection
 from variants.windows.live_window import NoUsableVariant
-from variants.windows.open_windows import OpenWindows
 
 PROBABILITIES: Final = "probabilities"
 """Name of the second output."""
@@ -55,14 +55,13 @@ class ApplicationRequest(Request):
         application: ApplicationSpec,
         policy: str,
         *,
-        windows: OpenWindows,
-        sneak_peek: SneakPeekClient,
+        live: LiveApplications,
         deadline_s: float,
     ) -> None:
         super().__init__(context, client, headers, arrival, body)
         self._application_target = client.target
-        self._windows = windows
-        self._sneak_peek = sneak_peek
+        self._windows = live.windows
+        self._looks = live.looks
         self._pod_until_s: float | None = None
         self._asked = AskedApplication(
             arrival.id, application, arrival.arrival_s, deadline_s, policy
@@ -128,7 +127,7 @@ class ApplicationRequest(Request):
     async def _look(self) -> Look:
         body, asked = self._body, self._asked
         length = next((value for name, value in self._client.headers if name == _LENGTH), None)
-        found = await self._sneak_peek.look(
+        found = await self._looks.look(
             asked.application,
             None if body.has_file else body.buffered,
             json_length=None if length is None else length.decode("latin-1"),

@@ -20,7 +20,6 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import UNREADABLE, ModelName, ModelRecord, Task
 from registry.inference_service.predictors import unmet_needs
 from registry.redis.watch import ClusterWatch
-from variants.windows.live_window import NoUsableVariant, require_usable, variants_of
 
 _OPENAI_TASKS: Final = frozenset(
     {Task.TEXT_EMBEDDING, Task.TEXT_TO_TEXT, Task.TEXT_GENERATION, Task.TEXT_TO_IMAGE}
@@ -74,6 +73,8 @@ def _record(name: ModelName, state: ClusterState) -> ModelRecord | None:
     application = state.applications.get(name)
     if application is None or name in state.models:
         return state.models.get(name)
+    from variants.windows.live_window import NoUsableVariant, require_usable, variants_of
+
     variants = variants_of(application, state)
     try:
         require_usable(application, variants)

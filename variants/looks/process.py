@@ -1,8 +1,7 @@
 """The process that looks at data: rows of bodies, and their nearest examples.
 
 Bodies that it cannot read are left to the pods, which respond with the error of the protocol; only
-what no variant of the application can answer is a mistake. Files are read in a thread, so that looks
-at other applications' data go on.
+what no variant of the application can answer is a mistake. Files are read in a thread beside looks.
 """
 
 import tempfile

@@ -193,7 +193,7 @@ class _Search:
         """The best plan from `start` on, and the sum of its utilities."""
         [plan], [value] = self._evaluated(start[None])
         self._budget += 1  # of starts nothing is counted
-        neighbourhoods = (self._reassigned, self._moved_runs, self._moved_groups)
+        neighbourhoods = (self._reassigned, self._moved)
         at = 0
         while at < len(neighbourhoods) and self._budget > 0:
             better = self._first_better(plan, value, neighbourhoods[at](plan), combines=at == 0)
@@ -276,14 +276,7 @@ class _Search:
         which, choice = np.nonzero(is_other)
         return np.stack([begins[which], ends[which], 2 * begins[which], choice], axis=1)
 
-    def _moved_runs(self, plan: Ints) -> Ints:
-        """Each run at the place of every other one."""
-        begins, ends = self._runs(plan)
-        run, there = _moves(len(begins))
-        place = np.where(there < run, 2 * begins[there] - 1, 2 * ends[there] - 1)
-        return np.stack([begins[run], ends[run], place, np.full(len(run), -1)], axis=1)
-
-    def _moved_groups(self, plan: Ints) -> Ints:
+    def _moved(self, plan: Ints) -> Ints:
         """Each group at every other place, as the group that was there and as it is."""
         at, there = _moves(len(plan))
         place = np.where(there < at, 2 * there - 1, 2 * there + 1)

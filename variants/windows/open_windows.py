@@ -9,6 +9,7 @@ the planned pod has no slot left join the next window. Timers and plans are real
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -35,6 +36,8 @@ from variants.windows.live_window import (
     variants_of,
     window_application,
 )
+
+logger = logging.getLogger(__name__)
 
 Key = tuple[str, str]
 Plan = Callable[[str, Window, Callable[[SelectionPlan | None], object]], None]
@@ -181,12 +184,17 @@ class OpenWindows:
         if not waiting:
             self._timers.after(0.0, self._plan_next, None)
             return
-        window = live_window(
-            [each.in_window(str(at)) for at, each in enumerate(waiting)],
-            self._applications(waiting),
-            self._state,
-            self.now_s(),
-        )
+        try:
+            window = live_window(
+                [each.in_window(str(at)) for at, each in enumerate(waiting)],
+                self._applications(waiting),
+                self._state,
+                self.now_s(),
+            )
+        except Exception:  # a mistake of ours must not hold up later windows
+            logger.exception("a window cannot be planned", extra={"policy": key[1]})
+            self._route(waiting)
+            return
 
         def follow(plan: SelectionPlan | None) -> None:
             try:
@@ -194,14 +202,18 @@ class OpenWindows:
                     for variant, pod in self._cold.record(window, plan):
                         self._load(variant, pod)
                     self._follow(key, plan, window, waiting)
-            finally:  # whom no plan has: without a pod, one may be started
+            finally:
                 carried = set(self._open[key].pending if key in self._open else ())
-                for each in waiting:
-                    if not each.is_over and each not in carried:
-                        _select(each, _unplanned(each))
-                self._timers.after(0.0, self._plan_next, None)
+                self._route([each for each in waiting if each not in carried])
 
         self._plan(key[1], window, follow)
+
+    def _route(self, unplanned: Sequence[ApplicationRequest]) -> None:
+        """Requests that no plan has: without a pod, one may be started. Then the next window."""
+        for each in unplanned:
+            if not each.is_over:
+                _select(each, _unplanned(each))
+        self._timers.after(0.0, self._plan_next, None)
 
     def _applications(self, waiting: Sequence[ApplicationRequest]) -> list[WindowApplication]:
         """Those of the requests, each as its first request knows it, with the latest look's."""

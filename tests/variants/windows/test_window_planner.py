@@ -182,3 +182,19 @@ def test_a_request_that_was_planned_eight_times_is_routed_as_its_variants_are() 
         return [(await windows.select(request)).assignment.worker for _ in range(8)]
 
     assert asyncio.run(pods()) == ["pod-a"] * 7 + [""]
+
+
+def test_a_window_that_cannot_be_made_holds_up_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A look whose rows are of different lengths, as a mistake of ours would give."""
+
+    async def act() -> None:
+        windows = _windows(_at_once, PodSketch("pod-a", "warm"))
+        broken, good = _request("a"), _request("b")
+        broken.look = Look(LookOutcome.SEEN, 0.5, ((1.0, 0.0), (1.0,)))
+        async with asyncio.timeout(10):
+            found = await windows.select(broken)
+            assert (found.variant, found.assignment.worker) == (ModelName("default", "m"), "")
+            assert (await windows.select(good)).assignment.worker == "pod-a"
+
+    asyncio.run(act())
+    assert "a window cannot be planned" in caplog.text
