@@ -80,7 +80,7 @@ class PlanningProblem:
 
 
 def planning_problem(window: Window, options: SelectionOptions) -> PlanningProblem:
-    """Raises ValueError for an application that no worker can serve."""
+    """Raises ValueError for an application that no worker can serve, and for times that are NaN."""
     requests = tuple(sorted(window.requests, key=lambda each: (each.arrival_s, each.id)))
     used = {each.application for each in requests}
     applications = sorted(
@@ -97,6 +97,8 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
     most = max(map(len, choices))
     padded = [[*each, *[_NO_CHOICE] * (most - len(each))] for each in choices]
     table = np.array(padded)[application]
+    if np.isnan(table).any():
+        raise ValueError("a worker's time is no number")
     variant, worker = (table[:, :, at].astype(np.int64) for at in (0, 1))
     age = np.array([window.now_s - each.arrival_s for each in requests])
     latency, swap = (np.ascontiguousarray(table[:, :, at]) for at in (2, 3))

@@ -31,7 +31,7 @@ from variants.planning.window import SelectionOptions, SelectionPlan, Window
 
 PLAIN: Final = SelectionOptions()
 FULL: Final = SelectionOptions(is_data_aware=True, short_circuit=True, splits_groups=True)
-_GROUP_PLANS: Final = 800
+_GROUP_PLANS: Final = 700
 """Plans of up to tau groups that are evaluated: some 4 ms for 24 requests."""
 _EXACT_PLANS: Final = 30_000
 """All of 5 requests with 3 variants: some 15 ms."""

@@ -237,3 +237,12 @@ def test_an_application_that_no_worker_can_serve_is_named() -> None:
     idle = replace(window, workers=())
     with pytest.raises(ValueError, match="no worker can run a variant of application 'app"):
         plan_window(SelectionPolicy.LO_EDF, idle)
+
+
+def test_a_window_with_a_time_that_is_no_number_is_not_planned() -> None:
+    window = random_window(1, requests=4)
+    [worker] = window.workers
+    no_number = dict.fromkeys(worker.latency_s, float("nan"))
+    for broken in (replace(worker, latency_s=no_number), replace(worker, swap_s=no_number)):
+        with pytest.raises(ValueError, match="a worker's time is no number"):
+            plan_window(SelectionPolicy.REFINED, replace(window, workers=(broken,)))
