@@ -31,17 +31,16 @@ from gateway.authentication.access import create_access
 from gateway.console.pages import Console
 from gateway.dispatch.component_exchange import ComponentCalls
 from gateway.exchange_choice import ExchangeChoice
-from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits
-from gateway.http.held_bodies import HeldBodies
+from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits, HeldBodies
 from gateway.http.listener import Listener, listen
-from gateway.http.model_host import KnownNames
 from gateway.http.server import create_protocol
+from gateway.http.targets import KnownNames
 from gateway.inference import Inference
 from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.pool import GatewayPools, create_pool
+from gateway.request_run import Shutdown
 from gateway.settings import GatewaySettings, tls_problems
-from gateway.shutdown import Shutdown
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.pod_connection import PodConnectionPool

@@ -12,17 +12,22 @@ from gateway.dispatch.request import Request
 from gateway.dispatch.retries import MAX_WAIT_SHARE
 from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, UndeclaredModel
 from gateway.http.body import IncomingBody
+from gateway.http.error_responses import InferenceClient
 from gateway.http.headers import PROTOBUF, RequestHeaders
-from gateway.http.inference_client import InferenceClient
-from gateway.http.model_host import ComponentTarget, Verb
 from gateway.http.openai import parse_model_name
-from gateway.http.targets import ModelTarget, openai_target, target_of_version
+from gateway.http.targets import (
+    ComponentTarget,
+    ModelTarget,
+    Verb,
+    openai_target,
+    target_of_version,
+)
 from gateway.pool import GatewayPool, GatewayPools
+from gateway.request_run import Shutdown
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from gateway.routing.select_version import select_version
 from gateway.settings import GatewaySettings
-from gateway.shutdown import Shutdown
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.application import ApplicationSpec
 from registry.domain.loading_choice import SELECTION

@@ -16,16 +16,13 @@ from gateway.dispatch.request import Request
 from gateway.dispatch.warm_route import WarmPath, WarmRoutes
 from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
 from gateway.exchange_choice import ExchangeChoice
-from gateway.http.body import BodyLimits, IncomingBody
-from gateway.http.error_responses import respond_with_error
+from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
+from gateway.http.error_responses import InferenceClient, respond_with_error
 from gateway.http.headers import SECRET, Headers, RequestHeaders, read_headers
-from gateway.http.held_bodies import HeldBodies
-from gateway.http.inference_client import InferenceClient
 from gateway.http.targets import ModelTarget, target_in_namespace
 from gateway.pool import GatewayPools
-from gateway.request_run import Deadlines, LoopTimers
+from gateway.request_run import Deadlines, LoopTimers, Shutdown
 from gateway.settings import GatewaySettings
-from gateway.shutdown import Shutdown
 from gateway.telemetry.request_telemetry import RequestTelemetry
 
 logger = logging.getLogger(__name__)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from common.pod_client import PodClient
 from gateway.dispatch.applications import PoolApplications
-from gateway.dispatch.lost_pods import PAUSE_S, LostPods
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.request_context import RequestContext
+from gateway.dispatch.pod_request import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
-from gateway.dispatch.retries import PassiveHealth, Retries
-from gateway.http.model_host import KnownNames
+from gateway.dispatch.retries import PAUSE_S, LostPods, PassiveHealth, Retries
 from gateway.http.routes import TargetResolver
+from gateway.http.targets import KnownNames
 from gateway.management.models import ServedPool
 from gateway.request_run import LoopTimers
 from gateway.settings import GatewaySettings

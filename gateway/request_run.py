@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import logging
 from collections.abc import Callable, Coroutine, Generator, MutableSet
+from dataclasses import dataclass
 from math import ceil
 from types import coroutine
 from typing import Any, ClassVar, Final, Protocol
@@ -249,3 +250,25 @@ def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any
 def waker(loop: asyncio.AbstractEventLoop) -> RequestRun | asyncio.Future[None]:
     """What the caller awaits next, and another wakes by `set_result`."""
     return RequestRun.current or loop.create_future()
+
+
+# How far the gateway's shutdown is: every part that serves requests looks.
+
+
+@dataclass(slots=True)
+class Shutdown:
+    """One per gateway."""
+
+    is_leaving: bool = False
+    """Requests are served, but each response closes its connection."""
+    is_draining: bool = False
+    """New requests are rejected."""
+
+    @property
+    def has_begun(self) -> bool:
+        return self.is_leaving or self.is_draining
+
+    def refuse_new(self) -> None:
+        """Raises ShuttingDown while the gateway drains."""
+        if self.is_draining:
+            raise ShuttingDown("the gateway is shutting down", retry_after_s=1.0)

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import jwt
 
-from gateway.authentication.issuers import TrustedIssuer, read_issuers
-from gateway.authentication.key_set import KeySet
+from gateway.authentication.issuers import KeySet, TrustedIssuer, read_issuers
 from gateway.authentication.tenant_files import reread
 from gateway.errors import Forbidden, GatewayError, InvalidToken
 

@@ -25,7 +25,7 @@ from gateway.console.page_documents import (
 )
 from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
 from gateway.console.traffic import LastMinute, Traffic, replayed, trace_of
-from gateway.shutdown import Shutdown
+from gateway.request_run import Shutdown
 from gateway.telemetry.explanations import Explanations, find_explanation
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests

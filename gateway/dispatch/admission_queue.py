@@ -7,8 +7,14 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import Final, Generic
 
-from gateway.dispatch.fair_queue import FairQueue, QueueKey, dispatch_order, is_ready, queue_key
-from gateway.dispatch.pending_placement import P
+from gateway.dispatch.pending_placement import (
+    FairQueue,
+    P,
+    QueueKey,
+    dispatch_order,
+    is_ready,
+    queue_key,
+)
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest, cannot_be_placed, uses_remote_proxy

@@ -13,12 +13,12 @@ from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_re
 from common.inference_protocol.tensors import numeric_tensor
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
+from gateway.dispatch.pod_request import RequestContext
 from gateway.dispatch.request import Request
-from gateway.dispatch.request_context import RequestContext
 from gateway.errors import BadRequest, NotReady
 from gateway.http.body import IncomingBody
+from gateway.http.error_responses import InferenceClient
 from gateway.http.headers import RequestHeaders
-from gateway.http.inference_client import InferenceClient
 from gateway.http.targets import target_of_variant
 from gateway.routing.route_request import IncomingRequest
 from registry.domain.application import ApplicationSpec

@@ -16,9 +16,9 @@ from typing import Final
 from gateway.dispatch.pod_request import send_request
 from gateway.errors import ComponentLoop, ComponentLost, ComponentUnreachable, Rejected
 from gateway.http.body import IncomingBody
+from gateway.http.error_responses import InferenceClient, wait_for_reader
 from gateway.http.headers import RequestHeaders
-from gateway.http.inference_client import InferenceClient, wait_for_reader
-from gateway.http.model_host import ComponentTarget
+from gateway.http.targets import ComponentTarget
 from gateway.routing.decision import Reason
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from gateway.upstream.pod_connection import (

@@ -1,15 +1,132 @@
 """A request that is being placed at a pod, and the interface that carries out placements."""
 
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from math import inf
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from common.timers import Timer
-from gateway.dispatch.fair_queue import QueueKey
 from gateway.errors import Rejected
-from gateway.routing.decision import Reason, SendTo
+from gateway.routing.cold_start import MAX_LOADS_WAITED
+from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest
+from registry.domain.cluster import ClusterState
+from registry.domain.demand import TenantUsage
 from registry.domain.model import ModelSpec
-from registry.domain.pod_state import PlacedRequest
+from registry.domain.pod_state import LoadMode, PlacedRequest
+
+# Queued requests by tenant and model, and the order in which they are dispatched.
+#
+# Tenants take turns; the one that used least lately comes first. Within a tenant: priority, then
+# models that a pod can serve now, then those that need a load; within each, the earliest deadline,
+# then the earliest arrival. A load holds a slot that requests of warm models could use many times
+# meanwhile, and requests that gather before a load share it. Every head becomes ready in time: see
+# `is_ready`. Pure bookkeeping without clock or tasks, shared with the simulator.
+
+
+URGENT_LOADS: Final = 2.0
+"""Loads before its deadline at which a head no longer waits for requests of warm models; with less
+time left than one load it would be late all the same."""
+
+
+class QueueKey(NamedTuple):
+    """A queued request. Order within a model: priority, deadline, arrival.
+
+    A tuple, since heads are sorted at every change: a dataclass's comparisons cost ten times that.
+    """
+
+    negative_priority: int
+    deadline_s: float
+    sequence: int
+    """Unique, so the fields after it do not affect the order."""
+    tenant: str
+    model: str
+
+
+def queue_key(
+    *, tenant: str, model: str, sequence: int, priority: int = 0, deadline_s: float | None = None
+) -> QueueKey:
+    """The key of a request; `sequence` is the order of arrival."""
+    return QueueKey(-priority, inf if deadline_s is None else deadline_s, sequence, tenant, model)
+
+
+class FairQueue:
+    """Keys by tenant and model."""
+
+    def __init__(self) -> None:
+        self._tenants: dict[str, dict[str, list[QueueKey]]] = {}
+        self._usage = TenantUsage()
+        self.size = 0
+
+    def depth(self, tenant: str, model: str) -> int:
+        return len(self._tenants.get(tenant, {}).get(model, ()))
+
+    def head(self, tenant: str, model: str) -> QueueKey | None:
+        return next(iter(self._tenants.get(tenant, {}).get(model, ())), None)
+
+    def ahead_of(self, key: QueueKey) -> int:
+        """Queued requests of its model that come before this one."""
+        return bisect_left(self._tenants.get(key.tenant, {}).get(key.model, ()), key)
+
+    def add(self, key: QueueKey) -> None:
+        """Queue a request; one that was removed before returns to its old position."""
+        queues = self._tenants.setdefault(key.tenant, {})
+        insort(queues.setdefault(key.model, []), key)
+        self.size += 1
+
+    def remove(self, key: QueueKey) -> bool:
+        """Remove a request; returns False if it was not queued."""
+        queues = self._tenants.get(key.tenant, {})
+        queue = queues.get(key.model, [])
+        position = bisect_left(queue, key)
+        if position == len(queue) or queue[position] != key:
+            return False
+        del queue[position]
+        self.size -= 1
+        if not queue:
+            del queues[key.model]
+            if not queues:
+                del self._tenants[key.tenant]
+        return True
+
+    def heads(self, now_s: float) -> list[list[QueueKey]]:
+        """The first key of every model, by tenant: first the one whose turn it is."""
+        tenants, rank = self._tenants, self._usage.rank
+        ordered = list(tenants)
+        if len(ordered) > 1:
+            ordered.sort(key=lambda tenant: rank(tenant, now_s))
+        return [[queue[0] for queue in tenants[tenant].values()] for tenant in ordered]
+
+    def by_model(self) -> Iterator[list[QueueKey]]:
+        """The queue of every model, which must not be changed."""
+        for queues in self._tenants.values():
+            yield from queues.values()
+
+    def end_turn(self, tenant: str, seconds: float, now_s: float) -> None:
+        """A request of the tenant was sent, which takes a device so many seconds."""
+        self._usage.add(tenant, seconds, now_s)
+
+
+def is_ready(*, waited_s: float, left_s: float, load_s: float) -> bool:
+    """Whether a head whose model needs a load is dispatched among those of warm models."""
+    if waited_s >= MAX_LOADS_WAITED * load_s:
+        return True
+    return load_s <= left_s <= URGENT_LOADS * load_s
+
+
+def dispatch_order(
+    heads_by_tenant: Iterable[Iterable[QueueKey]], is_head_ready: Callable[[QueueKey], bool]
+) -> Iterator[QueueKey]:
+    """The first key of every model: one round yields each tenant's first, the next its second."""
+    ranked = [
+        sorted(heads, key=lambda head: (head.negative_priority, not is_head_ready(head), head))
+        for heads in heads_by_tenant
+    ]
+    for turn in range(max(map(len, ranked), default=0)):
+        for heads in ranked:
+            if turn < len(heads):
+                yield heads[turn]
 
 
 class PendingPlacement:
@@ -116,3 +233,64 @@ class PlacementDriver(Generic[P]):
 
     def before_dispatch(self) -> None:
         """Called before queued requests are tried."""
+
+
+# Decisions for a pod that others have chosen: a scheduler of workflows, or an application's plan.
+#
+# A workflow's step takes a place in a pod's step queue, which the pod bounds, and no slot. The
+# scheduler names the pod, or leaves its choice to the routing policy; if the named pod accepts no
+# requests, the step is routed like any other request. A planned request takes a slot. Pure.
+
+
+ANY_POD: Final = "*"
+"""In place of a pod's name: the routing policy chooses."""
+
+
+def decision_at(pod_name: str, key: str, routed: Decision, cluster: ClusterState) -> Decision:
+    """Send to the named pod, which loads the model if needed, or to any (`ANY_POD`).
+
+    `routed`: the decision without a named pod; it stands where the request must be rejected, and
+    where the pod is gone.
+    """
+    if pod_name == ANY_POD:
+        return _at_any_pod(key, routed, cluster)
+    pod = cluster.pods.get(pod_name)
+    if pod is None or not pod.is_accepting or isinstance(routed, Reject):
+        return routed
+    return _send_to(pod_name, key, cluster, takes_slot=False)
+
+
+def _at_any_pod(key: str, routed: Decision, cluster: ClusterState) -> Decision:
+    """In the step queue of the pod that the policy chose; it waits for a slot at no pod.
+
+    Where it would wait for one, it is sent to the pod with the fewest inferences that holds the
+    model or loads it.
+    """
+    if isinstance(routed, SendTo):
+        if routed.entry == routed.predict:
+            return replace(routed, takes_slot=False)
+        return decision_at(routed.predict, key, routed, cluster)
+    pods = cluster.warm(key) or cluster.warming(key)
+    if isinstance(routed, Wait) and pods:
+        pod = min(pods, key=lambda pod: (pod.inferring, pod.name))
+        return decision_at(pod.name, key, routed, cluster)
+    return routed
+
+
+def planned_decision(spec: ModelSpec, pod: str, state: ClusterState) -> SendTo | None:
+    """Send to the planned pod, warm or not; None if it takes no request now."""
+    planned = state.pods.get(pod)
+    if planned is None or not planned.has_free_slot:
+        return None
+    return _send_to(pod, spec.key, state, takes_slot=True)
+
+
+def _send_to(pod: str, key: str, cluster: ClusterState, *, takes_slot: bool) -> SendTo:
+    residency = cluster.holders(key).get(pod)
+    if residency is not None and residency.is_warm:
+        mode, reason = LoadMode.WARM, Reason.WARM
+    elif residency is not None and residency.is_warming:
+        mode, reason = LoadMode.JOIN, Reason.WARMING
+    else:
+        mode, reason = LoadMode.LOAD, Reason.COLD
+    return SendTo(pod, pod, mode, reason, takes_slot=takes_slot)

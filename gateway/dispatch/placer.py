@@ -12,9 +12,7 @@ from common.backoff import Backoff
 from common.timers import Timers
 from gateway.dispatch.admission import Admission, OnRouted
 from gateway.dispatch.admission_queue import AdmissionQueue
-from gateway.dispatch.fair_queue import QueueKey
-from gateway.dispatch.pending_placement import P, PlacementDriver
-from gateway.dispatch.placed_at import planned_decision
+from gateway.dispatch.pending_placement import P, PlacementDriver, QueueKey, planned_decision
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.placed_requests import record_placed

@@ -1,11 +1,19 @@
 """A request as it is sent to its pod: the client's headers, the gateway's, and the body."""
 
+import asyncio
+from dataclasses import dataclass
 from typing import Final
 
-from gateway.dispatch.placement import Reservation
+from gateway.dispatch.placement import Placement, Reservation
+from gateway.dispatch.placer import Placer
+from gateway.dispatch.reservations import Reservations
+from gateway.dispatch.retries import LostPods, Retries
 from gateway.http.body import IncomingBody
 from gateway.http.targets import ModelTarget
-from gateway.upstream.pod_connection import PodConnection
+from gateway.telemetry.arrival_counter import ArrivalCounter
+from gateway.telemetry.request_telemetry import RequestTelemetry
+from gateway.upstream.event_log import EventLog
+from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 from registry.domain.model import ModelSpec
 
 MAX_HEADS: Final = 64
@@ -78,3 +86,21 @@ async def send_request(connection: PodConnection, head: bytes, body: IncomingBod
     if body.has_file:
         await connection.send_rest(body.pieces_of_file())
     await connection.wait_head()
+
+
+# The parts of the gateway that every request uses.
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    loop: asyncio.AbstractEventLoop
+    placer: Placer[Placement]
+    reservations: Reservations
+    retries: Retries
+    connections: PodConnectionPool
+    telemetry: RequestTelemetry
+    arrival_counter: ArrivalCounter
+    lost_pods: LostPods
+    events: EventLog
+    stall_s: float
+    """How long a client may read nothing of its response."""

@@ -7,17 +7,14 @@ from typing import Final
 
 from common.pod_secret import PodSecret
 from gateway.authentication.access import without_credentials
-from gateway.dispatch.pod_request import MAX_HEADS, head_beginning
-from gateway.dispatch.request_context import RequestContext
+from gateway.dispatch.pod_request import MAX_HEADS, RequestContext, head_beginning
 from gateway.errors import GatewayError
+from gateway.http.body import HeldBodies
 from gateway.http.framing import KnownHead
 from gateway.http.headers import Headers, RequestHeaders, read_headers
-from gateway.http.held_bodies import HeldBodies
-from gateway.http.model_host import Verb
-from gateway.http.targets import ModelTarget
-from gateway.request_run import Deadlines
+from gateway.http.targets import ModelTarget, Verb
+from gateway.request_run import Deadlines, Shutdown
 from gateway.routing.route_request import is_plain
-from gateway.shutdown import Shutdown
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import size_class

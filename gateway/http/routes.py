@@ -10,15 +10,16 @@ from urllib.parse import quote, unquote
 
 from gateway.errors import BadRequest, GatewayError, UndeclaredModel
 from gateway.http import openai
-from gateway.http.model_host import (
+from gateway.http.targets import (
     PREDICTOR_SUFFIX,
     KnownNames,
+    ModelTarget,
     Verb,
     component_of,
     labels_of,
     model_of_host,
+    openai_target,
 )
-from gateway.http.targets import ModelTarget, openai_target
 from registry.domain.canaries import Canaries
 from registry.domain.model import ModelName
 

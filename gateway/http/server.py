@@ -32,8 +32,7 @@ from gateway.http.framing import (
     split_absolute_form,
     target_too_long,
 )
-from gateway.http.lingering import Lingering
-from gateway.http.listener import ConnectionStarts
+from gateway.http.listener import ConnectionStarts, Lingering
 from gateway.http.routes import INFERENCE_SUFFIXES
 from gateway.http.targets import ModelTarget
 

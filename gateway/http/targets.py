@@ -1,10 +1,178 @@
 """What an inference request is for: a model, and the request's path at its pods."""
 
+import re
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+from urllib.parse import quote
 
-from gateway.http.model_host import ComponentTarget, Verb, kserve_path
 from registry.domain.canaries import Canary
-from registry.domain.model import ModelName
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelSpec
+from registry.inference_service.components import EXPLAINER, TRANSFORMER
+
+# Which model a Host names, in KServe's forms, and which of its components serves a request.
+#
+# The explainer serves `:explain`, the transformer all other requests, and the model itself what is
+# sent to `NAME-predictor`, as its components send it (KServe 0.20, `ingress_reconciler.go`). Pure.
+
+
+_ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
+_FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_OWN_SERVICE: Final = "pilotlight-gateway"
+"""The gateway's Service, which may be in a namespace that has models."""
+
+PREDICTOR_SUFFIX: Final = "-predictor"
+
+
+class Verb(StrEnum):
+    """What an inference path asks for, after KServe's protocols."""
+
+    PREDICT = "predict"
+    EXPLAIN = "explain"
+    INFER = "infer"
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentTarget:
+    """A component of a model, and how it is asked."""
+
+    component: str
+    """`transformer` or `explainer`."""
+    address: str
+    """`host:port` of its Service."""
+    path: bytes
+    """The request's path there: KServe's, without our prefixes."""
+
+    @property
+    def host(self) -> str:
+        """For the header of that name: without the default port."""
+        return self.address.removesuffix(":80")
+
+
+def component_of(
+    spec: ModelSpec, *, verb: Verb | None, openai_endpoint: str | None, is_direct: bool
+) -> ComponentTarget | None:
+    """The component that serves a request to a declared model; None: the model itself.
+
+    `verb`: None for OpenAI's protocol; `is_direct`: it was sent to `NAME-predictor`.
+    """
+    component = EXPLAINER if verb is Verb.EXPLAIN else TRANSFORMER
+    address = spec.explainer if verb is Verb.EXPLAIN else spec.transformer
+    if is_direct or not address:
+        return None
+    name = quote(spec.name.name, safe="")
+    path = f"/openai/v1/{openai_endpoint}" if verb is None else kserve_path(name, verb)
+    return ComponentTarget(component, address, path.encode())
+
+
+def kserve_path(name: str, verb: Verb) -> str:
+    """Of KServe's protocols; `name`: as a segment of a path."""
+    return f"/v2/models/{name}/infer" if verb is Verb.INFER else f"/v1/models/{name}:{verb}"
+
+
+class KnownNames:
+    """The names that a Host may have: those of models and applications of all pools."""
+
+    def __init__(self, *states: ClusterState, domain: str = "") -> None:
+        """`domain`: of models' Hosts, such as `example.com`; empty: it is not known."""
+        self.states = list(states)
+        """Of the pools."""
+        self.domain = domain
+        self._namespaces: frozenset[str] = frozenset()
+        self._namespaces_version = -1
+
+    def add(self, state: ClusterState) -> None:
+        """Know another pool's names."""
+        self.states.append(state)
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of the names."""
+        version = 0
+        for state in self.states:
+            version += state.models_version
+        return version
+
+    @property
+    def namespaces(self) -> frozenset[str]:
+        """Those that have declared models or applications, or had them since this process began.
+
+        The Host of a namespace's last model is none of the gateway's once that is deleted.
+        """
+        if self._namespaces_version != self.version:
+            self._namespaces_version = self.version
+            self._namespaces |= {
+                name.namespace
+                for each in self.states
+                for names in (each.models, each.applications)
+                for name in names
+            }
+        return self._namespaces
+
+    def answers_to(self, name: ModelName, called: str) -> bool:
+        """Whether a declared model has a second name, at its own Host or prefix.
+
+        That of a Triton repository is its folder's, which only the pods that list it know: every
+        name is taken there.
+        """
+        spec = next((each.models[name].spec for each in self.states if name in each.models), None)
+        if spec is None or not called:
+            return False
+        is_folder = spec.format == "triton" and _FOLDER.fullmatch(called) is not None
+        return called == spec.served_name or is_folder
+
+    def __contains__(self, name: object) -> bool:
+        """True for a declared model or application."""
+        return any(name in each.models or name in each.applications for each in self.states)
+
+
+def model_of_host(host: str, known: KnownNames, asked: str = "") -> ModelName | None:
+    """The model that a Host such as `NAME.NAMESPACE.example.com` names; None: the gateway's own.
+
+    KServe's forms: `NAME.NAMESPACE.…`, `NAME-predictor.NAMESPACE.…`, `NAME-NAMESPACE.DOMAIN`. A
+    Host of such a form that names no declared model names an undeclared one, lest a namesake of
+    another namespace answer. `asked`: the model that the path names.
+    """
+    labels = labels_of(host)
+    if len(labels) < 2:
+        return None
+    first, second = labels[0].removesuffix(PREDICTOR_SUFFIX), labels[1]
+    joined = _joined_names(first)
+    for name in (ModelName(second, labels[0]), ModelName(second, first), *joined):
+        if name in known:
+            return name
+    if known.domain and ".".join(labels).endswith(f".{known.domain}"):
+        inner = labels[: -1 - known.domain.count(".")]
+        if len(inner) > 1:
+            return ModelName(second, first)
+        return next((name for name in joined if name.name == asked), joined[-1] if joined else None)
+    if first == asked or (_may_be_model(labels, known) and first != _OWN_SERVICE):
+        return ModelName(second, first)
+    return next(
+        (name for name in joined if name.name == asked and name.namespace in known.namespaces), None
+    )
+
+
+def _may_be_model(labels: list[str], known: KnownNames) -> bool:
+    """Without the models' domain, every domain may be theirs."""
+    return not known.domain and labels[1] in known.namespaces
+
+
+def _joined_names(label: str) -> list[ModelName]:
+    """The models that a label `NAME-NAMESPACE` may mean."""
+    parts = label.split("-")
+    return [
+        ModelName("-".join(parts[cut:]), "-".join(parts[:cut]))
+        for cut in range(1, len(parts))
+        if all((parts[cut - 1], parts[cut]))
+    ]
+
+
+def labels_of(host: str) -> list[str]:
+    """Labels of a host's name without its port; none of an address."""
+    host = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+    return [] if not host or _ADDRESS.fullmatch(host) else host.lower().split(".")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from common.http_connection import HttpError, NotConnected
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import BadRequest, NotReady, ShuttingDown, UpstreamLost
-from gateway.http.body import BodyLimits, IncomingBody
-from gateway.http.held_bodies import HeldBodies
-from gateway.shutdown import Shutdown
+from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
+from gateway.request_run import Shutdown
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

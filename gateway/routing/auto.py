@@ -24,6 +24,7 @@ from gateway.routing.decision import (
     SendTo,
     Wait,
 )
+from gateway.routing.fixed_policies import least_busy_below
 from gateway.routing.latency_model import PodForecast, proxy_to, wait_for
 from gateway.routing.pod_selection import (
     MAX_COMPARED,
@@ -32,7 +33,6 @@ from gateway.routing.pod_selection import (
     run_soonest,
     soonest_of,
 )
-from gateway.routing.remote_proxy import least_busy_below
 from registry.domain.cluster import ClusterState
 from registry.domain.device_backlog import is_idle
 from registry.domain.pod_state import LoadMode, PodState

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.routing.auto import certain_pod
-from gateway.routing.colocation import colocation_queueing
 from gateway.routing.decision import (
     ColdStartLoss,
     Decision,
@@ -18,6 +17,7 @@ from gateway.routing.decision import (
     SendTo,
     Wait,
 )
+from gateway.routing.fixed_policies import colocation_queueing
 from gateway.routing.latency_model import PodForecast, estimate_of
 from gateway.routing.routing_policies import routing_policy
 from registry.domain.cluster import ClusterState

@@ -9,10 +9,15 @@ from traceback import extract_tb
 from typing import Any
 
 from gateway.routing.auto import auto
-from gateway.routing.colocation import colocation, colocation_queueing
 from gateway.routing.decision import Decision, Reason, Reject, RequestView, SendTo, Wait
-from gateway.routing.load_balancing import least_loaded_pod, random_pod, round_robin
-from gateway.routing.remote_proxy import remote_proxy
+from gateway.routing.fixed_policies import (
+    colocation,
+    colocation_queueing,
+    least_loaded_pod,
+    random_pod,
+    remote_proxy,
+    round_robin,
+)
 from registry.domain.cluster import ClusterState
 from registry.domain.loading_choice import ROUTING
 from registry.domain.model import RoutingPolicy

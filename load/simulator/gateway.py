@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gateway.dispatch.lost_pods import LostPods
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
+from gateway.dispatch.retries import FailedAttempts, LostPods, NotExecuted, PassiveHealth, Retries
 from gateway.errors import RequestLostPods
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest

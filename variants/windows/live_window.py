@@ -205,7 +205,7 @@ def _fits(key: str, pod: PodState, state: ClusterState) -> bool:
 # Cold variants. One would never be chosen while its load takes longer than requests wait, and so
 # never be loaded. What each request loses is the utility that it would gain were the variant warm,
 # times its deadline: the time that its accuracy is worth. Where the losses reach the time of the
-# load, it begins in the background, as in `gateway.routing.ski_rental`.
+# load, it begins in the background, as in `gateway.routing.cold_start`.
 
 _FORGET_S: Final = 600.0
 """Losses without a further one for so long no longer count."""

@@ -58,7 +58,7 @@ class SimulatedRequest(PendingPlacement):
     failed: FailedAttempts | None
     """Earlier attempts of the request; None if this is the first."""
     begun: int
-    """Pods that requests had lost when it was sent (`gateway.dispatch.lost_pods`)."""
+    """Pods that requests had lost when it was sent (`gateway.dispatch.retries`)."""
     placed_s: float
     """Time at which the request was sent to its entry pod; negative if it was not sent."""
     model_needed_s: float

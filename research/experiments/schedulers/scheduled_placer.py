@@ -13,8 +13,7 @@ from typing import Any
 
 from common.timers import Timers
 from gateway.dispatch.admission_queue import is_starved
-from gateway.dispatch.fair_queue import QueueKey
-from gateway.dispatch.pending_placement import P, PlacementDriver
+from gateway.dispatch.pending_placement import P, PlacementDriver, QueueKey
 from gateway.dispatch.placer import Placer, rejection_error
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo

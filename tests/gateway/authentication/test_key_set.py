@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from gateway.authentication.key_set import (
+from gateway.authentication.issuers import (
     MAX_AGE_S,
     MAX_BYTES,
     MIN_REFRESH_INTERVAL_S,
@@ -160,7 +160,7 @@ def test_reads_documents_of_bounded_size_from_urls_and_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "gateway.authentication.key_set.TIMEOUT_S", 120.0
+        "gateway.authentication.issuers.TIMEOUT_S", 120.0
     )  # the machine may be busy
     issuer = Issuer({"old": OLD})
     with published(issuer) as url:

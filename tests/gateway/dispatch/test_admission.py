@@ -2,10 +2,9 @@
 
 import pytest
 
-from gateway.dispatch.admission import RECENT_S, Admission, RecentTenants
+from gateway.dispatch.admission import RECENT_S, Admission, RecentTenants, RequestProbes
 from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import PendingPlacement
-from gateway.dispatch.request_probes import RequestProbes
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest, RoutingResult
 from registry.domain.cluster import ChangeApplier

@@ -10,7 +10,7 @@ from gateway.dispatch.component_exchange import (
     ComponentCalls,
 )
 from gateway.errors import ComponentLoop, Rejected
-from gateway.http.model_host import ComponentTarget
+from gateway.http.targets import ComponentTarget
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from tests.gateway.asynchronous import run_async

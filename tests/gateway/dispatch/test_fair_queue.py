@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.fair_queue import FairQueue, QueueKey, dispatch_order, is_ready, queue_key
+from gateway.dispatch.pending_placement import (
+    FairQueue,
+    QueueKey,
+    dispatch_order,
+    is_ready,
+    queue_key,
+)
 from gateway.routing.cold_start import MAX_LOADS_WAITED
 
 keys = st.builds(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.dispatch.placed_at import ANY_POD, decision_at, planned_decision
+from gateway.dispatch.pending_placement import ANY_POD, decision_at, planned_decision
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier

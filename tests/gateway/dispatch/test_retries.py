@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.dispatch.lost_pods import PAUSE_S, TRIAL_S, LostPods
 from gateway.dispatch.retries import (
     MAX_ATTEMPTS,
+    PAUSE_S,
+    TRIAL_S,
     FailedAttempts,
+    LostPods,
     NotExecuted,
     PassiveHealth,
     Retries,

@@ -10,8 +10,7 @@ from typing import IO
 import pytest
 
 from gateway.errors import BadRequest, BodiesFull, UnsupportedCoding
-from gateway.http.body import BodyLimits, IncomingBody
-from gateway.http.held_bodies import HeldBodies
+from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from tests.gateway.asynchronous import run_async
 
 LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)

@@ -7,8 +7,7 @@ import orjson
 import pytest
 
 from gateway.errors import BadRequest, UndeclaredModel
-from gateway.http.body import BodyLimits, IncomingBody
-from gateway.http.held_bodies import HeldBodies
+from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from gateway.http.openai import find_model_field, parse_model_name
 from registry.domain.model import ModelName
 

@@ -3,7 +3,6 @@
 import pytest
 
 from gateway.errors import BadRequest, UndeclaredModel
-from gateway.http.model_host import KnownNames, model_of_host
 from gateway.http.routes import (
     ModelPath,
     TargetResolver,
@@ -12,6 +11,7 @@ from gateway.http.routes import (
     refuse_other_name,
     target_of,
 )
+from gateway.http.targets import KnownNames, model_of_host
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord, ModelSpec
 

@@ -23,9 +23,8 @@ from gateway.errors import ClientClosedRequest
 from gateway.http.client_request import ClientRequest
 from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
 from gateway.http.listener import ConnectionStarts
-from gateway.http.model_host import Verb
 from gateway.http.server import GatewayProtocol, TakeWarm
-from gateway.http.targets import ModelTarget
+from gateway.http.targets import ModelTarget, Verb
 from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import PodInfo
@@ -529,7 +528,7 @@ async def test_a_client_that_still_sends_gets_the_refusal(refused: str) -> None:
 async def test_a_client_that_never_closes_is_closed(
     monkeypatch: pytest.MonkeyPatch, limit: str, pause_s: float | None
 ) -> None:
-    monkeypatch.setattr(f"gateway.http.lingering.{limit}", 0.2)
+    monkeypatch.setattr(f"gateway.http.listener.{limit}", 0.2)
 
     async def refuse(client: ClientRequest) -> None:
         client.keep_alive = False

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.model_host import Verb
-from gateway.http.targets import ModelTarget, openai_target, target_of_version
+from gateway.http.targets import ModelTarget, Verb, openai_target, target_of_version
 from gateway.routing.select_version import split_by_id
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName, ModelSpec

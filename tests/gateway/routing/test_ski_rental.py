@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway.routing.cold_start import ColdStartCredit
 from gateway.routing.decision import ColdStartLoss, SendTo
-from gateway.routing.ski_rental import ColdStartCredit
 from registry.domain.cluster import ChangeApplier
 from registry.domain.pod_state import LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare

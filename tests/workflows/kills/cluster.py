@@ -140,7 +140,7 @@ class KillCluster:
                 workflows_url=f"http://127.0.0.1:{self._ports[SCHEDULERS[0]]}",
                 program=(
                     "tests.with_constants",
-                    f"gateway.dispatch.lost_pods:PAUSE_S={_LOST_PODS_PAUSE_S}",
+                    f"gateway.dispatch.retries:PAUSE_S={_LOST_PODS_PAUSE_S}",
                     "gateway",
                 ),
             )
