@@ -28,8 +28,7 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import PeakMemory, available_bytes
 from runtime.device.batch_times import LIMITED_BY_MEMORY, BatchTimes
 from runtime.device.device_errors import is_out_of_memory
-from runtime.device.queue import ASSUMED_DEADLINE_S
-from runtime.device.suspects import ModelInputs
+from runtime.device.queue import ASSUMED_DEADLINE_S, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.served_model import ServedModel

@@ -13,9 +13,9 @@ from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 from runtime.device.memory import DeviceMemory
-from runtime.device.suspects import ModelInputs
+from runtime.device.queue import ModelInputs
 from runtime.device.worker import DeviceWorker
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.engine import Skeletons
 from runtime.loading.served_model import ServedModel
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights

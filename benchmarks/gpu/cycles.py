@@ -9,7 +9,7 @@ from benchmarks.gpu.serving import infer
 from benchmarks.gpu.subject import Subject
 from benchmarks.tiers.ours import filled_skeleton
 from runtime.device.staged_memory import StagedMemory
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.engine import Skeletons
 from runtime.weights.weight_source import WeightSource
 
 

@@ -17,7 +17,7 @@ from benchmarks.quantiles import quantile, spread
 from benchmarks.tiers.models import WEIGHTS
 from benchmarks.tiers.ours import filled_skeleton, host_image
 from runtime.device.staged_memory import StagedMemory
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.engine import Skeletons
 from runtime.weights.weight_source import DiskWeights, WeightSource
 
 COPY_SHARE: Final = 0.9

@@ -16,7 +16,7 @@ from benchmarks.tiers.contestants import from_pretrained, network_of
 from benchmarks.tiers.models import WEIGHTS, read_file
 from benchmarks.tiers.ours import filled_skeleton, host_image
 from runtime.device.staged_memory import StagedMemory
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.engine import Skeletons
 from runtime.weights.weight_source import DiskWeights, WeightSource
 
 FILES = "files in memory"

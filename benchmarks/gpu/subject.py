@@ -27,7 +27,7 @@ def cuda_subject() -> Subject | None:
     """The current CUDA device, or None where there is none."""
     if not torch.cuda.is_available():
         return None
-    from runtime.device.cuda import CudaEngine
+    from runtime.device.memory import CudaEngine
 
     engine = CudaEngine()
 

@@ -21,7 +21,7 @@ from benchmarks.gpu.serving import infer
 from benchmarks.tiers.models import WEIGHTS, store
 from benchmarks.tiers.ours import filled_skeleton, host_image
 from runtime.device.staged_memory import StagedMemory
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.engine import Skeletons
 
 LLAMA: Final[dict[str, Any]] = {
     "hidden_size": 4096,

@@ -19,7 +19,7 @@ from benchmarks.tiers.ours import filled_skeleton
 from runtime.device.queue import DeviceModel
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.engine import Skeletons
 from runtime.generation.engine import Sampling
 from runtime.generation.limits import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
 from runtime.generation.transformers_engine import TransformersEngine

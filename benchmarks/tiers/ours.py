@@ -11,9 +11,8 @@ from typing import Any
 from benchmarks.tiers.contestants import DISK, Contestant, Start
 from benchmarks.tiers.models import WEIGHTS
 from runtime.device.memory import CpuMemory, DeviceMemory
-from runtime.engines.engine import ModelFolder
-from runtime.engines.networks.network_engine import NetworkEngine
-from runtime.engines.skeletons import Skeleton, Skeletons
+from runtime.engines.engine import ModelFolder, Skeleton, Skeletons
+from runtime.engines.networks.network import NetworkEngine
 from runtime.storage.listing import RemoteFile
 from runtime.tiers.host_image import image_bytes
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier

@@ -16,7 +16,7 @@ from benchmarks.tiers.contestants import Contestant, Start, from_pretrained
 from benchmarks.tiers.models import BUCKET
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelSpec
-from runtime.engines.skeletons import Skeleton, Skeletons
+from runtime.engines.engine import Skeleton, Skeletons
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache

@@ -35,7 +35,7 @@ from registry.domain.loading_choice import PLACEMENT
 from registry.domain.model import PlacementName
 from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.server_address import check_url
-from runtime.engines.model_server.server_flags import server_problems
+from runtime.engines.model_server.server_process import server_problems
 
 app = typer.Typer()
 

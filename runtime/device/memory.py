@@ -7,6 +7,9 @@ what types of numbers the device takes.
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +17,7 @@ import torch
 
 from registry.domain.model import Precision
 from runtime.device.accelerator import CPU, available_bytes
-from runtime.device.forward_graphs import GraphMaker
+from runtime.device.forward_graphs import CudaGraphMaker, GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
 from runtime.storage.load_ticket import LoadTicket
@@ -86,7 +89,7 @@ def open_device(
             extra = {"gpus": [node.name for node in held], "reason": reason}
             logger.warning("the pod has a GPU, but serves on the CPU", extra=extra)
         return CpuMemory()
-    from runtime.device.cuda import CudaEngine
+    from runtime.device.memory import CudaEngine
 
     engine = CudaEngine(memory_share, cuda_graphs=cuda_graphs)
     return StagedMemory(engine, registered_bytes=registered_bytes)
@@ -120,3 +123,114 @@ def use_tf32() -> None:
     cuDNN's convolutions do so by default. Not for pods on a CPU, where it would apply, too.
     """
     torch.set_float32_matmul_precision("high")
+
+
+# CUDA is initialised by the constructor of `CudaEngine`.
+
+
+REGISTER_READ_ONLY = 8
+"""`cudaHostRegisterReadOnly`: of a shared mapping the driver pins the pages of the file itself."""
+LOWEST_PRIORITY = 0
+"""Of streams; torch's default stream has it, too."""
+
+
+class CudaEngine:
+    """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share)."""
+
+    def __init__(self, memory_share: float = 1.0, *, cuda_graphs: bool = False) -> None:
+        """`cuda_graphs`: forwards are captured (`forward_graphs`).
+
+        Each slab has a pool of torch's allocator for itself, whose memory goes back to the driver
+        when it is freed. In torch's own cache it would be split, and other processes could not
+        use it until an allocation of this one fails.
+        """
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        self._memory_share = memory_share
+        if memory_share < 1:  # MPS divides the compute only
+            torch.cuda.set_per_process_memory_fraction(memory_share, self.device)
+        self._captures = threading.Lock()
+        """No memory is freed during a capture: that waits for the device, which CUDA refuses."""
+        self.graphs: GraphMaker | None = CudaGraphMaker(self._captures) if cuda_graphs else None
+        self._pools: dict[int, torch.cuda.MemPool] = {}
+        """By address of the slab."""
+        # Of the lowest priority, which orders kernels alone: CUDA says that it has no effect on
+        # copies between host and device. What bounds the wait of an inference's inputs for them
+        # are their sizes and how many are under way (`staged_memory.MAX_COPIES`).
+        self._copies = torch.cuda.Stream(  # type: ignore[no-untyped-call]  # torch's
+            self.device, priority=LOWEST_PRIORITY
+        )
+
+    def allocate(self, size_bytes: int) -> torch.Tensor:
+        """Memory that nothing has used before, in a pool of its own; raises DeviceFull.
+
+        It belongs to the default stream, where inference runs and where it is freed. Copies into
+        it are complete before any inference uses it, so the copy stream needs no record of it.
+        """
+        try:
+            return self._slab(size_bytes)
+        except torch.OutOfMemoryError:
+            with self._captures:
+                torch.cuda.empty_cache()  # what inferences have left may take the memory
+            try:
+                return self._slab(size_bytes)
+            except torch.OutOfMemoryError as error:
+                free, total = torch.cuda.mem_get_info(self.device)
+                raise DeviceFull(
+                    f"{self.device} has {free} of {total} bytes free, {size_bytes} are needed",
+                    missing_bytes=size_bytes - free,
+                ) from error
+
+    def _slab(self, size_bytes: int) -> torch.Tensor:
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool, self.device):
+            slab = torch.empty(size_bytes, dtype=torch.uint8, device=self.device)
+        self._pools[slab.data_ptr()] = pool
+        return slab
+
+    def free_bytes(self) -> int:
+        """By the driver, with what torch keeps of freed memory, within the process's share.
+
+        With graphs what torch keeps counts as taken: it may be their pools', for nothing else.
+        """
+        free, total = torch.cuda.mem_get_info(self.device)
+        reserved = torch.cuda.memory_reserved(self.device)
+        taken = reserved if self.graphs else torch.cuda.memory_allocated(self.device)
+        return min(int(free) + reserved - taken, int(self._memory_share * total) - taken)
+
+    def register(self, region: torch.Tensor) -> None:
+        """Raises RuntimeError, as where the container's limit of locked memory is too low."""
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.check_error(
+            cudart.cudaHostRegister(region.data_ptr(), region.nbytes, REGISTER_READ_ONLY)
+        )
+
+    def unregister(self, region: torch.Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.check_error(cudart.cudaHostUnregister(region.data_ptr()))
+
+    def end_of(self, slab: torch.Tensor) -> Callable[[], None]:
+        """The end of its pool, which waits for the device."""
+        return partial(self._end, [self._pools.pop(slab.data_ptr())])
+
+    def _end(self, pools: list[torch.cuda.MemPool]) -> None:
+        with self._captures:
+            pools.clear()
+
+    def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
+        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
+        """Start a copy on the copy stream."""
+        with torch.cuda.stream(self._copies):
+            target.copy_(source, non_blocking=True)
+            # Blocking: by default, waiting for an event spins, and takes a core from inference.
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch's
+            done.record(self._copies)
+        return done
+
+    def synchronize(self, slab: torch.Tensor) -> None:
+        self._copies.synchronize()
+
+    def check(self) -> None:
+        torch.cuda.synchronize(self.device)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from runtime.engines.engine import Engine
-from runtime.engines.networks.network_engine import NetworkEngine
+from runtime.engines.networks.network import NetworkEngine
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.listing import (
     ADAPTER_CONFIG,
@@ -109,18 +109,18 @@ def library_engine(path: Path) -> Engine:
 
         return OnnxEngine(path)
     if path.suffix == SKOPS_SUFFIX:
-        from runtime.engines.libraries.tabular_engines import SklearnEngine
+        from runtime.engines.libraries.library import SklearnEngine
 
         return SklearnEngine(path)
     with path.open("rb") as file:
         start = file.read(len(LIGHTGBM_START))
     if start == LIGHTGBM_START:
-        from runtime.engines.libraries.tabular_engines import LightgbmEngine
+        from runtime.engines.libraries.library import LightgbmEngine
 
         return LightgbmEngine(path)
     if path.suffix == LIGHTGBM_SUFFIX:
         raise ModelInvalid(f"{path.name} does not begin as a model of LightGBM does ('tree')")
-    from runtime.engines.libraries.tabular_engines import XgboostEngine
+    from runtime.engines.libraries.library import XgboostEngine
 
     return XgboostEngine(path)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.network import (
     build_transformer,
@@ -28,7 +28,6 @@ from runtime.engines.networks.network import (
     parameter_slot,
     without_memory,
 )
-from runtime.engines.skeletons import ParameterSlot, Skeleton
 from runtime.errors import LoadFailed, ModelInvalid, ModelUnsupported
 from runtime.storage.listing import PIPELINE_INDEX
 from runtime.weights.safetensors_files import StoredTensor

@@ -25,8 +25,7 @@ from common.inference_protocol.encodings import to_json
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.model import ModelPolicy, ModelSpec
-from runtime.device.queue import InferenceResult
-from runtime.device.suspects import ModelInputs
+from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ModelServer, ServerModel
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable

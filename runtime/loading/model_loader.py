@@ -25,8 +25,8 @@ from runtime.device.device_errors import (
 from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
+from runtime.engines.engine import Skeleton
 from runtime.engines.model_server.server_engine import ServerModel
-from runtime.engines.skeletons import Skeleton
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.open_engine import BatchTrial, open_engine

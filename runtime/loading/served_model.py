@@ -14,8 +14,7 @@ from common.inference_protocol.tensors import Tensor
 from registry.domain.estimates import KEPT_OVER_BYTES
 from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
-from runtime.device.queue import DeviceModel, InferenceResult, Payload
-from runtime.device.suspects import ModelInputs, OutputPlace
+from runtime.device.queue import DeviceModel, InferenceResult, ModelInputs, OutputPlace, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.generation.engine import GenerationEngine
 from runtime.tasks.task import Processor

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING
 from registry.domain.model import ModelSpec, Precision, Tier
 from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
 from runtime.engines.building import engine_of, pickle_path
-from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.engine import Engine, ModelFolder, Skeletons
 from runtime.engines.model_server.server_engine import ModelServer, ServerEngine
-from runtime.engines.networks.adapter import check_names, read_adapter
-from runtime.engines.networks.network_engine import AdapterEngine
-from runtime.engines.skeletons import Skeletons
+from runtime.engines.networks.changed_layers import check_names, read_adapter
+from runtime.engines.networks.network import AdapterEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
 from runtime.generation.limits import GenerationLimits, GenerationMemory, Room, generation_memory
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors
-from runtime.sandbox.estimators import Estimators
-from runtime.sandbox.pickle_engine import PickleEngine
+from runtime.sandbox.estimators import Estimators, PickleEngine
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.load_ticket import LoadTicket
 from runtime.tasks.task import Processor

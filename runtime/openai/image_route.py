@@ -13,15 +13,15 @@ from pydantic import Field
 
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from runtime.openai.requests import InvalidField, ModelBody, Unsupported
-from runtime.tasks.image_requests import (
+from runtime.tasks.text_to_image import (
     MAX_GUIDANCE,
     MAX_IMAGES,
     MAX_SEED,
     MAX_SIDE,
     MAX_STEPS,
     SideLimits,
+    TextToImage,
 )
-from runtime.tasks.text_to_image import TextToImage
 
 if TYPE_CHECKING:
     from runtime.openai.endpoint import Call, Inferences

@@ -18,15 +18,14 @@ from common.process import on_stop_signals
 from runtime.device.accelerator import mps_share
 from runtime.device.memory import open_device, use_tf32
 from runtime.engines.model_server.server_engine import ModelServer
-from runtime.engines.model_server.server_memory import ServerMemory
-from runtime.engines.model_server.server_process import ServerProcess
+from runtime.engines.model_server.server_process import ServerMemory, ServerProcess
 from runtime.engines.model_server.server_repository import ServerRepository
 from runtime.engines.model_server.v2_client import V2Client
 from runtime.errors import LoadFailed, NoDevice
 from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, listen
 from runtime.pod.pod import Opened, Pod
 from runtime.pod_process import write_termination_message
-from runtime.sandbox.worker import fork_server
+from runtime.sandbox.pool import fork_server
 from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)

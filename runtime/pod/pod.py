@@ -33,9 +33,8 @@ from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_rules import Quota
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.device.accelerator import find_accelerator, memory_budget, pod_share
+from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget, pod_share
 from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
-from runtime.device.gpu_sensors import GpuWatch
 from runtime.device.memory import DeviceMemory
 from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.worker import DeviceWorker

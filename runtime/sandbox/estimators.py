@@ -23,19 +23,26 @@ from common.child_process import NO_OUTPUT, Child, Command, python_environment, 
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import Tensor
+from registry.domain.model import ModelSpec, Task
+from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.errors import (
     EngineMissing,
     InferenceFailed,
     InferenceHung,
     LoadFailed,
     ModelInvalid,
+    ModelUnsupported,
     QueueFull,
     ServerUnavailable,
 )
 from runtime.sandbox.pickles import HEADER_LENGTH
+from runtime.storage.listing import PICKLE_ADVICE
 
 if TYPE_CHECKING:
+    import torch
+
     from common.frames import Message
+
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +218,7 @@ class Estimators:
         # It gets nothing of the pod's environment, which has credentials.
         threads = {"OMP_NUM_THREADS": str(self._threads), "OPENBLAS_NUM_THREADS": "1"}
         env = {"PATH": "/usr/bin:/bin", "MKL_NUM_THREADS": "1", **threads}
-        words = [*python_module("runtime.sandbox.estimator_process"), str(self._memory_bytes)]
+        words = [*python_module("runtime.sandbox.pickles"), str(self._memory_bytes)]
         command = Command("pickled models", words, python_environment(env), NO_OUTPUT)
         child = await start(command, is_connected=True)
         process = _Process(namespace, child)
@@ -317,3 +324,33 @@ def _text_of(value: object) -> str:
 
 def _remaining_s(deadline_s: float | None) -> float | None:
     return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+
+
+class PickleEngine(Engine):
+    """The engine of one model."""
+
+    name = "sklearn"
+    uses_device = False
+
+    def __init__(self, path: Path, spec: ModelSpec, estimators: Estimators | None) -> None:
+        """Raise ModelUnsupported if the pool serves no pickles: its disk may hold one of before."""
+        if estimators is None:
+            raise ModelUnsupported(f"the model has {path.name}: {PICKLE_ADVICE}")
+        self._path, self._spec, self._estimators = path, spec, estimators
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        return f"pickle {self._spec.key}"
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        return LoadedSkeleton(
+            key,
+            lambda weights: self._estimators.load_in_thread(
+                self._spec.key,
+                weights[self._path.name].numpy().data,
+                wants_probabilities=self._spec.task is Task.TABULAR_CLASSIFICATION,
+            ),
+            self._estimators.unload_soon,
+            has_inferred=True,
+        )

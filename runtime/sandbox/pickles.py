@@ -1,8 +1,16 @@
-"""Reads pickled estimators, in processes that have confined themselves: that runs their code."""
+"""`python -m runtime.sandbox.pickles MEMORY_BYTES`: a namespace's pickled estimators.
+
+Standard input is a socket to the pod. The process confines itself before it reads a pickle, and
+runs only while the pod waits for an answer of it.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import resource
+import socket
 import sys
 import sysconfig
 import warnings
@@ -10,7 +18,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from runtime.errors import ModelInvalid
+from common.confinement import ConfinementMissing, confine
+from common.frames import frame, parent_socket, received
+from common.inference_protocol.bodies import V2Request, decode_request, encode_response
+from common.inference_protocol.errors import InvalidRequest
+from runtime.engines.libraries.rows import one_line
+from runtime.engines.libraries.sklearn_model import SklearnModel
+from runtime.errors import InferenceFailed, ModelInvalid
 
 HEADER_LENGTH: Final = "header_length"
 _SYSTEM: Final = (
@@ -89,3 +103,92 @@ def unpickled(source: Path | BinaryIO) -> Any:
                 " (skops.io.dump(model, 'model.skops')), or train it again"
             )
     return found
+
+
+_MAX_DESCRIPTORS: Final = 64
+_NICENESS: Final = 5
+_LIBRARIES_BYTES: Final = 1024**3
+"""Address space of scikit-learn, scipy and pandas with their threads, generously."""
+_IMPORTS: Final = ("joblib", "sklearn", "sklearn.exceptions")
+
+
+def main() -> int:
+    """Say whether the process is confined, then answer until the pod closes the socket."""
+    with parent_socket() as connection:
+        try:
+            _limit(int(sys.argv[1]))  # before the imports, which start threads
+            for module in _IMPORTS:
+                import_module(module)
+        except (ConfinementMissing, ImportError) as error:
+            connection.sendall(frame({"error": str(error)}))
+            return 1
+        connection.sendall(frame({"ready": True}))
+        _serve(connection)
+    return 0
+
+
+def _limit(memory_bytes: int) -> None:
+    """`memory_bytes`: on top of what the libraries may take."""
+    os.nice(_NICENESS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_DESCRIPTORS, _MAX_DESCRIPTORS))
+    confine(
+        readable=readable_libraries(), writable=[], memory_bytes=_LIBRARIES_BYTES + memory_bytes
+    )
+
+
+def _serve(connection: socket.socket) -> None:
+    models: dict[int, SklearnModel] = {}
+    for head, body in received(connection):
+        connection.sendall(frame(*_answer(models, head, body)))
+
+
+def _answer(
+    models: dict[int, SklearnModel], head: dict[str, Any], body: bytes
+) -> tuple[dict[str, Any], bytes]:
+    """Head and body of the response; the key of an error says whose mistake it is."""
+    try:
+        match head["operation"]:
+            case "load":
+                models[head["number"]] = _model(body, bool(head["wants_probabilities"]))
+            case "unload":
+                models.pop(head["number"], None)
+            case _:
+                return _infer(models[head["number"]], body, head[HEADER_LENGTH])
+    except InvalidRequest as error:
+        return {"refused": str(error)}, b""
+    except ModelInvalid as error:
+        return {"invalid": str(error)}, b""
+    except InferenceFailed as error:
+        return {"failed": str(error)}, b""
+    except MemoryError:
+        return {"failed": "it needs more memory than a process of pickled models may have"}, b""
+    except BaseException as error:  # the pickle's code may raise anything
+        return {"failed": f"{type(error).__name__}: {_text(error)}"}, b""
+    return {}, b""
+
+
+def _model(content: bytes, wants_probabilities: bool) -> SklearnModel:
+    estimator = unpickled(io.BytesIO(content))
+    if type(estimator).__name__ == "Booster" and (advice := booster_advice(estimator)):
+        raise ModelInvalid(advice)  # it takes no rows, but matrices of its library
+    return SklearnModel(estimator, wants_probabilities=wants_probabilities)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return one_line(error)
+    except BaseException:  # its own __str__ is the pickle's code, too
+        return "an error without a text"
+
+
+def _infer(model: SklearnModel, body: bytes, header_length: str) -> tuple[dict[str, Any], bytes]:
+    request = decode_request(body, header_length)
+    model.check(request.inputs)
+    outputs = model.infer(request.inputs)
+    encoded = encode_response(outputs, model_name="", request=V2Request((), is_binary=True))
+    headers = dict(encoded.headers)
+    return {HEADER_LENGTH: headers.get("inference-header-content-length")}, encoded.content
+
+
+if __name__ == "__main__":
+    sys.exit(main())

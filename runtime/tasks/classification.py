@@ -1,20 +1,19 @@
-"""Classification: labels from a network's scores, and the processor of text classification.
+"""Classification: labels from a network's scores, and answers as of KServe's Hugging Face server.
 
-Scores are those of transformers' pipelines: by the softmax, or where labels do not exclude each
-other the sigmoid, or as they are for a regression.
+KServe's have one output, `output-0`; numbers for classes are a Python dictionary, in V2 as its
+text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
 from common.inference_protocol.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 from registry.domain.model import Answers, Scores, TaskOptions
 from runtime.device.device_tensor import torch_inputs
-from runtime.tasks import kserve_answers
 from runtime.tasks.task import Processor
 from runtime.tasks.tensor_batching import PaddedBatching
 from runtime.tasks.text import TextInputs, TextModel
@@ -23,7 +22,71 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from transformers import PretrainedConfig, PreTrainedModel
 
-    Logits = npt.NDArray[np.float32]
+
+OUTPUT: Final = "output-0"
+PROBABILITY_DIGITS: Final = 4
+
+
+def output_type(datatype: str, *more: int) -> list[dict[str, Any]]:
+    return [{"name": OUTPUT, "datatype": datatype, "shape": [-1, *more]}]
+
+
+def class_answers(scores: Scores, values: npt.NDArray[np.float32]) -> Tensor:
+    """Of each row: the index of its best class, or a number for each class."""
+    if scores is Scores.BEST:
+        return numeric_tensor(OUTPUT, values.argmax(axis=-1).astype(np.int64))
+    digits = PROBABILITY_DIGITS if scores is Scores.ALL else None
+    rows = values.reshape(-1, values.shape[-1]).tolist()
+    texts = [_text(row, digits).encode() for row in rows]
+    return Tensor(OUTPUT, BYTES, np.array(texts, dtype=object).reshape(values.shape[:-1]))
+
+
+def _text(values: Iterable[float], digits: int | None) -> str:
+    shown = values if digits is None else (float(f"{each:.{digits}f}") for each in values)
+    return str(dict(enumerate(shown)))
+
+
+def token_answers(scores: Scores, values: npt.NDArray[np.float32]) -> Tensor:
+    """Of each row and mask: a dictionary for each token of the vocabulary, with its number.
+
+    Probabilities are texts there.
+    """
+    form = "{{{}: '{:.4f}'}}" if scores is Scores.ALL else "{{{}: {!r}}}"
+    texts = [
+        form.format(token, value).encode()
+        for row in values.reshape(-1, values.shape[-1]).tolist()
+        for token, value in enumerate(row)
+    ]
+    return Tensor(OUTPUT, BYTES, np.array(texts, dtype=object).reshape(values.shape))
+
+
+def read_numbers(text: bytes) -> dict[str, float | str]:
+    """The dictionary of a text, as JSON has it."""
+    pairs = (pair.partition(": ") for pair in text.decode()[1:-1].split(", "))
+    return {
+        key: value.strip("'") if value.startswith("'") else float(value) for key, _, value in pairs
+    }
+
+
+def class_predictions(outputs: Sequence[Tensor]) -> list[Any]:
+    """V1 predictions from the V2 output of `class_answers` or `token_answers`."""
+    data = outputs[0].data
+    if outputs[0].datatype != BYTES:
+        return list(data.tolist())
+    return _read_nested(data)
+
+
+def _read_nested(data: Any) -> list[Any]:
+    if data.ndim > 1:
+        return [_read_nested(each) for each in data]
+    return [read_numbers(each) for each in data]
+
+
+# Scores are those of transformers' pipelines: by the softmax, or where labels do not exclude each
+# other the sigmoid, or as they are for a regression.
+
+
+Logits: TypeAlias = "npt.NDArray[np.float32]"
 
 
 def scores_of(config: PretrainedConfig) -> Callable[[Logits], Logits]:
@@ -69,7 +132,7 @@ class LabelOutputs(Processor):
         wanted = self._options.scores
         scores = logits if wanted is Scores.LOGITS else self._scores(logits)
         if self._options.answers is Answers.KSERVE:
-            return (kserve_answers.class_answers(wanted, scores),)
+            return (class_answers(wanted, scores),)
         if wanted is Scores.BEST:
             best = scores.argmax(axis=1)
             found = scores[np.arange(len(best)), best]
@@ -85,7 +148,7 @@ class LabelOutputs(Processor):
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         """An object with label and score for each row, or a list of them for all labels."""
         if self._options.answers is Answers.KSERVE:
-            return kserve_answers.class_predictions(outputs)
+            return class_predictions(outputs)
         labels, scores = outputs[0].data, outputs[1].data
         if labels.ndim == 1:
             return _scored(labels, scores)
@@ -94,7 +157,7 @@ class LabelOutputs(Processor):
     def output_types(self) -> list[dict[str, Any]]:
         is_best = self._options.scores is Scores.BEST
         if self._options.answers is Answers.KSERVE:
-            return kserve_answers.output_type("INT64" if is_best else BYTES)
+            return output_type("INT64" if is_best else BYTES)
         shape = [-1] if is_best else [-1, self._config.num_labels]
         return [
             {"name": "label", "datatype": BYTES, "shape": shape},

@@ -16,7 +16,7 @@ from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import torch_inputs
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
-from runtime.engines.networks.padding import is_never_padded, tolerance
+from runtime.engines.networks.position_limit import is_never_padded, tolerance
 from runtime.tasks.task import Processor
 from runtime.tasks.tensor_batching import PaddedBatching
 from runtime.tasks.text import TextEncoder, TextInputs

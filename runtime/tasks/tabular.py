@@ -26,8 +26,13 @@ from common.inference_protocol.tensors import (
 from common.shown_value import kind_of, shown
 from registry.domain.model import Task
 from runtime.engines.libraries.library import LibraryModel
-from runtime.engines.libraries.rows import INPUT, TabularSignature, is_matrix, matrix
-from runtime.engines.libraries.stored_signature import stored_signature
+from runtime.engines.libraries.rows import (
+    INPUT,
+    TabularSignature,
+    is_matrix,
+    matrix,
+    stored_signature,
+)
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.tasks.task import Processor
 from runtime.tasks.tensor_batching import Batching

@@ -26,8 +26,14 @@ from common.inference_protocol.tensors import (
 from registry.domain.model import Answers, Scores
 from runtime.device.device_tensor import torch_inputs
 from runtime.errors import ModelInvalid
-from runtime.tasks import kserve_answers
-from runtime.tasks.classification import softmax
+from runtime.tasks.classification import (
+    OUTPUT,
+    class_answers,
+    class_predictions,
+    output_type,
+    softmax,
+    token_answers,
+)
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:
@@ -68,7 +74,7 @@ class _TokenTask(TextInputs):
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         if self._is_kserve:
-            return kserve_answers.class_predictions(outputs)
+            return class_predictions(outputs)
         return [json.loads(value) for value in outputs[0].data]
 
     def output_types(self) -> list[dict[str, Any]]:
@@ -157,13 +163,13 @@ class FillMask(_TokenTask):
             masks = int((arrays["input_ids"] == self._mask_id).sum(axis=1).max())
             numbers = arrays["numbers"][:, : masks * self._vocabulary]
             shape = (len(numbers), masks, self._vocabulary)
-            return kserve_answers.token_answers(self._scores, numbers.reshape(shape))
+            return token_answers(self._scores, numbers.reshape(shape))
         best = [
             tokens[token_ids == self._mask_id, 0]
             for token_ids, tokens in zip(arrays["input_ids"], arrays["tokens"], strict=True)
         ]
         texts = [self.encoder.tokenizer.decode(each.tolist()).encode() for each in best]
-        return bytes_tensor(kserve_answers.OUTPUT, texts)
+        return bytes_tensor(OUTPUT, texts)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
         if self._is_kserve and not self._wants_numbers:
@@ -187,7 +193,7 @@ class FillMask(_TokenTask):
 
     def _kserve_types(self) -> list[dict[str, Any]]:
         more = (-1, self._vocabulary) if self._wants_numbers else ()
-        return kserve_answers.output_type(BYTES, *more)
+        return output_type(BYTES, *more)
 
     def _text(self, token: Any) -> str:
         return str(self.encoder.tokenizer.decode([int(token)]))
@@ -227,10 +233,10 @@ class TokenClassification(_TokenTask):
         used = np.flatnonzero((arrays["input_ids"] != self._padding).any(axis=0))
         columns = slice(used[0], used[-1] + 1) if used.size else slice(None)
         if not self._wants_numbers:
-            return numeric_tensor(kserve_answers.OUTPUT, arrays["classes"][:, None, columns])
+            return numeric_tensor(OUTPUT, arrays["classes"][:, None, columns])
         values = arrays["logits"][:, columns]
         values = softmax(values) if self._scores is Scores.ALL else values
-        return kserve_answers.class_answers(self._scores, values)
+        return class_answers(self._scores, values)
 
     def _rows(self, arrays: Mapping[str, Any]) -> list[Any]:
         rows = zip(arrays["input_ids"], arrays["classes"], arrays["scores"], strict=True)
@@ -238,8 +244,8 @@ class TokenClassification(_TokenTask):
 
     def _kserve_types(self) -> list[dict[str, Any]]:
         if self._wants_numbers:
-            return kserve_answers.output_type(BYTES, -1)
-        return kserve_answers.output_type("INT64", 1, -1)
+            return output_type(BYTES, -1)
+        return output_type("INT64", 1, -1)
 
     def _entities(self, token_ids: Any, classes: Any, scores: Any) -> list[dict[str, Any]]:
         """Tokens of a class other than `O`, which means none."""

@@ -16,9 +16,8 @@ import torch
 
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Task, Tier
-from runtime.device.cuda import CudaEngine
 from runtime.device.device_tensor import DeviceTensor, KeptMemory, values_on
-from runtime.device.memory import CpuMemory, DeviceMemory
+from runtime.device.memory import CpuMemory, CudaEngine, DeviceMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
 from runtime.loading.served_model import ServedModel

@@ -1,4 +1,4 @@
-"""A model that a library loads from a file's bytes, as a skeleton."""
+"""What a library loads from a file's bytes: XGBoost's, LightGBM's, scikit-learn's in skops."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runtime.engines.engine import Engine, ModelFolder
-from runtime.engines.libraries.optional_library import one_line
-from runtime.engines.skeletons import LoadedSkeleton, Skeleton
-from runtime.errors import EngineMissing, ModelInvalid
+import numpy as np
+import orjson
+
+from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol.tensors import Tensor
+from registry.domain.model import Task
+from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
+from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
+from runtime.engines.libraries.rows import (
+    TabularSignature,
+    check_features,
+    import_library,
+    lightgbm_signature,
+    numbers,
+    one_line,
+    output_tensor,
+    xgboost_signature,
+)
+from runtime.engines.libraries.sklearn_model import SklearnModel
+from runtime.engines.libraries.skops_file import read_estimator
+from runtime.errors import EngineMissing, InferenceFailed, ModelInvalid
 
 if TYPE_CHECKING:
     import torch
-
-    from common.inference_protocol.tensors import Tensor
-    from runtime.engines.libraries.rows import TabularSignature
 
 
 class LibraryModel(Protocol):
@@ -85,3 +99,101 @@ class LibraryEngine(Engine):
                 f"{self.name} cannot read {self.path.name}:"
                 f" {type(error).__name__}: {one_line(error)}"
             ) from None
+
+
+class XgboostEngine(LibraryEngine):
+    name = "xgboost"
+    fixed_bytes = 256 * 1024
+
+    def load(
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
+    ) -> LibraryModel:
+        check_xgboost(content.tobytes())
+        xgboost = import_library("xgboost", "xgboost")
+        booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(content))
+        return XgboostModel(xgboost, booster, threads)
+
+
+class XgboostModel:
+    """Answers as `Booster.predict` does: margins, probabilities or classes by its objective."""
+
+    def __init__(self, xgboost: Any, booster: Any, threads: int) -> None:
+        self._xgboost, self._booster, self._threads = xgboost, booster, threads
+        self._names: Sequence[str] | None = booster.feature_names
+        self._count = int(booster.num_features())
+        learner = orjson.loads(booster.save_config())["learner"]
+        self._is_linear = learner["gradient_booster"]["name"] == "gblinear"
+        self.signature = xgboost_signature(
+            self._names, learner["learner_model_param"], learner["objective"]["name"]
+        )
+
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        check_features(inputs, count=self._count or None, names=self._names, may_lack_columns=True)
+
+    def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        rows = numbers(inputs, self._names, np.float32)
+        if np.isinf(rows).any():
+            raise InvalidRequest("features must be finite numbers or NaN, one was infinite")
+        try:
+            if self._is_linear:
+                matrix = self._xgboost.DMatrix(
+                    rows, nthread=self._threads, feature_names=self._names
+                )
+                return (output_tensor(self._booster.predict(matrix)),)
+            # No copy into a DMatrix; the same values.
+            found = self._booster.inplace_predict(rows, validate_features=False)
+        except (self._xgboost.core.XGBoostError, ValueError) as error:
+            raise InferenceFailed(f"xgboost: {error}") from error
+        return (output_tensor(np.asarray(found)),)
+
+
+class LightgbmEngine(LibraryEngine):
+    name = "lightgbm"
+    fixed_bytes = 256 * 1024
+
+    def load(
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
+    ) -> LibraryModel:
+        text = str(content, "utf-8")
+        check_lightgbm(text)
+        lightgbm = import_library("lightgbm", "lightgbm")
+        signature = lightgbm_signature(text.partition("\nTree=")[0])
+        return LightgbmModel(lightgbm, lightgbm.Booster(model_str=text), threads, signature)
+
+
+class LightgbmModel:
+    """Answers as `Booster.predict` does: probabilities for classifiers, values for regressions."""
+
+    def __init__(
+        self, lightgbm: Any, booster: Any, threads: int, signature: TabularSignature
+    ) -> None:
+        self.signature = signature
+        self._lightgbm, self._booster, self._threads = lightgbm, booster, threads
+        self._names: Sequence[str] = booster.feature_name()
+
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        check_features(inputs, count=len(self._names), names=self._names, may_lack_columns=True)
+
+    def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        rows = numbers(inputs, self._names, np.float64)
+        try:
+            found = self._booster.predict(rows, num_threads=self._threads)
+        except (self._lightgbm.basic.LightGBMError, ValueError) as error:
+            raise InferenceFailed(f"lightgbm: {error}") from error
+        return (output_tensor(np.asarray(found)),)
+
+
+class SklearnEngine(LibraryEngine):
+    name = "sklearn"
+    memory_ratio = 3.0  # skops files are compressed
+    fixed_bytes = 64 * 1024
+
+    def load(
+        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
+    ) -> LibraryModel:
+        import_library("sklearn", "sklearn")
+        import_library("skops.io", "sklearn")
+        estimator = read_estimator(content.tobytes(), self.path.name)
+        return SklearnModel(
+            estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION
+        )

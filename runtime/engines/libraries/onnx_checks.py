@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from runtime.engines.libraries.protobuf import fields, message, runs_of, text, varints
+from runtime.engines.libraries.onnx_file import fields, message, runs_of, text, varints
 from runtime.errors import ModelInvalid
 
 MAX_DEPTH: Final = 32

@@ -20,8 +20,8 @@ from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.engine import ModelFolder
 from runtime.engines.libraries.library import LibraryEngine
 from runtime.engines.libraries.onnx_checks import INLINED_NODES, folding_limit, load_allowance
-from runtime.engines.libraries.optional_library import import_library, one_line
-from runtime.engines.libraries.protobuf import encoded, entries, fields, message, text
+from runtime.engines.libraries.onnx_file import encoded, entries, fields, message, text
+from runtime.engines.libraries.rows import import_library, one_line
 from runtime.errors import InferenceTooLarge, ModelInvalid
 
 if TYPE_CHECKING:

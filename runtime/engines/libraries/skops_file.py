@@ -17,7 +17,7 @@ from io import BytesIO
 from types import FunctionType
 from typing import Any, Final
 
-from runtime.engines.libraries.sklearn_checks import check_estimator
+from runtime.engines.libraries.sklearn_model import check_estimator
 from runtime.errors import ModelInvalid
 
 _MAX_UNPACKED_RATIO: Final = 20

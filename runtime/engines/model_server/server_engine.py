@@ -18,15 +18,14 @@ from typing import TYPE_CHECKING, Final
 
 from common.inference_protocol.errors import PodError
 from registry.domain.model import ModelSpec
-from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.engines.model_server.server_repository import ServerRepository, server_name
-from runtime.engines.skeletons import LoadedSkeleton, Skeleton
 from runtime.errors import LoadFailed, ServerUnavailable
 
 if TYPE_CHECKING:
     import torch
 
-    from runtime.engines.model_server.server_memory import ServerMemory
+    from runtime.engines.model_server.server_process import ServerMemory
     from runtime.engines.model_server.v2_client import ServerInfo, ServerSignature, V2Client
 
 logger = logging.getLogger(__name__)

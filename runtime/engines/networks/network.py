@@ -7,24 +7,25 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from registry.domain.model import Task
+from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
+from runtime.engines.networks.changed_layers import Adapter, read_quantisation
 from runtime.engines.networks.configuration import read_config, task_in
-from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
-from runtime.engines.networks.short_calls import shorten_calls
-from runtime.engines.skeletons import ParameterSlot, Skeleton
+from runtime.engines.networks.torch_calls import DefaultDtype, shorten_calls
 from runtime.errors import ModelInvalid
+from runtime.storage.listing import MODULES
 from runtime.weights.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from runtime.engines.engine import ModelFolder
 
 _BUILD_LOCK = threading.Lock()
 
@@ -261,3 +262,42 @@ def _read_generation_config(network: PreTrainedModel, folder: Path) -> None:
         network.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, TypeError) as error:
         raise ModelInvalid(f"generation_config.json cannot be used: {error}") from error
+
+
+class NetworkEngine(Engine):
+    name = "transformers"
+    takes_dtype = True
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        names = ("config.json", "generation_config.json", MODULES)
+        return digest_of(model.path, names, f"{model.task!r} {model.dtype}", model.tensors)
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        return build_skeleton(model, key=key, device=device, prepare=partial(self._prepare, model))
+
+    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> Mapping[str, str]:
+        quantisation = read_quantisation(model.path, model.tensors)
+        if quantisation is not None:
+            quantisation.apply(made, model.tensors)
+        return {}
+
+
+class AdapterEngine(NetworkEngine):
+    """Builds the network of an adapter's base, with the adapter's matrices.
+
+    The model's folder is that of the base; its tensors are those of both.
+    """
+
+    takes_dtype = False
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter = adapter
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        return f"{super().skeleton_key(model)} {self._adapter.scale}"
+
+    def _prepare(self, model: ModelFolder, made: PreTrainedModel) -> Mapping[str, str]:
+        super()._prepare(model, made)
+        return self._adapter.apply(made, {each.name: each.shape for each in model.tensors})

@@ -1,4 +1,4 @@
-"""How many tokens of a text a network has positions for, asked of the network itself.
+"""How long a network's texts may be, asked of the network itself, and which need no padding.
 
 A table of positions has a row for each, but for those that its architecture leaves out: RoBERTa's
 and its kin number positions from `padding_idx + 1` on, BART's from an offset. Networks with
@@ -19,6 +19,7 @@ from runtime.engines.networks.network import without_memory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
 
 logger = logging.getLogger(__name__)
 
@@ -131,3 +132,21 @@ def _without_weights(config: PretrainedConfig) -> PreTrainedModel | None:
 
 def _least(*limits: int | None) -> int | None:
     return min((each for each in limits if each is not None), default=None)
+
+
+_BEST_TOKENS: Final = ("index_topk", "indexer_budget")
+"""Fields of networks that attend to so many tokens only: in longer texts padding is among them."""
+_OWN_PADDING: Final = ("cpmant",)
+"""Architectures that know padding by token 0 in place of a mask."""
+
+
+def tolerance(network: PreTrainedModel) -> float:
+    """Of results, relative to their size: rounding in 32 bits makes 1e-5, padding 1e-2."""
+    return 1e-3 if network.dtype.itemsize >= 4 else 0.05
+
+
+def is_never_padded(config: PretrainedConfig) -> bool:
+    """Whether texts are not padded, since no short trial shows what that does to them."""
+    text = config.get_text_config()
+    chooses = any(getattr(text, name, None) for name in _BEST_TOKENS)
+    return chooses or text.model_type in _OWN_PADDING

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from runtime.engines.engine import Engine, ModelFolder
+from runtime.engines.engine import Engine, ModelFolder, Skeleton
 from runtime.engines.programs.graph import build_graph
 from runtime.engines.programs.operators import ARITHMETIC
 from runtime.engines.programs.signature import Signature, read_signature
-from runtime.engines.skeletons import Skeleton
 from runtime.errors import ModelInvalid
 from runtime.weights.archive import (
     CONSTANTS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.device.accelerator import PeakMemory, available_bytes
-from runtime.device.cuda import CudaEngine
+from runtime.device.memory import CudaEngine
 from runtime.errors import DeviceFull
 from tests import servers
 

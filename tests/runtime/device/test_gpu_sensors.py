@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from registry.domain.pod import Accelerator, GpuReading
-from runtime.device.gpu_sensors import GpuLost, GpuSensors, GpuWatch, open_sensors
+from runtime.device.accelerator import GpuLost, GpuSensors, GpuWatch, open_sensors
 from runtime.device.worker import DeviceWorker
 from tests.runtime.fake_nvml import FakeNvml
 from tests.servers import wait_until

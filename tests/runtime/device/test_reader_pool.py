@@ -6,7 +6,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
 import pytest
 
-from runtime.device.reader_pool import ReaderPool
+from runtime.device.staged_memory import ReaderPool
 from runtime.errors import LoadCancelled
 from runtime.storage.load_ticket import LoadTicket
 from runtime.weights.weight_source import SlabPart, slab_parts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.device.cuda import CudaEngine
+from runtime.device.memory import CudaEngine
 from runtime.device.registered_images import RegisteredImages
 from runtime.device.staged_memory import StagedMemory
 from runtime.tiers.host_image import HostImage

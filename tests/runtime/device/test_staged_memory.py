@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runtime.device.cuda import CudaEngine
+from runtime.device.memory import CudaEngine
 from runtime.device.staged_memory import CopyEngine, StagedMemory
 from runtime.errors import DeviceFull, ModelInvalid
 from runtime.weights.weight_source import DiskWeights

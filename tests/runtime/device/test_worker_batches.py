@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from registry.domain.model import ModelPolicy
-from runtime.device.queue import DeviceModel, Payload
-from runtime.device.suspects import MAX_CAUSES
+from runtime.device.queue import MAX_CAUSES, DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken, RequestHung
 from tests.runtime.fake_engine import FakeEngine

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from runtime.engines.engine import ModelFolder
-from runtime.engines.networks.adapter import check_names, read_adapter
-from runtime.engines.networks.network_engine import AdapterEngine, NetworkEngine
+from runtime.engines.networks.changed_layers import check_names, read_adapter
+from runtime.engines.networks.network import AdapterEngine, NetworkEngine
 from runtime.errors import ModelInvalid
 from runtime.weights.converted_weights import converted
 from runtime.weights.weight_source import DiskWeights

@@ -11,8 +11,8 @@ import transformers
 
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config
-from runtime.engines.networks.default_dtype import DefaultDtype
 from runtime.engines.networks.network import _network
+from runtime.engines.networks.torch_calls import DefaultDtype
 
 SMALL = {
     "vocab_size": 32,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.engines.networks.quantised import scaled_weight
+from runtime.engines.networks.changed_layers import scaled_weight
 from runtime.errors import ModelInvalid
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.networks import load_network

@@ -19,13 +19,13 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.svm import SVC
 
 from runtime.errors import ModelInvalid
-from runtime.sandbox.conversion import to_onnx
-from runtime.sandbox.predictions import (
+from runtime.sandbox.conversion import (
     Converted,
     Tolerance,
     differences,
     example_rows,
     predictions_of,
+    to_onnx,
 )
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 
 from common.inference_protocol.errors import InvalidRequest
-from runtime.engines.libraries.lightgbm_checks import check_lightgbm
+from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
 from runtime.engines.libraries.onnx_file import onnx_signature
-from runtime.engines.libraries.xgboost_file import check_xgboost
 from runtime.errors import InferenceFailed, LoadFailed, ModelInvalid
 from tests import servers
 from tests.tabular_models import MAKERS, make_xgboost

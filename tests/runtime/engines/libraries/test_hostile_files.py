@@ -19,10 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engines.libraries.lightgbm_checks import check_lightgbm
+from runtime.engines.libraries.boosters import MAX_DEPTH, check_lightgbm, check_xgboost, read_ubjson
 from runtime.engines.libraries.onnx_file import check_location, onnx_signature
 from runtime.engines.libraries.skops_file import read_estimator
-from runtime.engines.libraries.xgboost_file import MAX_DEPTH, check_xgboost, read_ubjson
 from runtime.errors import LoadFailed, ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 from tests.tabular_models import MAKERS, make_xgboost

@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, TensorProto, helper, numpy_helper
 
 from common.inference_protocol.tensors import bytes_tensor
 from runtime.engines.libraries.onnx_engine import with_replaced_locale
-from runtime.engines.libraries.protobuf import encoded, fields, message, runs_of
+from runtime.engines.libraries.onnx_file import encoded, fields, message, runs_of
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 

@@ -1,14 +1,15 @@
-"""Checks of XGBoost's files, whose errors can end the whole process, before the library reads one.
+"""Checks of XGBoost's and LightGBM's files, whose errors can end the process that reads them.
 
 A node that names a child or feature that does not exist would make a prediction read foreign
-memory, and a circle would never end, so files with such nodes are refused here. Files are JSON, or
-Universal Binary JSON as XGBoost writes it (ubjson.org, draft 12).
+memory, and a circle would never end, so files with such nodes are refused here. XGBoost's are
+JSON, or Universal Binary JSON as it writes it (ubjson.org, draft 12).
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +19,7 @@ from runtime.errors import ModelInvalid
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
 
 _MAX_FEATURES = 2**31
 _MAX_GROUPS = 2**16
@@ -36,7 +38,7 @@ _NODE_FIELDS = (
 )
 LEAF = -1
 _NO_PARENT = 2**31 - 1
-_CATEGORICAL = 1
+_XGBOOST_CATEGORICAL = 1
 """Value of `split_type`."""
 MAX_DEPTH: Final = 64
 _NUMBERS: Final = {
@@ -92,32 +94,32 @@ def _check_document(document: Mapping[str, Any]) -> None:
     trees = model["trees"]
     if booster["name"] == "dart" and len(booster["weight_drop"]) != len(trees):
         raise ModelInvalid("the booster must have one weight per tree")
-    _check_groups(model, len(trees), groups)
+    _check_xgboost_groups(model, len(trees), groups)
     if sorted(int(tree["id"]) for tree in trees) != [*range(len(trees))]:
         raise ModelInvalid("its trees must have the ids from 0, each once")  # it writes to them
     for number, tree in enumerate(trees):
-        _check_tree(number, tree, features)
+        _check_xgboost_tree(number, tree, features)
 
 
-def _check_groups(model: Mapping[str, Any], trees: int, groups: int) -> None:
-    info = _integers(model["tree_info"])
+def _check_xgboost_groups(model: Mapping[str, Any], trees: int, groups: int) -> None:
+    info = _whole_numbers(model["tree_info"])
     if len(info) != trees or int(model["gbtree_model_param"]["num_trees"]) != trees:
         raise ModelInvalid(f"the booster holds {trees} trees, and says otherwise")
     if len(info) and not 0 <= info.min() <= info.max() < groups:
         raise ModelInvalid(f"its trees must belong to one of {groups} groups each")
-    ends = _integers(model.get("iteration_indptr", []))
+    ends = _whole_numbers(model.get("iteration_indptr", []))
     if len(ends) and (ends[0] != 0 or ends[-1] != trees or bool((np.diff(ends) < 0).any())):
         raise ModelInvalid("its iterations name trees that it does not have")
 
 
-def _check_tree(number: int, tree: Mapping[str, Any], features: int) -> None:
+def _check_xgboost_tree(number: int, tree: Mapping[str, Any], features: int) -> None:
     """Children are -1 for leaves; each node but the root has at most one parent."""
     count = int(tree["tree_param"]["num_nodes"])
     for name in _NODE_FIELDS:
         if name in tree and len(tree[name]) != count:
             raise ModelInvalid(f"{name} of tree {number} must have {count} values")
     left, right, split, parents = (
-        _integers(tree[name])
+        _whole_numbers(tree[name])
         for name in ("left_children", "right_children", "split_indices", "parents")
     )
     if int(tree["tree_param"].get("size_leaf_vector", "1")) > 1:
@@ -135,27 +137,27 @@ def _check_tree(number: int, tree: Mapping[str, Any], features: int) -> None:
     )
     if not is_sound:
         raise ModelInvalid(f"tree {number} names nodes or features that it does not have")
-    _check_categories(number, tree, count)
+    _check_xgboost_categories(number, tree, count)
 
 
-def _check_categories(number: int, tree: Mapping[str, Any], count: int) -> None:
+def _check_xgboost_categories(number: int, tree: Mapping[str, Any], count: int) -> None:
     nodes, begins, sizes = (
-        _integers(tree.get(name, []))
+        _whole_numbers(tree.get(name, []))
         for name in ("categories_nodes", "categories_segments", "categories_sizes")
     )
     total = len(tree.get("categories", []))
-    kinds = _integers(tree.get("split_type", []))
+    kinds = _whole_numbers(tree.get("split_type", []))
     is_sound = (
         len(nodes) == len(begins) == len(sizes)
         and bool(((nodes >= 0) & (nodes < count)).all())
         and bool(((begins >= 0) & (sizes >= 0) & (begins + sizes <= total)).all())
-        and set(np.flatnonzero(kinds == _CATEGORICAL).tolist()) <= set(nodes.tolist())
+        and set(np.flatnonzero(kinds == _XGBOOST_CATEGORICAL).tolist()) <= set(nodes.tolist())
     )
     if not is_sound:
         raise ModelInvalid(f"tree {number} names categories that it does not have")
 
 
-def _integers(values: Any) -> npt.NDArray[np.int64]:
+def _whole_numbers(values: Any) -> npt.NDArray[np.int64]:
     found = np.asarray(values)
     if found.size and found.dtype.kind not in "iub":
         raise ValueError(f"whole numbers were expected, was {found.dtype}")
@@ -244,3 +246,156 @@ class _Reader:
             found.append(self.value(depth))
         self._take(1)
         return found
+
+
+# LightGBM's text files, which the library reads without checks of its own.
+
+
+_MAX_CLASSES = 2**16
+"""Each takes memory in every row of a prediction."""
+_CATEGORICAL = 1
+"""Bit of LightGBM's `decision_type`."""
+_END = "\nend of trees"
+_PRINTED = bytes(range(0x20, 0x7F)) + b"\r\n"
+_INNER = (
+    "split_feature",
+    "split_gain",
+    "threshold",
+    "decision_type",
+    "left_child",
+    "right_child",
+    "internal_value",
+    "internal_weight",
+    "internal_count",
+)
+_LEAVES = ("leaf_value", "leaf_weight", "leaf_count")
+"""LightGBM's fields with a number per inner node, and per leaf."""
+
+
+def check_lightgbm(text: str) -> None:
+    """Raise ModelInvalid if a tree in LightGBM's text is unsound.
+
+    LightGBM reads its trees in threads, where an error ends the whole process.
+    """
+    if text.count("\nparameters:") != text.count("\nend of parameters\n"):
+        # The library reads on behind the end of the file.
+        raise ModelInvalid("the file is cut short: its parameters have no end")
+    trees, end, _ = text.partition(_END)
+    if not end:
+        raise ModelInvalid("the file is cut short: it has no line 'end of trees'")
+    head, *blocks = trees.split("\nTree=")
+    if "".join(blocks).encode().translate(None, _PRINTED):
+        # Python would divide lines and numbers at characters where the library does not.
+        raise ModelInvalid("its trees hold characters other than printed ASCII and ends of lines")
+    try:
+        of_head = _fields(head)
+        _check_sizes([_number(each) for each in of_head["tree_sizes"].split()], trees, len(blocks))
+        _check_classes(of_head, len(blocks))
+        features = _number(of_head["max_feature_idx"]) + 1
+        for number, block in enumerate(blocks):
+            _check_block(number, _fields(block), features)
+    except (KeyError, ValueError, OverflowError) as error:
+        raise ModelInvalid(f"its trees cannot be read: {error!r}") from error
+    if not blocks:
+        raise ModelInvalid("it holds no tree")
+
+
+def _check_classes(head: Mapping[str, str], trees: int) -> None:
+    """LightGBM has room for `num_class` results of a row, and writes one per tree of a round."""
+    classes, per_round = _number(head["num_class"]), _number(head["num_tree_per_iteration"])
+    if not 0 < classes == per_round <= _MAX_CLASSES or trees % per_round:
+        raise ModelInvalid(
+            f"its head names {classes} classes and {per_round} trees per round for {trees} trees;"
+            f" as many of both are allowed, up to {_MAX_CLASSES}"
+        )
+    objective = head.get("objective", "")
+    named = [each for each in objective.split() if each.startswith("num_class:")]
+    if any(int(each.partition(":")[2]) != classes for each in named):
+        # The objective turns that many results into probabilities.
+        raise ModelInvalid(f"its objective is {objective!r}, its head names {classes} classes")
+
+
+def _check_sizes(sizes: Sequence[int], trees: str, count: int) -> None:
+    """LightGBM finds its trees by the sizes that the head names."""
+    at = trees.find("\nTree=") + 1
+    if len(sizes) != count:
+        raise ModelInvalid(f"its head names {len(sizes)} trees, it holds {count}")
+    for number, size in enumerate(sizes):
+        if not trees.startswith(f"Tree={number}\n", at):
+            raise ModelInvalid(f"tree {number} is not where its head says")
+        at += size
+    if not len(trees) <= at <= len(trees) + len(_END):
+        raise ModelInvalid("its head names other sizes of trees than it holds")
+
+
+def _fields(block: str) -> dict[str, str]:
+    pairs = [line.partition("=") for line in re.split(r"[\r\n]", block) if "=" in line]
+    fields = {key: value for key, _, value in pairs}
+    if len(fields) != len(pairs):
+        raise ValueError("a field is there twice")  # of which the library may take the other
+    return fields
+
+
+def _number(text: str) -> int:
+    """A whole number as the library reads it: Python also takes `1_0` and digits of any script."""
+    if "_" in text or not text.isascii():
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _check_block(number: int, fields: Mapping[str, str], features: int) -> None:
+    if any("_" in value for value in fields.values()):
+        raise ModelInvalid(f"tree {number} has numbers with '_', at which the library ends them")
+    leaves = int(fields["num_leaves"])
+    if fields.get("is_linear", "0") != "0":
+        raise ModelInvalid("linear trees are not read; train without linear_tree, or use ONNX")
+    if leaves < 1 or len(fields["leaf_value"].split()) != leaves:
+        raise ModelInvalid(f"tree {number} must have {leaves} leaves")
+    if leaves == 1:
+        np.asarray(fields["leaf_value"].split(), np.float64)
+        return
+    inner = leaves - 1
+    for names, count in ((_INNER, inner), (_LEAVES, leaves)):
+        for name in names:
+            values = np.asarray(fields[name].split(), np.float64)
+            if len(values) != count:
+                raise ModelInvalid(f"{name} of tree {number} must have {count} values")
+    left, right, split, kinds = (
+        _integers(fields[name], inner, f"{name} of tree {number}")
+        for name in ("left_child", "right_child", "split_feature", "decision_type")
+    )
+    numbers = np.arange(inner)
+    is_sound = all(
+        # A leaf is ~index; an inner child has a higher number than its parent.
+        bool((((side > numbers) & (side < inner)) | ((side < 0) & (~side < leaves))).all())
+        for side in (left, right)
+    ) and bool(((split >= 0) & (split < features)).all())
+    if not is_sound:
+        raise ModelInvalid(f"tree {number} names nodes or features that it does not have")
+    _check_categories(number, fields, (kinds & _CATEGORICAL).astype(bool))
+
+
+def _check_categories(
+    number: int, fields: Mapping[str, str], is_categorical: npt.NDArray[np.bool_]
+) -> None:
+    count = int(fields.get("num_cat", 0))
+    if not count and not is_categorical.any():
+        return
+    bounds = _integers(fields["cat_boundaries"], count + 1, f"cat_boundaries of tree {number}")
+    values = fields["cat_threshold"].split()
+    chosen = np.asarray([float(each) for each in fields["threshold"].split()])[is_categorical]
+    is_sound = (
+        bounds[0] == 0
+        and bool((np.diff(bounds) >= 0).all())
+        and bounds[-1] == len(values)
+        and bool(((chosen >= 0) & (chosen < count)).all())
+    )
+    if not is_sound:
+        raise ModelInvalid(f"tree {number} names categories that it does not have")
+
+
+def _integers(text: str, count: int, what: str) -> npt.NDArray[np.int64]:
+    values: Sequence[str] = text.split()
+    if len(values) != count:
+        raise ModelInvalid(f"{what} must have {count} values, has {len(values)}")
+    return np.asarray(values, np.int64)

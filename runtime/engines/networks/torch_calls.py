@@ -1,0 +1,172 @@
+"""Calls of torch that are changed here: the default type of one thread, and shorter forwards.
+
+`torch.set_default_dtype` changes it for the whole process: inferences of other models that run
+meanwhile would compute their masks and positions in the wrong type.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
+
+import torch
+from torch.nn import Dropout, Embedding, LayerNorm, Linear
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+
+_OF_FLOATS: Final = frozenset(
+    {
+        torch.empty,
+        torch.empty_strided,
+        torch.zeros,
+        torch.ones,
+        torch.rand,
+        torch.randn,
+        torch.eye,
+        torch.linspace,
+        torch.logspace,
+        torch.bartlett_window,
+        torch.blackman_window,
+        torch.hamming_window,
+        torch.hann_window,
+        torch.kaiser_window,
+    }
+)
+_BY_VALUE: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
+"""Of floats if one of their numbers is a float."""
+
+
+class DefaultDtype(TorchFunctionMode):
+    """In the block, tensors made without a type, of floats, have this one."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self._thread = 0
+        self._process_default = torch.get_default_dtype
+
+    def __enter__(self) -> Self:
+        """Only one thread may be in such a block at a time."""
+        self._thread = threading.get_ident()
+        self._process_default = torch.get_default_dtype
+        torch.get_default_dtype = (
+            self._default_of_thread
+        )  # networks ask it, and modes do not see it
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]  # torch's
+
+    def __exit__(self, *error: object) -> None:
+        torch.get_default_dtype = self._process_default
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+
+    def _default_of_thread(self) -> torch.dtype:
+        is_own = threading.get_ident() == self._thread
+        return self._dtype if is_own else self._process_default()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        keywords = dict(kwargs or {})
+        if keywords.get("dtype") is None and (
+            func in _OF_FLOATS
+            or (func in _BY_VALUE and _has_float((args, *keywords.values())))
+            or (func is torch.normal and (len(args) > 2 or "size" in keywords))
+        ):
+            keywords["dtype"] = self._dtype
+        return func(*args, **keywords)
+
+
+def _has_float(values: Any) -> bool:
+    """Whether Python's own numbers hold a float; tensors and arrays keep their type."""
+    if isinstance(values, (list, tuple)):
+        return any(_has_float(value) for value in values)
+    return isinstance(values, float)
+
+
+# Less Python in each forward of a network: a third of it beside a device that waits for it.
+#
+# The operations stay the same, and their order. Torch looks at every call of a module for hooks,
+# and finds a module's parts by a method that Python calls where an instance has no such attribute.
+# Transformers asks for the signature of each layer's feed-forward, computed anew unless it is
+# stored.
+
+
+Call: TypeAlias = "Callable[[Tensor], Tensor]"
+Weights: TypeAlias = dict[str, Any]
+
+
+def shorten_calls(network: PreTrainedModel) -> None:
+    """Of a network in evaluation mode, whose modules stay the same; its weights may change.
+
+    Modules refer to themselves weakly: a cycle would keep a device's memory until it is collected.
+    """
+    for module in network.modules():
+        kind = type(module)
+        parts = {name: each for name, each in module._modules.items() if not hasattr(kind, name)}
+        vars(module).update(parts)
+        chunk = getattr(kind, "feed_forward_chunk", None)
+        if chunk is not None:
+            short: Any = partial(chunk, weakref.proxy(module))
+            short.__signature__ = inspect.signature(short)
+            module.feed_forward_chunk = short
+        if kind in _CALLS:
+            module._compiled_call_impl = _CALLS[kind](
+                weakref.proxy(module),
+                module._parameters,
+                module._forward_hooks,
+                module._forward_pre_hooks,
+            )
+
+
+# Each call is torch's own once something records the module's inputs or outputs.
+
+
+def _linear(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before
+        else F.linear(input, weights["weight"], weights["bias"])
+    )
+
+
+def _layer_norm(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    shape, eps = module.normalized_shape, module.eps
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before
+        else F.layer_norm(input, shape, weights["weight"], weights["bias"], eps)
+    )
+
+
+def _embedding(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    changes_weights = module.max_norm is not None
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before or changes_weights
+        else torch.embedding(weights["weight"], input)
+    )
+
+
+def _dropout(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    return lambda input: module._call_impl(input) if hooks or before else input
+
+
+_CALLS: dict[type, Callable[[Any, Weights, object, object], Call]] = {
+    Linear: _linear,
+    LayerNorm: _layer_norm,
+    Embedding: _embedding,
+    Dropout: _dropout,
+}
