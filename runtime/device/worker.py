@@ -1,9 +1,9 @@
 """The device worker: one inference at a time, batched per model, the nearest deadline first.
 
-Callers wait on the event loop. `batch` chooses the requests of each batch. A thread in an inference
-that hangs is abandoned and counted, and a new one serves the others. It ends at its next line of
-Python, unless it hangs in one call of a library. `Suspects` says whether request or model is to
-blame.
+Callers wait on the event loop; the thread of the device takes batches, which `queue` chooses, and
+runs them. A thread in an inference that hangs is abandoned and counted, and a new one serves the
+others. It ends at its next line of Python, unless it hangs in one call of a library. `Suspects`
+says whether request or model is to blame.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
+from common.inference_protocol.errors import PodError
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import (
     is_device_error,
@@ -51,196 +53,6 @@ from runtime.errors import (
 from runtime.metrics import BATCHES, DEVICE_WAITING, STUCK_THREADS, batch_series
 from runtime.threads import as_exception
 
-# One batch: its results, times and errors, job by job.
-
-
-class BatchRunner:
-    """Called in the device's thread. `on_lost` gets the error when the device fails for good."""
-
-    def __init__(
-        self,
-        times: BatchTimes,
-        watch: HangWatch,
-        timeout_s: float,
-        on_lost: Callable[[Exception], None],
-        check_device: Callable[[], None],
-    ) -> None:
-        self.is_lost = False
-        """Set by the worker once the device has failed for good."""
-        self._times = times
-        self._watch = watch
-        self._timeout_s = timeout_s
-        self._on_lost = on_lost
-        self._check_device = check_device
-
-    def run(self, run: RunningBatch) -> None:
-        """Run the batch; if it fails, run each job alone, so that only the faulty ones fail."""
-        jobs, model = run.jobs, run.jobs[0].model
-        outcomes = self._infer(run, jobs)
-        can_split = len(jobs) > 1 and not run.is_abandoned and not self.is_lost
-        if isinstance(outcomes, Exception) and can_split:
-            extra = {"key": model.key, "error": outcomes}
-            logger.info("batch failed, its requests run one by one", extra=extra)
-            BATCHES.labels(model=model.name, outcome="split").inc()
-            for job in jobs:
-                if not run.is_abandoned:
-                    _finish(run, [job], self._infer(run, [job]))  # a lost device fails the rest
-        else:
-            _finish(run, jobs, outcomes)
-
-    def _infer(
-        self, run: RunningBatch, jobs: Sequence[Job]
-    ) -> list[InferenceResult[Any]] | Exception:
-        """One inference over the jobs' contents: a result per job, or the error of all."""
-        model, rows = jobs[0].model, sum(job.queued.rows for job in jobs)
-        begun_s = self._watch.begin(run, model.policy.max_infer_s or self._timeout_s)
-        try:
-            values = jobs[0].infer([job.content for job in jobs])
-        except BaseException as raised:  # must not end the thread: other models use it
-            error = as_exception(raised)
-            release_frames(raised)  # the retry, and other models, need the memory of its tensors
-            if is_out_of_memory(error):
-                self._times.record_out_of_memory(model.key, rows)
-            if (lost := self._loss(error)) is not None:
-                self._on_lost(lost)
-                # Any of the batch's requests may be the cause, so no other pod may try them.
-                return InferenceFailed(f"the device failed for good in this inference: {lost}")
-            return error
-        ended_s = time.monotonic()
-        compute_s = ended_s - begun_s
-        if jobs[0].queued.batch_key is not None:
-            self._times.observe(model.key, rows, compute_s, ended_s)
-            if model.suspects.hangs:
-                model.suspects.record_served()
-        return [
-            InferenceResult(
-                value, begun_s - job.queued.enqueued_at_s, compute_s, rows, int(begun_s * 1e6)
-            )
-            for job, value in zip(jobs, values, strict=True)
-        ]
-
-    def _loss(self, error: Exception) -> Exception | None:
-        """The error that ended the device, if one did; a library's error does not say so itself."""
-        if not is_device_lost(error) and is_device_error(error):
-            try:
-                self._check_device()
-            except Exception as found:  # each later call fails like this one
-                error = found
-        return error if is_device_lost(error) else None
-
-
-def _finish(
-    run: RunningBatch, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
-) -> None:
-    """Resolve the jobs and count the batch; an abandoned run's jobs are resolved already."""
-    model = jobs[0].model.name
-    if run.is_abandoned:
-        return
-    if isinstance(outcomes, Exception):
-        BATCHES.labels(model=model, outcome="failed").inc()
-        resolve([(job, outcomes) for job in jobs])
-        return
-    if jobs[0].queued.batch_key is not None:  # a request, not a warm-up or a profile
-        batches, batch_size, queue_seconds = batch_series(model)
-        batches.inc()
-        batch_size.observe(outcomes[0].rows)
-        for result in outcomes:
-            queue_seconds.observe(result.wait_s)
-    resolve(list(zip(jobs, outcomes, strict=True)))  # last: the event loop needs Python's lock
-
-
-@dataclass(eq=False, slots=True)
-class Job(Queued):
-    """One inference, or other work for the device."""
-
-    content: Any
-    infer: Callable[[Sequence[Any]], list[Any]]
-    """One inference over the contents of several jobs of its batch key."""
-    future: asyncio.Future[InferenceResult[Any]]
-    is_running: bool = False
-    is_resolved: bool = False
-    """Its outcome has come, also where nobody waits for it any more."""
-
-
-def resolve(outcomes: Sequence[tuple[Job, InferenceResult[Any] | Exception]]) -> None:
-    """Resolve the jobs' futures on their event loop, with one wake-up for all of them."""
-
-    def set_outcomes() -> None:
-        for job, outcome in outcomes:
-            job.is_resolved = True
-            if job.future.done():
-                continue
-            if isinstance(outcome, Exception):
-                job.future.set_exception(outcome)
-            else:
-                job.future.set_result(outcome)
-
-    if not outcomes:
-        return
-    try:
-        outcomes[0][0].future.get_loop().call_soon_threadsafe(set_outcomes)
-    except RuntimeError:  # the event loop is closed
-        logger.debug("device job ended after its event loop")
-
-
-@dataclass(eq=False, slots=True)
-class RunningBatch:
-    """The batch that a thread runs. Mutable: started again for each part of a batch that failed."""
-
-    jobs: Sequence[Job]
-    begun_s: float = 0.0
-    timeout_at_s: float = math.inf
-    is_abandoned: bool = False
-
-
-class HangWatch:
-    """Watches one run at a time. Shares the device worker's lock."""
-
-    def __init__(self, lock: threading.Lock, on_hung: Callable[[RunningBatch], None]) -> None:
-        """`on_hung` is called with the lock held, in the watching thread."""
-        self.run: RunningBatch | None = None
-        """Guarded by the lock."""
-        self._lock = lock
-        self._on_hung = on_hung
-        self._changed = threading.Condition(lock)
-        self._watched_until_s = math.inf
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._watch, name="device-watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            self._changed.notify_all()
-        self._thread.join()
-
-    def begin(self, run: RunningBatch, limit_s: float) -> float:
-        """Start the time of a run; returns now."""
-        with self._lock:
-            run.begun_s = time.monotonic()
-            run.timeout_at_s = run.begun_s + limit_s
-            if run.timeout_at_s < self._watched_until_s:
-                self._changed.notify()
-            return run.begun_s
-
-    def _watch(self) -> None:
-        """Sleeps until the time limit of the run that it last read, so it wakes up rarely."""
-        with self._lock:
-            while not self._is_closed:
-                run, now_s = self.run, time.monotonic()
-                if run is not None and now_s >= run.timeout_at_s:
-                    run.is_abandoned = True
-                    self.run = None
-                    self._on_hung(run)
-                    continue
-                self._watched_until_s = math.inf if run is None else run.timeout_at_s
-                del run  # it must not keep a network alive while nothing else runs
-                is_timed = math.isfinite(self._watched_until_s)
-                self._changed.wait(self._watched_until_s - now_s if is_timed else None)
-
-
 logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
@@ -254,6 +66,31 @@ CLOSE_TIMEOUT_S = 5.0
 
 class InferenceAbandoned(BaseException):
     """Raised in a thread whose inference is given up."""
+
+
+@dataclass(eq=False, slots=True)
+class Job(Queued):
+    """One inference, or other work for the device."""
+
+    content: Any
+    infer: Callable[[Sequence[Any]], list[Any]]
+    """One inference over the contents of several jobs of its batch key."""
+    future: asyncio.Future[InferenceResult[Any]]
+    is_running: bool = False
+    is_given_up: bool = False
+    """Its caller was cancelled while it ran, and waits for its end only."""
+    is_resolved: bool = False
+    """Its outcome has come, also where nobody waits for it any more."""
+
+
+@dataclass(eq=False, slots=True)
+class RunningBatch:
+    """The batch that a thread runs. Mutable: started again for each part of a batch that failed."""
+
+    jobs: Sequence[Job]
+    begun_s: float = 0.0
+    timeout_at_s: float = math.inf
+    is_abandoned: bool = False
 
 
 class DeviceWorker:
@@ -277,22 +114,28 @@ class DeviceWorker:
         """Of outputs that stay on the device: by default none does."""
         self.lost_reason: str | None = None
         """Set once the device has failed for good: it runs nothing any more."""
-        self._stuck: dict[int, DeviceModel] = {}
-        """Abandoned threads whose inference still hangs, and its model."""
+        self.thread_count = threads
+        """Threads of one inference."""
         self.timeout_s = timeout_s
         """Longest inference of a model that has no limit of its own."""
-        self._threads = threads
         self._max_queued = max_queued
-        self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
+        self._check_device = check_device
         self._sequence = itertools.count()
         self._waiting = 0
         DEVICE_WAITING.set_function(lambda: self._waiting)
         self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._watch = HangWatch(self._lock, self._abandon)
-        self._runner = BatchRunner(self.times, self._watch, timeout_s, self.mark_lost, check_device)
+        """Of all that follows."""
+        self._queue: DeviceQueue[Job] = DeviceQueue(self.times)
+        self._stuck: dict[int, DeviceModel] = {}
+        """Abandoned threads whose inference still hangs, and its model."""
         self._is_closed = False
+        self._work = threading.Condition(self._lock)
         self._thread = self._new_thread()
+        self._batch: RunningBatch | None = None
+        """The one that is watched."""
+        self._watched_until_s = math.inf
+        self._watch_changed = threading.Condition(self._lock)
+        self._watch = threading.Thread(target=self._watch_batches, name="device-watch", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -303,13 +146,13 @@ class DeviceWorker:
         with self._lock:
             self._is_closed = True
             self._work.notify_all()
-        self._watch.close()
+            self._watch_changed.notify_all()
+        self._watch.join()
         self._thread.join(CLOSE_TIMEOUT_S)
-
-    @property
-    def thread_count(self) -> int:
-        """Threads of one inference."""
-        return self._threads
+        with self._lock:
+            batch, self._batch = self._batch, None
+        if batch is not None:  # it has not ended, and callers would wait for it
+            _refuse(batch.jobs, InferenceHung, "the pod is stopping")
 
     @property
     def stuck_threads(self) -> int:
@@ -327,7 +170,7 @@ class DeviceWorker:
 
     def _break(self, model: DeviceModel, reason: str) -> None:
         model.broken_reason = reason
-        resolve([(job, ModelBroken(reason)) for job in self._queue.take_model(model)])
+        _refuse(self._queue.take_model(model), ModelBroken, reason)
 
     @property
     def is_alive(self) -> bool:
@@ -341,12 +184,13 @@ class DeviceWorker:
         with self._lock:
             if self.lost_reason is not None:
                 return
-            self._runner.is_lost = True
             self.lost_reason = f"the pod's device failed and the pod is replaced: {error}"
-            resolve([(job, PodDraining(self.lost_reason)) for job in self._queue.take_all()])
+            _refuse(self._queue.take_all(), PodDraining, self.lost_reason)
         logger.error("device lost", extra={"error": error})
         self.kept.lose()
         self.on_lost(self.lost_reason)
+
+    # On the event loop: a job waits in the queue, and for its outcome
 
     async def run(
         self,
@@ -379,8 +223,8 @@ class DeviceWorker:
     ) -> InferenceResult[Any]:
         """The model's result for a payload, inferred in one batch with others of its batch key.
 
-        If the caller is cancelled while its inference runs, this returns when the inference has
-        ended, so that the caller can then release what the inference uses.
+        If the caller is cancelled while its inference runs, however often, this returns when the
+        inference has ended, so that the caller can then release what the inference uses.
 
         `infer`: in place of the model's own; `due_s`: its urgency, where it differs from the
         deadline.
@@ -412,9 +256,12 @@ class DeviceWorker:
         except asyncio.CancelledError:
             with self._lock:
                 was_queued = not job.is_running and self._queue.remove(job)
-            if not was_queued and not job.is_resolved:
+                job.is_given_up = True
+            while not was_queued and not job.is_resolved:
                 job.future = loop.create_future()
-                await asyncio.wait([job.future])
+                with suppress(asyncio.CancelledError):  # again: the inference still runs
+                    await asyncio.wait([job.future])
+            if job.future.done() and not job.future.cancelled():
                 job.future.exception()  # nobody else asks for it
             raise
         finally:
@@ -426,7 +273,7 @@ class DeviceWorker:
             if job.model.broken_reason is not None:
                 raise ModelBroken(job.model.broken_reason)
             if job.model.suspects.hangs:
-                self._refuse_suspect(job)
+                _refuse_suspect(job)
             if self.lost_reason is not None:
                 raise PodDraining(self.lost_reason)
             if self._is_closed:
@@ -436,16 +283,7 @@ class DeviceWorker:
             self._queue.add(job)
             self._work.notify()
 
-    def _refuse_suspect(self, job: Job) -> None:
-        refused_s = job.model.suspects.refused_s(job.content, time.monotonic())
-        if refused_s:
-            raise RequestHung(
-                "an inference of this request did not end within the model's time limit; it"
-                f" is refused for {refused_s:.0f} s",
-                retry_after_s=refused_s,
-            )
-
-    # The device's thread
+    # In the device's thread: a batch is taken, run, and its jobs get their outcomes
 
     def _new_thread(self) -> threading.Thread:
         return threading.Thread(target=self._serve, name="device", daemon=True)
@@ -457,43 +295,124 @@ class DeviceWorker:
             logger.info("an abandoned thread ended")
         finally:
             with self._lock:
-                if threading.get_ident() in self._stuck:
-                    self._stuck.pop(threading.get_ident())
+                if self._stuck.pop(threading.get_ident(), None) is not None:
                     STUCK_THREADS.set(self.stuck_threads)
 
     def _serve_batches(self) -> None:
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self.thread_count)
         with torch.inference_mode():
-            while (run := self._next_run()) is not None:
-                self._runner.run(run)
+            while (batch := self._next_batch()) is not None:
+                self._run(batch)
                 with self._lock:
-                    if run.is_abandoned:
+                    if batch.is_abandoned:
                         logger.warning("an abandoned inference ended")
                         return
-                    self._watch.run = None
-                del run  # it keeps a network alive, which may be evicted before the next batch
+                    self._batch = None
+                del batch  # it keeps a network alive, which may be evicted before the next batch
 
-    def _next_run(self) -> RunningBatch | None:
+    def _next_batch(self) -> RunningBatch | None:
         """Wait for the next batch; None when the worker closes."""
         with self._lock:
             while not self._is_closed:
                 now_s = time.monotonic()
-                resolve([(job, _too_late()) for job in self._queue.take_expired(now_s)])
+                _refuse(self._queue.take_expired(now_s), DeadlinePassed, _TOO_LATE)
                 jobs, wake_s = self._queue.take_next(now_s)
                 if jobs:
                     for job in jobs:
                         job.is_running = True
-                    self._watch.run = RunningBatch(jobs)
-                    return self._watch.run
+                    self._batch = RunningBatch(jobs)
+                    return self._batch
                 self._work.wait(wake_s - now_s if math.isfinite(wake_s) else None)
-            resolve([(job, QueueFull("the pod is stopping")) for job in self._queue.take_all()])
+            _refuse(self._queue.take_all(), QueueFull, "the pod is stopping")
             return None
 
-    def _abandon(self, run: RunningBatch) -> None:
+    def _run(self, batch: RunningBatch) -> None:
+        """Run the batch; if it fails, run each job alone, so that only the faulty ones fail."""
+        jobs, model = batch.jobs, batch.jobs[0].model
+        outcomes = self._infer(batch, jobs)
+        can_split = len(jobs) > 1 and not batch.is_abandoned and self.lost_reason is None
+        if not isinstance(outcomes, Exception) or not can_split:
+            _finish(batch, jobs, outcomes)
+            return
+        extra = {"key": model.key, "error": outcomes}
+        logger.info("batch failed, its requests run one by one", extra=extra)
+        BATCHES.labels(model=model.name, outcome="split").inc()
+        for job in jobs:
+            if job.is_given_up:  # nobody has use for its result
+                _resolve([job], outcomes)
+            elif not batch.is_abandoned:
+                _finish(batch, [job], self._infer(batch, [job]))  # a lost device fails the rest
+
+    def _infer(
+        self, batch: RunningBatch, jobs: Sequence[Job]
+    ) -> list[InferenceResult[Any]] | Exception:
+        """One inference over the jobs' contents: a result per job, or the error of all."""
+        model, rows = jobs[0].model, sum(job.queued.rows for job in jobs)
+        begun_s = self._begin(batch, model.policy.max_infer_s or self.timeout_s)
+        try:
+            values = jobs[0].infer([job.content for job in jobs])
+        except BaseException as raised:  # must not end the thread: other models use it
+            error = as_exception(raised)
+            release_frames(raised)  # the retry, and other models, need the memory of its tensors
+            if is_out_of_memory(error):
+                self.times.record_out_of_memory(model.key, rows)
+            if (lost := self._loss(error)) is not None:
+                self.mark_lost(lost)
+                # Any of the batch's requests may be the cause, so no other pod may try them.
+                return InferenceFailed(f"the device failed for good in this inference: {lost}")
+            return error
+        ended_s = time.monotonic()
+        compute_s = ended_s - begun_s
+        if jobs[0].queued.batch_key is not None:
+            self.times.observe(model.key, rows, compute_s, ended_s)
+            if model.suspects.hangs:
+                model.suspects.record_served()
+        return [
+            InferenceResult(
+                value, begun_s - job.queued.enqueued_at_s, compute_s, rows, int(begun_s * 1e6)
+            )
+            for job, value in zip(jobs, values, strict=True)
+        ]
+
+    def _loss(self, error: Exception) -> Exception | None:
+        """The error that ended the device, if one did; a library's error does not say so itself."""
+        if not is_device_lost(error) and is_device_error(error):
+            try:
+                self._check_device()
+            except Exception as found:  # each later call fails like this one
+                error = found
+        return error if is_device_lost(error) else None
+
+    # Batches that hang
+
+    def _begin(self, batch: RunningBatch, limit_s: float) -> float:
+        """Start the time of a batch, or of a part that runs alone; returns now."""
+        with self._lock:
+            batch.begun_s = time.monotonic()
+            batch.timeout_at_s = batch.begun_s + limit_s
+            if batch.timeout_at_s < self._watched_until_s:
+                self._watch_changed.notify()
+            return batch.begun_s
+
+    def _watch_batches(self) -> None:
+        """Sleeps until the time limit of the batch that it last read, so it wakes up rarely."""
+        with self._lock:
+            while not self._is_closed:
+                batch, now_s = self._batch, time.monotonic()
+                if batch is not None and now_s >= batch.timeout_at_s:
+                    self._abandon(batch)
+                    continue
+                self._watched_until_s = math.inf if batch is None else batch.timeout_at_s
+                del batch  # it must not keep a network alive while nothing else runs
+                is_timed = math.isfinite(self._watched_until_s)
+                self._watch_changed.wait(self._watched_until_s - now_s if is_timed else None)
+
+    def _abandon(self, batch: RunningBatch) -> None:
         """Give up the thread of a hung inference, and all jobs of a model that is to blame."""
-        model, seconds = run.jobs[0].model, run.timeout_at_s - run.begun_s
+        batch.is_abandoned, self._batch = True, None
+        model, seconds = batch.jobs[0].model, batch.timeout_at_s - batch.begun_s
         reason = f"an inference of {model.key or 'the pod'} did not end within {seconds:g} s"
-        digests = [digest_of(job.content) for job in run.jobs if job.infer is not _call_each]
+        digests = [digest_of(job.content) for job in batch.jobs if job.infer is not _call_each]
         is_broken = model.suspects.record(digests, time.monotonic())
         stuck = self._thread
         self._stuck[stuck.ident or 0] = model
@@ -502,23 +421,73 @@ class DeviceWorker:
         logger.error("inference hangs", extra={"key": model.key, "after_s": seconds})
         if is_broken:
             self._break(model, reason)
-        resolve([(job, InferenceHung(reason)) for job in run.jobs])
+        _refuse(batch.jobs, InferenceHung, reason)
         self._thread = self._new_thread()
         self._thread.start()
-        _interrupt(stuck)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(  # raised at its next line of Python
+            ctypes.c_ulong(stuck.ident or 0), ctypes.py_object(InferenceAbandoned)
+        )
         if model.key:
             self.on_hung(model.key, reason, is_broken)
 
 
-def _too_late() -> DeadlinePassed:
-    return DeadlinePassed("the request waited until its deadline left no time for an inference")
+_TOO_LATE = "the request waited until its deadline left no time for an inference"
 
 
-def _interrupt(thread: threading.Thread) -> None:
-    """Raise InferenceAbandoned in the thread, at its next line of Python."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InferenceAbandoned)
-    )
+def _refuse_suspect(job: Job) -> None:
+    refused_s = job.model.suspects.refused_s(job.content, time.monotonic())
+    if refused_s:
+        raise RequestHung(
+            "an inference of this request did not end within the model's time limit; it"
+            f" is refused for {refused_s:.0f} s",
+            retry_after_s=refused_s,
+        )
+
+
+def _finish(
+    batch: RunningBatch, jobs: Sequence[Job], outcomes: list[InferenceResult[Any]] | Exception
+) -> None:
+    """Resolve the jobs and count the batch; an abandoned one's jobs are resolved already."""
+    model = jobs[0].model.name
+    if batch.is_abandoned:
+        return
+    if isinstance(outcomes, Exception):
+        BATCHES.labels(model=model, outcome="failed").inc()
+    elif jobs[0].queued.batch_key is not None:  # a request, not a warm-up or a profile
+        batches, batch_size, queue_seconds = batch_series(model)
+        batches.inc()
+        batch_size.observe(outcomes[0].rows)
+        for result in outcomes:
+            queue_seconds.observe(result.wait_s)
+    _resolve(jobs, outcomes)  # last: the event loop needs Python's lock
+
+
+def _refuse(jobs: Sequence[Job], kind: type[PodError], reason: str) -> None:
+    """Resolve each job with an error of its own."""
+    if jobs:
+        _resolve(jobs, [kind(reason) for _ in jobs])
+
+
+def _resolve(
+    jobs: Sequence[Job], outcomes: Sequence[InferenceResult[Any] | Exception] | Exception
+) -> None:
+    """Resolve the jobs' futures on their event loop, with one wake-up for all of them."""
+    each_outcome = [outcomes] * len(jobs) if isinstance(outcomes, Exception) else outcomes
+
+    def set_outcomes() -> None:
+        for job, outcome in zip(jobs, each_outcome, strict=True):
+            job.is_resolved = True
+            if job.future.done():
+                continue
+            if isinstance(outcome, Exception):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)
+
+    try:
+        jobs[0].future.get_loop().call_soon_threadsafe(set_outcomes)
+    except RuntimeError:  # the event loop is closed
+        logger.debug("device job ended after its event loop")
 
 
 def _call_each(works: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -86,6 +86,21 @@ async def test_cancelled_caller_waits_for_its_running_job(device: DeviceWorker) 
         await caller
 
 
+async def test_caller_cancelled_twice_waits_for_its_running_job(device: DeviceWorker) -> None:
+    """Its client leaves, then its deadline passes: what the inference uses is in use still."""
+    gate = Gate()
+    caller = asyncio.ensure_future(device.run(gate))
+    await entered(gate)
+    for _ in range(2):
+        caller.cancel()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert not caller.done()
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+
+
 async def test_caller_cancelled_in_the_turn_of_its_result_ends(device: DeviceWorker) -> None:
     """Its result comes after the cancellation was asked for, before the caller hears of it."""
     gate = Gate()

@@ -145,6 +145,39 @@ async def test_failed_batch_fails_only_the_faulty_request(device: DeviceWorker) 
     assert model.batches[1:] == [[2, "bad", 3], [2], ["bad"], [3]]
 
 
+async def test_failed_batch_runs_no_request_again_that_nobody_waits_for(
+    device: DeviceWorker,
+) -> None:
+    began, ends = threading.Event(), threading.Event()
+    runs: list[list[Any]] = []
+    model = Model()
+
+    def infer(contents: Sequence[Any]) -> list[Any]:
+        if contents == ["wait"]:
+            return Model.infer(model, contents)
+        runs.append(list(contents))
+        if len(contents) > 1:
+            began.set()
+            assert ends.wait(60)
+            raise MemoryError
+        return list(contents)
+
+    model.device_model.infer = infer
+
+    async def leave() -> None:
+        leaver = asyncio.ensure_future(model.ask(device, "leaves"))
+        await asyncio.to_thread(began.wait, 60)
+        leaver.cancel()
+        await asyncio.sleep(0)
+        ends.set()
+        with pytest.raises(asyncio.CancelledError):
+            await leaver
+
+    results = await behind_another(device, model, [leave(), model.ask(device, "stays")])
+    assert [results[0], results[1].value] == [None, "stays"]
+    assert [sorted(each) for each in runs] == [["leaves", "stays"], ["stays"]]
+
+
 async def test_cancelled_request_in_the_queue_is_not_inferred(device: DeviceWorker) -> None:
     model = Model()
 
