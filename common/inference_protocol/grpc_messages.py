@@ -21,6 +21,7 @@ from common.inference_protocol.encodings import from_raw, string_array, to_raw
 from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import (
     BYTES,
+    NUMBER_TYPES,
     NUMPY_OF,
     RAW_ONLY,
     Tensor,
@@ -33,17 +34,7 @@ from common.inference_protocol.tensors import (
 INFERENCE: Final = "inference.GRPCInferenceService"
 
 CONTENTS_OF: Mapping[str, str] = {
-    "BOOL": "bool_contents",
-    "INT8": "int_contents",
-    "INT16": "int_contents",
-    "INT32": "int_contents",
-    "INT64": "int64_contents",
-    "UINT8": "uint_contents",
-    "UINT16": "uint_contents",
-    "UINT32": "uint_contents",
-    "UINT64": "uint64_contents",
-    "FP32": "fp32_contents",
-    "FP64": "fp64_contents",
+    **{each.datatype: each.contents for each in NUMBER_TYPES if each.contents},
     BYTES: "bytes_contents",
 }
 """The field of `InferTensorContents` that holds a datatype."""

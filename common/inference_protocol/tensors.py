@@ -30,28 +30,53 @@ _IDENTITY: Final = re.compile(r"[0-9a-f]{32}")
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9.\-\[\]:]{1,253}:\d{1,5}")
 
 
-NUMPY_OF: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-}
 BYTES = "BYTES"
 """Datatype of strings; its arrays hold `bytes` objects."""
 BF16 = "BF16"
 """Numpy has no such type: its arrays are float32, and the upper half of their bits is sent."""
-DATATYPES = (*NUMPY_OF, BF16, BYTES)
-RAW_ONLY = frozenset({"FP16", BF16})
-"""Datatypes without a JSON form or a typed field of gRPC."""
 
+
+@dataclass(frozen=True, slots=True)
+class NumberType:
+    """A type of numbers, as each format calls it; empty or 0: it is not read there."""
+
+    datatype: str
+    """Of V2."""
+    numpy: str
+    torch: str
+    safetensors: str
+    onnx: int
+    """Code of `TensorProto.DataType`."""
+    exported: int
+    """Code of `torch._export.serde.schema.ScalarType`."""
+    contents: str
+    """The field of gRPC's `InferTensorContents`; empty: numbers are sent raw only."""
+
+
+NUMBER_TYPES: Final = (
+    NumberType("BOOL", "bool", "bool", "BOOL", 9, 12, "bool_contents"),
+    NumberType("INT8", "int8", "int8", "I8", 3, 2, "int_contents"),
+    NumberType("INT16", "int16", "int16", "I16", 5, 3, "int_contents"),
+    NumberType("INT32", "int32", "int32", "I32", 6, 4, "int_contents"),
+    NumberType("INT64", "int64", "int64", "I64", 7, 5, "int64_contents"),
+    NumberType("UINT8", "uint8", "uint8", "U8", 2, 1, "uint_contents"),
+    NumberType("UINT16", "uint16", "uint16", "U16", 4, 28, "uint_contents"),
+    NumberType("UINT32", "uint32", "uint32", "U32", 12, 34, "uint_contents"),
+    NumberType("UINT64", "uint64", "uint64", "U64", 13, 35, "uint64_contents"),
+    NumberType("FP16", "float16", "float16", "F16", 10, 6, ""),
+    NumberType("FP32", "float32", "float32", "F32", 1, 7, "fp32_contents"),
+    NumberType("FP64", "float64", "float64", "F64", 11, 8, "fp64_contents"),
+    NumberType(BF16, "", "bfloat16", "BF16", 0, 13, ""),
+    NumberType("", "", "float8_e4m3fn", "F8_E4M3", 0, 29, ""),
+    NumberType("", "", "float8_e5m2", "F8_E5M2", 0, 30, ""),
+    NumberType("", "", "complex64", "C64", 0, 0, ""),
+)
+NUMPY_OF: Mapping[str, np.dtype[Any]] = {
+    each.datatype: np.dtype(each.numpy) for each in NUMBER_TYPES if each.numpy
+}
+DATATYPES = (*NUMPY_OF, BF16, BYTES)
+RAW_ONLY = frozenset(each.datatype for each in NUMBER_TYPES if each.datatype and not each.contents)
+"""Datatypes without a JSON form or a typed field of gRPC."""
 DATATYPE_OF: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_OF.items()}
 
 MAX_DIMENSIONS = 32

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from common.inference_protocol.tensors import NUMBER_TYPES
 from runtime.errors import ModelInvalid
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
 
@@ -39,23 +40,7 @@ TORCHSCRIPT_ADVICE = (
     "TorchScript is not served: loading it runs code that came with it, which can read and write"
     " files. Export the model with torch.export.export and torch.export.save to a .pt2 file"
 )
-STORED_DTYPES = {
-    1: "U8",
-    2: "I8",
-    3: "I16",
-    4: "I32",
-    5: "I64",
-    6: "F16",
-    7: "F32",
-    8: "F64",
-    12: "BOOL",
-    13: "BF16",
-    28: "U16",
-    29: "F8_E4M3",
-    30: "F8_E5M2",
-    34: "U32",
-    35: "U64",
-}
+STORED_TYPES = {each.exported: each.safetensors for each in NUMBER_TYPES if each.exported}
 """Supported codes of `torch._export.serde.schema.ScalarType`, with safetensors' type names."""
 TENSOR_PREFIX = "tensor_"
 """Constants of other kinds are pickled objects."""
@@ -229,7 +214,7 @@ def _view(archive: Archive, directory: str, name: str, entry: Any) -> TensorView
             " make it a plain tensor and export again"
         )
     meta = require_object(about.get("tensor_meta"), f"{directory}{name}")
-    dtype = STORED_DTYPES.get(meta.get("dtype", 0))
+    dtype = STORED_TYPES.get(meta.get("dtype", 0))
     if dtype is None:
         raise ModelInvalid(f"{name!r} of the program has an unsupported type")
     sizes = _numbers(meta.get("sizes"), name)

@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 
-from common.inference_protocol.tensors import BF16, NUMPY_OF
+from common.inference_protocol.tensors import NUMBER_TYPES
 from runtime.errors import ModelInvalid
 
 HEADER_LENGTH_BYTES = 8
@@ -36,28 +35,13 @@ BAD_HEADER_ERRORS = (
 )
 """Errors raised when a header is invalid JSON or has an unexpected structure."""
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
+DTYPES: Final[Mapping[str, torch.dtype]] = {
+    each.safetensors: getattr(torch, each.torch) for each in NUMBER_TYPES
 }
 """Torch types by their names in safetensors."""
 DATATYPE_OF: Final[Mapping[torch.dtype, str]] = {
-    torch.from_numpy(np.empty(0, dtype)).dtype: name for name, dtype in NUMPY_OF.items()
-} | {torch.bfloat16: BF16}
+    getattr(torch, each.torch): each.datatype for each in NUMBER_TYPES if each.datatype
+}
 """The protocol's datatypes of torch types; some have none."""
 SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 """Last parts of the names of scales of weights of 8 bits (`compressed-tensors`, `fp8`)."""

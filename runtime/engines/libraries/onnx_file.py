@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from common.inference_protocol.tensors import BYTES, NUMBER_TYPES
 from runtime.engines.programs.signature import ANY, Port, Signature, Size
 from runtime.errors import ModelInvalid
 
@@ -130,20 +131,9 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
     raise ModelInvalid("the file is no protobuf: a number has more than 10 bytes")
 
 
-DATATYPES: Final = {
-    1: "FP32",
-    2: "UINT8",
-    3: "INT8",
-    4: "UINT16",
-    5: "INT16",
-    6: "INT32",
-    7: "INT64",
-    8: "BYTES",
-    9: "BOOL",
-    10: "FP16",
-    11: "FP64",
-    12: "UINT32",
-    13: "UINT64",
+_TEXTS: Final = 8
+_DATATYPE_OF_CODE: Final = {each.onnx: each.datatype for each in NUMBER_TYPES if each.onnx} | {
+    _TEXTS: BYTES
 }
 """The protocol's datatypes by the codes of `TensorProto.DataType`."""
 ROWS: Final = "rows"
@@ -247,11 +237,11 @@ def _port(value: memoryview, *, is_input: bool) -> Port:
         )
     tensor = dict(fields(message(kind[_TYPE_TENSOR])))
     element = tensor.get(_TENSOR_ELEMENT, 0)
-    datatype = DATATYPES.get(element) if isinstance(element, int) else None
+    datatype = _DATATYPE_OF_CODE.get(element) if isinstance(element, int) else None
     if datatype is None:
         raise ModelInvalid(
             f"tensor {name!r} has an unsupported type;"
-            f" supported are {', '.join(DATATYPES.values())}"
+            f" supported are {', '.join(_DATATYPE_OF_CODE.values())}"
         )
     if _TENSOR_SHAPE not in tensor:
         if is_input:

@@ -195,7 +195,7 @@ _DEFAULT_NAMES: Final = re.compile(r"Column_\d+")
 """LightGBM's, of features without names."""
 _HEAD_BYTES: Final = 64 * 1024**2
 _TAIL_BYTES: Final = 1024**2
-_DATATYPES: Final = {"f": "FP64", "i": "INT64", "u": "INT64", "b": "BOOL", "U": BYTES, "O": BYTES}
+_OF_KIND: Final = {"f": "FP64", "i": "INT64", "u": "INT64", "b": "BOOL", "U": BYTES, "O": BYTES}
 
 
 def stored_signature(path: Path, engine: str, *, probabilities: bool) -> TabularSignature | None:
@@ -282,7 +282,7 @@ def _of_skops(path: Path, *, probabilities: bool) -> TabularSignature | None:
         return TabularSignature(inputs, output("FP64"))
     if probabilities:
         return TabularSignature(inputs, output("FP64", len(classes)))
-    datatype = DATATYPE_OF.get(classes.dtype) or _DATATYPES[classes.dtype.kind]
+    datatype = DATATYPE_OF.get(classes.dtype) or _OF_KIND[classes.dtype.kind]
     return TabularSignature(inputs, output(datatype))
 
 

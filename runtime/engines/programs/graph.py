@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 
 from runtime.engines.programs.operators import has_argument, operator_named, with_index_checks
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import STORED_DTYPES
+from runtime.weights.archive import STORED_TYPES
 from runtime.weights.safetensors_files import DTYPES
 
 if TYPE_CHECKING:
@@ -235,6 +235,6 @@ class Arguments:
 
 
 def _dtype(code: int) -> torch.dtype:
-    if code not in STORED_DTYPES:
+    if code not in STORED_TYPES:
         raise ModelInvalid(f"the program converts to an unsupported type (code {code})")
-    return DTYPES[STORED_DTYPES[code]]
+    return DTYPES[STORED_TYPES[code]]

@@ -9,14 +9,12 @@ from typing import Any
 
 import orjson
 
+from common.inference_protocol.tensors import NUMBER_TYPES
 from runtime.errors import ModelInvalid
-from runtime.weights.archive import CONSTANTS, STORED_DTYPES, WEIGHTS, require_object
-from runtime.weights.safetensors_files import DATATYPE_OF, DTYPES
+from runtime.weights.archive import CONSTANTS, WEIGHTS, require_object
 
-DATATYPES = {
-    code: DATATYPE_OF[DTYPES[name]]
-    for code, name in STORED_DTYPES.items()
-    if DTYPES[name] in DATATYPE_OF
+_DATATYPE_OF_CODE = {
+    each.exported: each.datatype for each in NUMBER_TYPES if each.exported and each.datatype
 }
 """The protocol's datatypes by the codes of `torch._export.serde.schema.ScalarType`."""
 SYMBOL = re.compile(r"(?:Symbol\('(\w+)'(?:, \w+=\w+)*\)|([su]\d+))")
@@ -130,11 +128,11 @@ def _outputs(module: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[Port
 
 def _port(name: str, graph_name: str, values: Mapping[str, Any]) -> Port:
     value = values[graph_name]
-    datatype = DATATYPES.get(value["dtype"])
+    datatype = _DATATYPE_OF_CODE.get(value["dtype"])
     if datatype is None:
         raise ModelInvalid(
             f"tensor {name!r} of the program has an unsupported type;"
-            f" supported are {', '.join(DATATYPES.values())}"
+            f" supported are {', '.join(_DATATYPE_OF_CODE.values())}"
         )
     return Port(name, graph_name, datatype, tuple(_size(size) for size in value["sizes"]))
 
