@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import ClassVar
 
-from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
+from common.inference_protocol import BodyTooLarge, InvalidRequest, PodError
 from registry.domain.model import UNREADABLE
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     EncodedBody,
     V2Request,
@@ -20,7 +21,6 @@ from common.inference_protocol.bodies import (
     encode_response,
     parse_object,
 )
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.grpc_messages import (
     decode_message,
     encode_message,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from common.frames import BadFrame
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from workflows.errors import StepError
 from workflows.journal import Journal
 from workflows.kept_outputs import MAX_FETCH_BYTES

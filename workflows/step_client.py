@@ -9,8 +9,8 @@ import orjson
 
 from common.http_client import HttpClient, Response, split_url
 from common.http_connection import HttpError, NotConnected, TooLarge
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import LENGTH_HEADER
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import BYTES
 from common.pod_responses import parse_server_timing
 from common.pod_secret import PodSecret

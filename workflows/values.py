@@ -13,10 +13,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.bodies import BINARY_SIZE, EncodedBody, TensorEntry, request_body
 from common.inference_protocol.bodies import read_outputs as read_entries
 from common.inference_protocol.encodings import from_json, from_raw, to_raw
-from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import (
     BYTES,
     NUMPY_OF,

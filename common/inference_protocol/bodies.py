@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
+from common.inference_protocol import BodyTooLarge, InvalidRequest
 from common.inference_protocol.encodings import from_json, from_raw, to_json, to_raw
-from common.inference_protocol.errors import BodyTooLarge, InvalidRequest
 from common.inference_protocol.tensors import (
     RAW_ONLY,
     Tensor,

@@ -16,9 +16,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import RequestedOutput, V2Request, select_outputs
 from common.inference_protocol.encodings import from_raw, string_array, to_raw
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import (
     BYTES,
     NUMBER_TYPES,

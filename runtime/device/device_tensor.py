@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import BF16, BYTES, NUMPY_OF, Tensor
 from runtime.device.device_errors import is_device_lost, is_out_of_memory
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from runtime.device.batch_times import BatchTimes
 from runtime.device.device_errors import (
     is_device_error,

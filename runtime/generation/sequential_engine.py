@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import GenerationConfig
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.queue import DeviceModel
 from runtime.engines.networks.position_limit import output_limit

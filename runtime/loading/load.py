@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from common.sizes import shown_bytes
 from registry.domain.model import LoadFailure, ModelSpec, Tier, name_of_key
 from registry.domain.pod_state import ANY_COPIES, LoadClaim

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.redis.watch import ClusterWatch
 from runtime.device.device_errors import release_frames

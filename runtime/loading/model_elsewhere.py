@@ -15,6 +15,7 @@ from typing import Final
 import orjson
 
 from common.http_client import Response
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     LENGTH_HEADER,
     EncodedBody,
@@ -22,7 +23,6 @@ from common.inference_protocol.bodies import (
     encode_request,
 )
 from common.inference_protocol.encodings import to_json
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.queue import InferenceResult, ModelInputs

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec, Tier
 from runtime.errors import HostTierRefused
 from runtime.loading.load_threads import SingleFlight, unless_cancelled

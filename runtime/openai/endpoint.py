@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import EncodedBody, V2Request
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor
 from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound

@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier, name_of_key
 from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryError

@@ -11,7 +11,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Final
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec
 from registry.domain.pod_state import ANY_COPIES
 from runtime.engines.model_server.server_engine import ModelServer

@@ -24,8 +24,8 @@ from starlette.routing import Match
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.content_coding import ACCEPTED, CODINGS, UnpackedTooLarge, coding_of, unpack
+from common.inference_protocol import BodyTooLarge, InvalidRequest, PodError
 from common.inference_protocol.bodies import EncodedBody
-from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from common.pod_secret import HEADER, PodSecret
 from registry.domain.pod import Stage
 from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding, status_of

@@ -21,7 +21,7 @@ import grpc
 import grpc.aio
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from common.inference_protocol.errors import InvalidRequest, PodError
+from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.grpc_messages import (
     INFERENCE,
     decode_message,

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from common.inference_protocol import BodyTooLarge, InvalidRequest, PodError
 from common.inference_protocol.bodies import parse_object
-from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
 from common.shown_value import kind_of, shown
 from registry.domain.model import ModelName, Tier
 from registry.domain.pod import Profile

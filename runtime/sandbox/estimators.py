@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from common.child_process import NO_OUTPUT, Child, Command, python_environment, python_module, start
+from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
-from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import Tensor
 from registry.domain.model import ModelSpec, Task
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton

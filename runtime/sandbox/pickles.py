@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, Final
 
 from common.confinement import ConfinementMissing, confine
 from common.frames import frame, parent_socket, received
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import V2Request, decode_request, encode_response
-from common.inference_protocol.errors import InvalidRequest
 from runtime.engines.libraries.rows import one_line
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.errors import InferenceFailed, ModelInvalid

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn
 
 from common.confinement import keep_only, limit_resources
 from common.frames import BadFrame, frame, read_frame, received
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from common.parent_death import die_with
 from common.process import extend_process_title
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from kserve.metrics import PREDICT_HIST_TIME
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, PromptTooLong

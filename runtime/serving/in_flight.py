@@ -12,8 +12,8 @@ from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import EncodedBody
-from common.inference_protocol.errors import InvalidRequest
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import (

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.bodies import BINARY_TYPE, LENGTH_HEADER, EncodedBody, check_values
-from common.inference_protocol.errors import InvalidRequest, PodError
 from common.inference_protocol.tensors import REFERENCE_FLAG, Tensor
 from registry.domain.estimates import OUTPUT_BYTES
 from registry.domain.model import ModelSpec

@@ -14,8 +14,8 @@ import orjson
 
 from common.http_client import HttpClient, Response, StreamedResponse
 from common.http_connection import HttpError, NotConnected
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from common.pod_responses import (
     FAILURE_STATUSES,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     EncodedBody,
     V2Request,
@@ -20,7 +21,6 @@ from common.inference_protocol.bodies import (
     select_outputs,
 )
 from common.inference_protocol.encodings import from_raw, raw_bytes, raw_size
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import (
     BF16,
     BYTES,

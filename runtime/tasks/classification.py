@@ -14,8 +14,7 @@ import numpy as np
 from common.inference_protocol.tensors import BYTES, Tensor, bytes_tensor, numeric_tensor
 from registry.domain.model import Answers, Scores, TaskOptions
 from runtime.device.device_tensor import torch_inputs
-from runtime.tasks.task import Processor
-from runtime.tasks.tensor_batching import PaddedBatching
+from runtime.tasks.task import PaddedBatching, Processor
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:

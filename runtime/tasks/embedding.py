@@ -18,7 +18,7 @@ from runtime.engines.networks.configuration import read_json, read_json_list
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import MODULES
 from runtime.tasks.classification import OUTPUT, output_type
-from runtime.tasks.tensor_batching import TensorRule
+from runtime.tasks.task import TensorRule
 from runtime.tasks.text import TextInputs, TextModel
 
 if TYPE_CHECKING:

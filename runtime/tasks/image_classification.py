@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
     BYTES,
     Tensor,
@@ -31,7 +31,7 @@ from common.shown_value import kind_of
 from registry.domain.model import OWN, TaskOptions
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import LabelOutputs
-from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
+from runtime.tasks.task import PaddedBatching, TensorRule
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -17,8 +17,7 @@ from runtime.device.device_tensor import torch_inputs
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.engines.networks.position_limit import is_never_padded, tolerance
-from runtime.tasks.task import Processor
-from runtime.tasks.tensor_batching import PaddedBatching
+from runtime.tasks.task import PaddedBatching, Processor
 from runtime.tasks.text import TextEncoder, TextInputs
 from runtime.tasks.text_generation import TextOutputs
 

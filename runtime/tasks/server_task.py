@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import BYTES, Tensor, check_item_count
 from runtime.engines.model_server.server_engine import ModelServer
-from runtime.tasks.task import Processor, nested_tensor
-from runtime.tasks.tensor_batching import Batching
+from runtime.tasks.task import Batching, Processor, nested_tensor
 
 DEFAULT_INPUT: Final = "input-0"
 

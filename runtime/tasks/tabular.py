@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
     Tensor,
     bytes_tensor,
@@ -34,8 +34,7 @@ from runtime.engines.libraries.rows import (
     stored_signature,
 )
 from runtime.errors import InferenceFailed, ModelInvalid
-from runtime.tasks.task import Processor
-from runtime.tasks.tensor_batching import Batching
+from runtime.tasks.task import Batching, Processor
 
 EXAMPLE_FEATURES = 1
 BOOSTERS = frozenset({"xgboost", "lightgbm"})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
     BF16,
     BYTES,
@@ -32,8 +32,7 @@ from runtime.engines.libraries.rows import output_tensor
 from runtime.engines.programs.program import Program, program_signature
 from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
 from runtime.errors import InferenceFailed, InferenceTooLarge, ModelInvalid
-from runtime.tasks.task import Processor, nested_tensor
-from runtime.tasks.tensor_batching import Batching
+from runtime.tasks.task import Batching, Processor, nested_tensor
 from runtime.weights.safetensors_files import DATATYPE_OF
 
 if TYPE_CHECKING:

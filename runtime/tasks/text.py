@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from common.inference_protocol.errors import InvalidRequest, PodError
+from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.tensors import (
     BYTES,
     Tensor,
@@ -27,11 +27,14 @@ from registry.domain.model import OWN, TaskOptions
 from runtime.engines.networks.configuration import read_json
 from runtime.engines.networks.position_limit import position_limit
 from runtime.errors import InvalidExpression, ModelInvalid
-from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
 from runtime.storage.listing import ASSET_SUFFIXES
-from runtime.tasks.task import Processor, texts_of
-from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
-from runtime.tasks.tokenizer_files import load_tokenizer, plain_backend
+from runtime.tasks.task import PaddedBatching, Processor, TensorRule, texts_of
+from runtime.tasks.tokenizer_files import (
+    load_tokenizer,
+    plain_backend,
+    unbounded_decoder,
+    unbounded_part,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase

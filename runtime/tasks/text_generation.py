@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import torch
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from runtime.device.device_tensor import torch_inputs
 from runtime.engines.networks.configuration import read_json

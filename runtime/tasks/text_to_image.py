@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
     BYTES,
     Tensor,
@@ -26,10 +26,8 @@ from registry.domain.model import Task
 from runtime.engines.images import DiffusionJob, Pipeline, check_index, diffuse
 from runtime.engines.networks.configuration import read_json
 from runtime.errors import ModelInvalid
-from runtime.sandbox.expressions import unbounded_part
-from runtime.tasks.task import Processor, texts_of
-from runtime.tasks.tensor_batching import Batching
-from runtime.tasks.tokenizer_files import load_tokenizer
+from runtime.tasks.task import Batching, Processor, texts_of
+from runtime.tasks.tokenizer_files import load_tokenizer, unbounded_part
 
 MAX_IMAGES = 16
 MAX_STEPS = 200

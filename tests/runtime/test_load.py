@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from load.simulator.event_queue import EventQueue, VirtualTasks
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from runtime.wire import parse_request_head
 
 

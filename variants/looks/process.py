@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from common.inference_protocol import PodError
 from common.inference_protocol.bodies import V2Request, decode_document, split_body
-from common.inference_protocol.errors import PodError
 from common.inference_protocol.tensors import named_arrays
 from common.shown_value import shown
 from registry.domain.application import ApplicationSpec, InputTensor

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, TypeAlias
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from load.simulator.cluster.plan import ModelPlan, PodPlan
 from load.simulator.event_queue import EventQueue, VirtualFuture, VirtualTasks
 from load.simulator.pods.node import SharedLink, SimulatedNode

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import orjson
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.model import Task
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton

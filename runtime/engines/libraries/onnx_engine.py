@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from runtime.engines.engine import ModelFolder
 from runtime.engines.libraries.library import LibraryEngine
 from runtime.engines.libraries.onnx_checks import INLINED_NODES, folding_limit, load_allowance

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import BYTES, DATATYPE_OF, NUMPY_OF, Tensor, bytes_tensor
 from common.shown_value import shown
 from runtime.engines.libraries.boosters import read_ubjson

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from common.inference_protocol.errors import PodError
+from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.engines.model_server.server_repository import ServerRepository, server_name

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from common.http_client import HttpClient, Response, request_blocking, split_url
 from common.http_connection import HttpError, NotConnected, TimedOut
-from common.inference_protocol.errors import BodyTooLarge, InvalidRequest, PodError
+from common.inference_protocol import BodyTooLarge, InvalidRequest, PodError
 from runtime.errors import (
     InferenceFailed,
     LoadFailed,

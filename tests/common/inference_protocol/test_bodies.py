@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     LENGTH_HEADER,
     V2Request,
@@ -20,7 +21,6 @@ from common.inference_protocol.bodies import (
     encode_response,
 )
 from common.inference_protocol.encodings import from_raw, to_raw
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import (
     NUMPY_OF,
     Tensor,

@@ -16,6 +16,7 @@ from kserve import InferInput, InferRequest, InferResponse
 from kserve.protocol.grpc import grpc_predict_v2_pb2
 from kserve.protocol.infer_type import RequestedOutput
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     LENGTH_HEADER,
     EncodedBody,
@@ -23,7 +24,6 @@ from common.inference_protocol.bodies import (
     decode_request,
     encode_response,
 )
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.grpc_messages import (
     CONTENTS_OF,
     POOL,

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from common.inference_protocol import BodyTooLarge
 from common.inference_protocol.bodies import MAX_JSON_COMMAS, parse_object
-from common.inference_protocol.errors import BodyTooLarge
 from registry.domain.model import ModelPolicy
 from tests import servers
 from tests.runtime.conftest import Cluster

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import bytes_tensor, numeric_tensor
 from registry.domain.model import ModelSpec, Tier
 from runtime.errors import LoadFailed, ModelInvalid

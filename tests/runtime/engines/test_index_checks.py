@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._ops import OpOverload
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
 from runtime.engines.programs.operators import CHECKS, with_index_checks
 from runtime.tasks.tensor_task import TensorProgram

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, numeric_tensor
 from pilotlight.sample_models.make_model import make_model
 from runtime.engines.programs.program import Program
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor
-from runtime.tasks.tensor_batching import Batching
+from runtime.tasks.task import Batching
 from runtime.tasks.tensor_task import TensorProgram
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime import archives

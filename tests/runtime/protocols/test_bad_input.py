@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import LENGTH_HEADER
 from common.inference_protocol.encodings import to_raw
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.grpc_messages import messages
 from common.inference_protocol.tensors import DATATYPES, numeric_tensor
 from runtime.protocols.routes import MAX_JSON_BYTES, read_json

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
 from runtime.errors import InferenceFailed, InferenceHung, ModelInvalid, ServerUnavailable
 from runtime.sandbox.estimators import Estimators, LoadedEstimator

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from runtime.sandbox.expressions import unbounded_decoder, unbounded_part
 from runtime.sandbox.pool import PAUSE_S, Refusals
+from runtime.tasks.tokenizer_files import unbounded_decoder, unbounded_part
 
 LLAMA = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

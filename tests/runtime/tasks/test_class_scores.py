@@ -17,7 +17,7 @@ from transformers import (
     pipeline,
 )
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.model import Answers, Scores, TaskOptions
 from runtime.tasks.processors import load_processor

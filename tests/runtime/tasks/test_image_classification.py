@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from transformers.image_utils import load_image
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
 from registry.domain.model import Scores, TaskOptions
 from runtime.errors import ModelInvalid

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from registry.domain.model import Task
 from runtime.tasks.processors import load_processor
 from runtime.tasks.tabular import instance_tensors

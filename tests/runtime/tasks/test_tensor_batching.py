@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
-from runtime.tasks.tensor_batching import PaddedBatching, TensorRule
+from runtime.tasks.task import PaddedBatching, TensorRule
 
 TEXT = PaddedBatching(
     {

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from transformers import AutoTokenizer
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import named_arrays, numeric_tensor
 from registry.domain.model import TaskOptions
 from runtime.engines.networks.position_limit import output_limit, position_limit

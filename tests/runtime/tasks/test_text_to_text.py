@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import decode_request, encode_request
-from common.inference_protocol.errors import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from registry.domain.model import Task
 from runtime.errors import ModelInvalid

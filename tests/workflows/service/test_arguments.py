@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import LENGTH_HEADER
-from common.inference_protocol.errors import InvalidRequest
 from workflows.deployments import argument_problems
 from workflows.values import StoredTensor, infer_body, plain_value, read_outputs, tensor_of
 

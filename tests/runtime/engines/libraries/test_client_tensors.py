@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from tests.runtime.engines.libraries.loaded import Loaded, load, onnx_model
 from tests.tabular_models import iris

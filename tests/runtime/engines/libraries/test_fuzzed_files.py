@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
 from runtime.engines.libraries.onnx_file import onnx_signature
 from runtime.errors import InferenceFailed, LoadFailed, ModelInvalid

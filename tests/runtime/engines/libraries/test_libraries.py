@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from common.inference_protocol.errors import InvalidRequest
+from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tensor
 from registry.domain.model import Task
 from runtime.engines.building import check_format
