@@ -8,6 +8,7 @@ With the option, answers have the forms of KServe's server.
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -184,7 +185,7 @@ class FillMask(_TokenTask):
         """Of one text: a list, or with several masks a list for each."""
         found = [
             [
-                {"score": float(score), "token": int(token), "token_str": self._text(token)}
+                {"score": _score(score), "token": int(token), "token_str": self._text(token)}
                 for token, score in zip(tokens[position], scores[position], strict=True)
             ]
             for position in np.flatnonzero(token_ids == self._mask_id)
@@ -257,13 +258,18 @@ class TokenClassification(_TokenTask):
         return [
             {
                 "entity": label,
-                "score": float(scores[index]),
+                "score": _score(scores[index]),
                 "index": index - first,
                 "word": words[index],
             }
             for index, label in enumerate(labels)
             if label != "O" and not is_special[index]
         ]
+
+
+def _score(value: Any) -> float | None:
+    """None for NaN, which JSON cannot write: what a network with overflowing numbers gives."""
+    return float(value) if math.isfinite(value) else None
 
 
 def _input_ids(token_ids: torch.Tensor) -> Tensor:

@@ -217,3 +217,18 @@ def test_tokens_are_classified_as_by_the_pipeline(models: Path, tmp_path: Path) 
         ]
         scores = [float(each["score"]) for each in wanted]
         assert [each["score"] for each in seen] == pytest.approx(scores, rel=1e-4)
+
+
+def test_scores_that_are_no_numbers_are_null(models: Path, tmp_path: Path) -> None:
+    """Such as of a network whose numbers overflow: the output's text is JSON all the same."""
+    labels = {0: "PER", 1: "LOC"}
+    folder = saved(models, tmp_path / "m", BertForTokenClassification, id2label=labels)
+    processor, network = load_processor(folder, None), load_network(folder)
+    network.classifier.weight.fill_(float("nan"))
+    (output,) = processor.postprocess(processor.infer(network, processor.preprocess(["a fox"])))
+
+    def refuse(name: str) -> None:
+        pytest.fail(f"{name} is not JSON")
+
+    found = json.loads(output.data[0], parse_constant=refuse)
+    assert {each["score"] for each in found} == {None}
