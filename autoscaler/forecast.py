@@ -14,7 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from autoscaler.forecasting.counts import ForecastInput, ObservedDemand
-from autoscaler.forecasting.demand import (
+from autoscaler.forecasting.forecasts import (
     REFIT_INTERVAL_S,
     Demand,
     FittedModel,

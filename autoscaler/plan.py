@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from autoscaler.forecasting.demand import arrivals_per_s, mean_per_s, quantiles_per_s
+from autoscaler.forecasting.forecasts import arrivals_per_s, mean_per_s, quantiles_per_s
 from autoscaler.planning.desired_pods import ScalingParams, ScalingState, contradictions, scale_pods
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
 from autoscaler.planning.pool_view import CopyUse, ModelView, PoolView

@@ -10,7 +10,7 @@ import numpy as np
 
 from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import Counts, ForecastInput
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import History
 from autoscaler.loading.predictive import predictive
 from autoscaler.planning.desired_pods import ScalingParams, ScalingState, scale_pods

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.input_csv import read_profiles
 from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.prediction import Predictor
 from autoscaler.placement.planners.problem import (
@@ -24,6 +23,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from benchmarks.marks import Mark
+from pilotlight.placement_csv import read_profiles
 
 PROBLEMS: Final = 100
 _SIZE: Final = 8

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import orjson
 
-from autoscaler.placement.planners.input_csv import read_profiles, read_workloads
 from autoscaler.placement.planners.problem import (
     InvalidPlacementInput,
     ModelFits,
@@ -26,6 +25,7 @@ from autoscaler.placement.planners.problem import (
 )
 from autoscaler.placement.planners.profile_fit import profile_fits
 from pilotlight.errors import InvalidInput
+from pilotlight.placement_csv import read_profiles, read_workloads
 from registry.domain.model import ModelSpec
 from registry.domain.pod import (
     IMPORTED,

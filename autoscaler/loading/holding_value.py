@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.forecasting.demand import Demand, arrivals_per_s
+from autoscaler.forecasting.forecasts import Demand, arrivals_per_s
 from autoscaler.forecasting.history import Booleans, Floats
 from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Tier

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.forecasting.demand import MINUTE_S, Demand
+from autoscaler.forecasting.forecasts import MINUTE_S, Demand
 from autoscaler.forecasting.history import Booleans, Floats
 from autoscaler.loading.holding_value import HoldingValue, Prices, holding_value
 from autoscaler.placement.idle import idle_copies, pods_short_of_memory

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from autoscaler.forecasting.demand import MINUTE_S, mean_per_s
+from autoscaler.forecasting.forecasts import MINUTE_S, mean_per_s
 from autoscaler.placement.idle import free_device_bytes, idle_copies
 from autoscaler.planning.policy import Action, Demote
 from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView

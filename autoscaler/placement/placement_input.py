@@ -11,7 +11,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.placement.planners.plan import Placement
 from autoscaler.placement.planners.prediction import Predictor, scaled, share_slowdown
 from autoscaler.placement.planners.problem import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final
 
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS

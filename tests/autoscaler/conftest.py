@@ -12,7 +12,7 @@ import pytest
 
 from autoscaler.act import ActionExecutor, Actuator, RegistryActuator
 from autoscaler.forecast import DemandForecaster
-from autoscaler.forecasting.demand import Demand, FittedModel, forecast_demand
+from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_demand
 from autoscaler.forecasting.history import History
 from autoscaler.loop import Autoscaler
 from autoscaler.metrics import AutoscalerMetrics

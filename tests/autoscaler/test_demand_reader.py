@@ -7,7 +7,7 @@ import pytest
 
 from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import Counts, ObservedDemand
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.observe import DemandReader
 from registry.domain.model import ModelName
 from registry.redis.reports import ArrivalLog

@@ -5,7 +5,7 @@ import pytest
 
 from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import Counts, CountsParams, ForecastInput
-from autoscaler.forecasting.demand import Demand, FittedModel, forecast_demand
+from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_demand
 from autoscaler.forecasting.history import History, Integers
 
 pytestmark = pytest.mark.slow

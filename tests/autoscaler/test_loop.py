@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.demand import Demand, FittedModel, forecast_demand
+from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_demand
 from autoscaler.forecasting.history import History
 from autoscaler.loading.loading_policies import LOADING_POLICIES
 from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy

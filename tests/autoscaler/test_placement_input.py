@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
 from autoscaler.placement.placement_input import (
     RECENT_S,

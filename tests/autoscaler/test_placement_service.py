@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
 from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.place import PlacementService

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import NEVER, Floats, Forecast, ForecastHorizon, History
 from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier

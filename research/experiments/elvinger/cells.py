@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from autoscaler.placement.planners.input_csv import read_profiles
 from autoscaler.placement.planners.plan import accelerators_of
 from autoscaler.placement.planners.problem import (
     AcceleratorView,
@@ -15,6 +14,7 @@ from autoscaler.placement.planners.problem import (
     Router,
     Workload,
 )
+from pilotlight.placement_csv import read_profiles
 from research.experiments.harness.experiment import ExperimentError
 
 FILE: Final = "v100_profiles.csv"

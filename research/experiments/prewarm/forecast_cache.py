@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from autoscaler.forecasting.counts import ForecastInput
-from autoscaler.forecasting.demand import Demand, FittedModel, fit_model, forecast_demand
+from autoscaler.forecasting.forecasts import Demand, FittedModel, fit_model, forecast_demand
 from autoscaler.forecasting.history import Floats, Forecast, ForecastHorizon, Integers
 from research.experiments.prewarm.scenario import TICK_S, ReplayWindow
 

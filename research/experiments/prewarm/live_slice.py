@@ -13,7 +13,7 @@ import numpy as np
 
 from autoscaler.forecast import DemandForecaster, Forecaster
 from autoscaler.forecasting.counts import ForecastInput
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Integers
 from load.report.run import Bools, Run
 from load.schema import Trace

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import ForecastInput
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Forecast
 from autoscaler.loading.predictive import predictive
 from load.report.run import Bools, Floats

@@ -9,15 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.forecasting.counts import Counts
-from autoscaler.forecasting.demand import (
+from autoscaler.forecasting.forecasts import (
     HORIZON,
     Demand,
     arrivals_per_s,
+    fit,
     fit_model,
+    forecast_by_pattern,
     forecast_demand,
     with_announced,
 )
-from autoscaler.forecasting.forecasts import fit, forecast_by_pattern
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
 from autoscaler.forecasting.recency import fit_recency, p_recent
 from autoscaler.plan import PUBLISH_INTERVAL_S, RatePublication

@@ -6,7 +6,7 @@ The figures were printed by the code that last changed the forecasts on purpose.
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.demand import fit_model, forecast_demand
+from autoscaler.forecasting.forecasts import fit_model, forecast_demand
 from autoscaler.forecasting.history import ForecastHorizon, History
 from autoscaler.forecasting.patterns import ArrivalPattern
 from tests.autoscaler.forecasting import streams

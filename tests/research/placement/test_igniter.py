@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaler.placement.planners.explanation import explain
 from autoscaler.placement.planners.plan import accelerators_of, plan_fewest
 from autoscaler.placement.planners.problem import (
     InvalidPlacementInput,
@@ -15,6 +14,7 @@ from autoscaler.placement.planners.problem import (
     Profiles,
     Workload,
 )
+from pilotlight.commands.place import explain
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import igniter_profiles
 from research.placement.igniter_fit import BATCHES, SHARES_PCT, fit_active

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.placement.planners.input_csv import read_profiles
 from autoscaler.placement.planners.problem import Profiles
+from pilotlight.placement_csv import read_profiles
 
 KIND = "v100"
 

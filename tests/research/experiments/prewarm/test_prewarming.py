@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.counts import ForecastInput
-from autoscaler.forecasting.demand import fit_model, forecast_demand
+from autoscaler.forecasting.forecasts import fit_model, forecast_demand
 from research.experiments.harness.experiment import ExperimentError, Settings
 from research.experiments.prewarm import forecast_cache
 from research.experiments.prewarm.prewarming import FILE, at_equal_memory, draw, run

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaler.forecasting.demand import Demand
+from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
 from research.experiments.harness.experiment import CellSelection, ExperimentError, Settings
 from research.experiments.regret.cells import drawn_cell
