@@ -26,8 +26,8 @@ from tests.gateway.asynchronous import run_async
 from tests.registry.redis.clients import running
 from tests.servers import REPOSITORY, RedisServer
 
-MOST_IN_AUTOSCALER: Final = 20
-MOST_IN_ALL: Final = 42
+MOST_IN_AUTOSCALER: Final = 19
+MOST_IN_ALL: Final = 41
 ROUNDS: Final = 5
 POOL: Final = "tick"
 SPEC: Final = ModelSpec(ModelName("default", "m"), "s3://models/m")
