@@ -1,7 +1,7 @@
 """Fits the parameters of the forecasts to arrival counts, and forecasts by arrival pattern.
 
-`Demand` is what policies read: the forecast of all models, raised by announced arrivals. A fit costs
-more than a forecast, and is due every ten minutes or so; after a restart the counts suffice for it.
+`Demand` is what policies read: the forecast of all models, raised by announced arrivals. A fit
+costs more than a forecast, and is due every ten minutes or so; counts suffice after a restart.
 """
 
 from collections.abc import Sequence
