@@ -25,7 +25,7 @@ from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import KIND
 from registry.inference_service.tenant_rules import TenantRules, access_problem
-from variants.application_reader import is_application, read_application
+from variants.application import is_application, read_application
 
 
 def review_response(

@@ -16,7 +16,7 @@ from controller.resources import ApplicationObject
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec
 from registry.errors import InvalidModel
-from variants.application_variants import named_variants
+from variants.application import named_variants
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from registry.inference_service.graph_reader import read_graph
 from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_rules import TenantRules, parse_rules
-from variants import application_reader
-from variants.application_reader import read_application
+from variants.application import API_VERSION as APPLICATION_API
+from variants.application import read_application
 
 POOL = PREFIX + "pool"
 MODE = "serving.kserve.io/deploymentMode"
@@ -278,7 +278,7 @@ class ApplicationObject:
 
 def read_application_object(document: Mapping[str, Any]) -> ApplicationObject:
     metadata = document["metadata"]
-    head = (application_reader.API_VERSION, APPLICATION)
+    head = (APPLICATION_API, APPLICATION)
     spec, problems = _read_spec(read_application, head, document)
     return ApplicationObject(
         name=ModelName(metadata["namespace"], metadata["name"]),

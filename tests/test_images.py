@@ -25,7 +25,7 @@ MODULES = {
         "gateway.__main__",
         "gateway.grpc.server",
         "variants.looks.process",
-        "variants.windows.window_planner",
+        "variants.live",
         "autoscaler.__main__",
         "controller.main",
         "workflows.__main__",

@@ -14,12 +14,12 @@ from load.simulator.event_queue import EventQueue
 from load.simulator.results.records import Answer
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
+from variants.live import plan_or_none
 from variants.looks.client import Look, LookOutcome
 from variants.planning.utility import class_probabilities, penalty_of_one
 from variants.planning.window import SHORT_CIRCUIT, SelectionPlan, Window
 from variants.windows.application_request import ApplicationRequest, Selection
 from variants.windows.open_windows import OpenWindows
-from variants.windows.window_planner import plan_or_none
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -24,7 +24,7 @@ from registry.domain.model import PERMANENT_STATUSES, UNREADABLE, LoadFailure, M
 from registry.domain.pod_state import PodState
 from registry.inference_service.predictors import needs_in_pool
 from registry.redis.client import Registry
-from variants.application_variants import metadata_problems, named_variants
+from variants.application import metadata_problems, named_variants
 
 _SCHEMES: Final = frozenset({"s3", "file", "pvc"})
 _STATUSES: Final = frozenset({HTTPStatus.SERVICE_UNAVAILABLE, *PERMANENT_STATUSES})

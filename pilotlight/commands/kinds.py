@@ -24,7 +24,7 @@ from registry.inference_service.graph_reader import read_graphs
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
-from variants.application_reader import read_applications
+from variants.application import read_applications
 
 Declared: TypeAlias = ModelSpec | ApplicationSpec | GraphSpec
 

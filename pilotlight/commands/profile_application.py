@@ -29,7 +29,7 @@ from registry.domain.application import (
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
-from variants.application_variants import metadata_problems, named_variants, no_variants
+from variants.application import metadata_problems, named_variants, no_variants
 from variants.labelled_examples import LabelledExamples
 from variants.looks.training import confusion_matrix, stratified_subset
 from variants.planning.utility import profiled_accuracy, recalls

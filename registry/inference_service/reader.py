@@ -55,7 +55,7 @@ def read_documents(
 ) -> list[ModelSpec]:
     """Model specifications of all documents in `(source name, YAML text)` pairs.
 
-    Applications are left to `variants.application_reader`, graphs to
+    Applications are left to `variants.application`, graphs to
     `graph_reader.read_graphs`; for kinds that are passed over see `manifests.left_objects`.
 
     Raises:

@@ -10,7 +10,7 @@ from hypothesis.strategies import DrawFn
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import is_graph, read_graph, read_graphs
 from tests.hostile.mutations import Raw, damaged, mutated
-from variants.application_reader import read_application, read_applications
+from variants.application import read_application, read_applications
 
 APPLICATION: Final = {
     "apiVersion": "pilotlight.io/v1alpha1",

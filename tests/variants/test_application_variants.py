@@ -7,7 +7,7 @@ import pytest
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
-from variants.application_variants import accuracy_of, metadata_problems, named_variants
+from variants.application import accuracy_of, metadata_problems, named_variants
 
 APPLICATION = ApplicationSpec(
     ModelName("team", "digits"),

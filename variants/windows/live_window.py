@@ -18,7 +18,7 @@ from registry.domain.estimates import seconds_at_size
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import Profile
 from registry.domain.pod_state import PodState
-from variants.application_variants import accuracy_of, named_variants, no_variants
+from variants.application import accuracy_of, named_variants, no_variants
 from variants.planning.utility import penalty_of_one, prior_weights, profiled_accuracy, recalls
 from variants.planning.window import (
     SelectionPlan,

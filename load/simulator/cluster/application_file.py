@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan, ModelPlan
 from registry.domain.application import KIND, ApplicationSpec, parse_confusion
 from registry.errors import InvalidModel
-from variants.application_reader import API_VERSION, read_application
+from variants.application import API_VERSION, read_application
 from variants.labelled_examples import InvalidExamples, read_examples, read_predictions
 from variants.looks.trained_file import InvalidSneakPeek, SneakPeekModel, read_for
 from variants.planning.utility import profiled_accuracy

@@ -8,7 +8,7 @@ import numpy as np
 from registry.inference_service.reader import read_documents
 from tests import servers
 from tests.pilotlight.conftest import Cli
-from variants.application_reader import read_applications
+from variants.application import read_applications
 from variants.looks.trained_file import read_sneakpeek
 
 SAMPLES = servers.REPOSITORY / "manifests/samples/applications"

@@ -9,7 +9,7 @@ from registry.errors import InvalidModel
 from registry.inference_service.documents import left_objects
 from registry.inference_service.graph_reader import read_graphs
 from registry.inference_service.reader import read_documents
-from variants.application_reader import read_applications
+from variants.application import read_applications
 
 
 def service(name: str, **metadata: str) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.variants.planning.windows import random_window
+from variants.live import MAX_HERE, WindowPlanner, plan_or_none
 from variants.looks.client import Look, LookOutcome
 from variants.planning.selection_policies import plan_window
 from variants.planning.window import SelectionPlan, Window
 from variants.windows.application_request import ApplicationRequest
 from variants.windows.open_windows import OpenWindows, Plan
-from variants.windows.window_planner import MAX_HERE, WindowPlanner, plan_or_none
 
 POLICY = SelectionPolicy.SNEAKPEEK
 WINDOW = random_window(3, requests=8, has_evidence=True)

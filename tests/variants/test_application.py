@@ -15,7 +15,7 @@ from registry.domain.application import (
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
-from variants.application_reader import read_applications
+from variants.application import read_applications
 
 FULL = """
 apiVersion: pilotlight.io/v1alpha1
