@@ -31,7 +31,7 @@ from runtime.device.device_errors import is_out_of_memory
 from runtime.device.queue import ASSUMED_DEADLINE_S, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_coordinator import LoadCoordinator
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ServedModel
 from runtime.registration.registry_agent import RegistryAgent
 from runtime.threads import in_thread
 

@@ -16,7 +16,7 @@ from runtime.device.memory import DeviceMemory
 from runtime.device.queue import ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeletons
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ServedModel
 from runtime.tasks.processors import load_processor
 from runtime.weights.weight_source import DiskWeights
 

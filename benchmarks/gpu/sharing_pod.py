@@ -19,7 +19,7 @@ from common.frames import frame, parent_socket, received
 from runtime.pod_process import bind_to_share
 
 if TYPE_CHECKING:
-    from runtime.loading.served_model import ServedModel
+    from runtime.loading.model_store import ServedModel
 
 _WARM_UP_S = 0.5
 

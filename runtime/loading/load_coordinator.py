@@ -25,9 +25,8 @@ from runtime.loading.load import Loads
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
 from runtime.loading.load_turns import Load
 from runtime.loading.model_loader import ModelLoader
-from runtime.loading.model_store import ModelStore, StoreEntry
+from runtime.loading.model_store import ModelStore, ServedModel, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
-from runtime.loading.served_model import ServedModel
 from runtime.loading.weight_resolver import OpenWeights
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.registration.measurements import Measurements

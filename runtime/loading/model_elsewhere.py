@@ -29,7 +29,7 @@ from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ModelServer, ServerModel
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ServedModel
 from runtime.sandbox.estimators import Estimators, LoadedEstimator
 from runtime.tasks.task import Processor
 

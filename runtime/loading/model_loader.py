@@ -31,8 +31,7 @@ from runtime.generation.engine import Sampling
 from runtime.generation.open_engine import BatchTrial, open_engine
 from runtime.loading.load_turns import Load
 from runtime.loading.model_elsewhere import PickledModel, ProxiedModel
-from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ModelStore, ServedModel, SharedWeights, StoreEntry
 from runtime.loading.weight_resolver import OpenWeights, WeightResolver
 from runtime.sandbox.estimators import LoadedEstimator
 from runtime.storage.load_ticket import LoadTicket

@@ -1,27 +1,234 @@
-"""The models on the device: `device_cache` with networks, logs and metrics.
+"""The models on the device, each with its network behind the device's queue.
 
-All methods belong to the event loop and none blocks.
+All methods of `ModelStore` belong to the event loop and none blocks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never, cast, runtime_checkable
 
+from common.inference_protocol.tensors import Tensor
+from registry.domain.estimates import KEPT_OVER_BYTES
+from registry.domain.model import ModelPolicy, ModelSpec
 from registry.domain.pod import CopyReport
+from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
+from runtime.device.queue import DeviceModel, InferenceResult, ModelInputs, OutputPlace, Payload
+from runtime.device.worker import DeviceWorker
 from runtime.errors import ModelBroken
-from runtime.loading.served_model import ServedModel
+from runtime.generation.engine import GenerationEngine
 from runtime.metrics import EVICTIONS, TIER_BYTES
+from runtime.tasks.task import Processor
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import EvictionPolicy, lru
 from runtime.weights.safetensors_files import DeviceWeights, StoredTensor
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
+
+
+# Of an inference in steps each step is a job of the device, and other models run in between.
+
+
+Result = TypeVar("Result")
+
+
+class ServedModel:
+    """One generation of a model with its network."""
+
+    def __init__(
+        self, spec: ModelSpec, *, processor: Processor, network: Any, device: DeviceWorker
+    ) -> None:
+        self.spec = spec
+        self.processor = processor
+        self._network: PreTrainedModel | None = network
+        self._device = device
+        self.device_model = DeviceModel(
+            spec.key,
+            str(spec.name),
+            self.infer_together,
+            spec.policy,
+            max_rows=processor.batching.max_rows,
+        )
+        self._is_stepwise = isinstance(processor, Stepwise)  # looks through all of its attributes
+        self.generator: GenerationEngine | None = None
+        """Generates tokens, if the model generates text."""
+
+    async def warm_up(self) -> None:
+        """One short inference; raises the network's errors."""
+        network = self._network_in_use()
+        await self._device.run(lambda: self.processor.warm_up(network), model=self.device_model)
+
+    def call(self, work: Callable[[PreTrainedModel, Processor], Result]) -> Result:
+        """What `work` makes of network and processor, in the device's thread."""
+        return work(self._network_in_use(), self.processor)
+
+    async def infer(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        due_s: float | None = None,
+        policy: ModelPolicy | None = None,
+        keeps_outputs: bool = False,
+    ) -> InferenceResult[tuple[Tensor, ...]]:
+        """Run the network on checked inputs, batched with queued ones; raises as the device does.
+
+        A request with more rows than a batch may have runs as several batches, between which
+        others run.
+
+        Args:
+            inputs: the checked inputs.
+            deadline_s: the latest time at which a batch may begin.
+            due_s: its urgency, where it differs from the deadline.
+            policy: that of the model's current annotations, which limits its batches.
+            keeps_outputs: whether large outputs stay on the device, as far as there is room.
+        """
+        self.device_model.policy = policy or self.device_model.policy
+        batching = self.processor.batching
+        if self._is_stepwise:
+            steps = cast("Stepwise", self.processor).steps(self._network_in_use(), inputs)
+            return await run_steps(
+                self._device, self.device_model, steps, deadline_s=deadline_s, due_s=due_s
+            )
+        keeps_outputs = keeps_outputs and self._device.kept.room_bytes > 0
+        key = batching.batch_key(inputs, self._network_in_use())
+        width, rows = batching.tokens_per_row(inputs), batching.rows_of(inputs)
+        limits = self.device_model.limits(self._device.times)
+        part_rows = max(1, min(limits.max_rows, limits.max_tokens // max(1, width)))
+        if key is None or rows <= part_rows:
+            place = OutputPlace.KEPT if keeps_outputs else OutputPlace.HOST
+            payload = Payload(ModelInputs(inputs, place), rows, width, key)
+            return await self._device.infer(
+                self.device_model, payload, deadline_s=deadline_s, due_s=due_s
+            )
+        place = OutputPlace.DEVICE if keeps_outputs else OutputPlace.HOST
+        results = []
+        for begin in range(0, rows, part_rows):
+            part = batching.rows_between(inputs, begin, min(rows, begin + part_rows))
+            payload = Payload(ModelInputs(part, place), batching.rows_of(part), width, key)
+            results.append(
+                await self._device.infer(
+                    self.device_model, payload, deadline_s=deadline_s, due_s=due_s
+                )
+            )
+        parts = [result.value for result in results]
+        if keeps_outputs:
+            work = partial(self._join_kept, parts)
+            joined = await self._device.run(
+                work, deadline_s=deadline_s, due_s=due_s, model=self.device_model
+            )
+            results.append(joined)
+            outputs = joined.value
+        else:
+            outputs = batching.join_outputs(parts)
+        return InferenceResult(
+            outputs,
+            sum(result.wait_s for result in results),
+            sum(result.compute_s for result in results),
+            rows,
+        )
+
+    def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
+        """The outputs of each request from one inference; called by the device."""
+        network, batching = self._network_in_use(), self.processor.batching
+        joined = batching.join([each.tensors for each in requests])
+        outputs = self.processor.infer(network, joined)
+        if all(each.outputs is OutputPlace.HOST for each in requests):
+            outputs = on_host(outputs)  # in one copy
+        parts = [outputs]
+        if len(requests) > 1:
+            rows = [batching.rows_of(each.tensors) for each in requests]
+            parts = batching.split(outputs, rows)
+        placed = [
+            self._place(part, each.outputs) for part, each in zip(parts, requests, strict=True)
+        ]
+        wait_for(itertools.chain(*placed))
+        return placed
+
+    def _place(self, outputs: tuple[Tensor, ...], place: OutputPlace) -> tuple[Tensor, ...]:
+        match place:
+            case OutputPlace.HOST:
+                return on_host(outputs)
+            case OutputPlace.DEVICE:
+                return outputs
+            case OutputPlace.KEPT:
+                return tuple(map(self._keep, outputs))
+            case _:
+                assert_never(place)
+
+    def _keep(self, output: Tensor) -> Tensor:
+        kept = None
+        if isinstance(output, DeviceTensor) and output.host_bytes > KEPT_OVER_BYTES:
+            kept = self._device.kept.keep(output)
+        return kept or on_host([output])[0]
+
+    def _join_kept(self, parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """The outputs of a request that ran in parts; called by the device."""
+        joined = self._place(self.processor.batching.join_outputs(parts), OutputPlace.KEPT)
+        wait_for(joined)
+        return joined
+
+    def _network_in_use(self) -> PreTrainedModel:
+        if self._network is None:
+            raise RuntimeError(f"{self.spec.key} was used after its removal from the device")
+        return self._network
+
+    def stop(self) -> None:
+        """Drop the network, which unmaps its weights."""
+        self._network = None
+        if self.generator is not None:
+            self.generator.close()
+            self.generator = None
+
+
+Steps = Generator[None, None, "tuple[Tensor, ...]"]
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """A processor whose inferences are long and consist of steps."""
+
+    def steps(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> Steps:
+        """The outputs; yields between steps. Runs in the device's thread."""
+
+
+async def run_steps(
+    device: DeviceWorker,
+    model: DeviceModel,
+    steps: Steps,
+    *,
+    deadline_s: float | None,
+    due_s: float | None = None,
+) -> InferenceResult[Any]:
+    """The outputs of an inference in steps; raises as `DeviceWorker.infer` does.
+
+    Cancellation of the caller, or a passed deadline, ends the inference at the next step.
+    """
+    wait_s = compute_s = 0.0
+    outputs: tuple[Tensor, ...] | None = None
+
+    def advance() -> tuple[Tensor, ...] | None:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: tuple[Tensor, ...] = end.value
+            return value
+        return None
+
+    while outputs is None:
+        result = await device.run(advance, model=model, deadline_s=deadline_s, due_s=due_s)
+        outputs = result.value
+        wait_s += result.wait_s
+        compute_s += result.compute_s
+    return InferenceResult(outputs, wait_s, compute_s, len(outputs[0].data))
 
 
 logger = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from runtime.engines.model_server.server_engine import ModelServer
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
+from runtime.loading.model_store import ServedModel
 from runtime.loading.processors import Processors
-from runtime.loading.served_model import ServedModel
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import InferenceEndNotifier
 from runtime.serving.in_flight import InFlightRequests, PredictRequest, PredictResponse

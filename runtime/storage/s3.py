@@ -44,8 +44,7 @@ from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import CRC32, S3_CHECKSUMS, Crc, PartialFile, split_spans
 from runtime.storage.public_addresses import connect_publicly
 from runtime.storage.ranged_download import download_ranges
-from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, plain_etag
-from runtime.storage.s3_options import S3Options
+from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, S3Options, plain_etag
 
 if TYPE_CHECKING:
     from botocore.config import _S3Dict

@@ -20,7 +20,7 @@ from runtime.device.device_tensor import DeviceTensor, KeptMemory, values_on
 from runtime.device.memory import CpuMemory, CudaEngine, DeviceMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ServedModel
 from tests.runtime.local_pod import LocalPod, local_pod
 from tests.runtime.other_device import OtherEngine, register_device
 

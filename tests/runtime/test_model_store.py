@@ -8,8 +8,7 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import CopyReport
 from runtime.device.worker import DeviceWorker
 from runtime.errors import ModelBroken
-from runtime.loading.model_store import ModelStore, StoreEntry
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ModelStore, ServedModel, StoreEntry
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
 

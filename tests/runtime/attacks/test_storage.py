@@ -25,7 +25,7 @@ from runtime.storage.public_addresses import (
 )
 from runtime.storage.ranged_download import ReadInterrupted
 from runtime.storage.s3 import S3Storage, open_s3
-from runtime.storage.s3_options import options_without_pool
+from runtime.storage.s3_connections import options_without_pool
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name

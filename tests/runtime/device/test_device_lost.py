@@ -21,7 +21,7 @@ from runtime.device.queue import DeviceModel, Payload
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.errors import DeviceFailed, DeviceFull, InferenceFailed, PodDraining
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ServedModel
 from runtime.tasks.tensor_task import TensorProgram
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of

@@ -20,7 +20,7 @@ from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.library import fetched_folder
+from runtime.storage.file import fetched_folder
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers

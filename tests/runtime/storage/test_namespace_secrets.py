@@ -15,7 +15,7 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.tenant_rules import parse_rules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, storage_access
-from runtime.storage.s3_options import options_without_pool
+from runtime.storage.s3_connections import options_without_pool
 from tests.http_server import Handler, http_server
 
 TOKEN = "the-pods-token"

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from runtime.errors import StorageFailed
 from runtime.storage.s3 import open_s3, s3_problem
-from runtime.storage.s3_options import S3Options, options_for
+from runtime.storage.s3_connections import S3Options, options_for
 
 SECRET = {
     "type": "s3",

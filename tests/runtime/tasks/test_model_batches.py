@@ -19,7 +19,7 @@ from common.inference_protocol.tensors import Tensor, numeric_tensor
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.queue import InferenceResult
 from runtime.device.worker import DeviceWorker
-from runtime.loading.served_model import ServedModel
+from runtime.loading.model_store import ServedModel
 from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.processors import load_processor
 from tests.runtime.conftest import Cluster
