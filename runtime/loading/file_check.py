@@ -17,7 +17,7 @@ from registry.domain.model import ModelSpec
 from runtime.engines.building import engine_of
 from runtime.engines.engine import ModelFolder
 from runtime.errors import ModelInvalid
-from runtime.loading.model_loader import ModelLoader
+from runtime.loading.weight_resolver import WeightResolver
 from runtime.storage.listing import LIBRARY_SUFFIXES, SKOPS_SUFFIX, WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.storages import ModelStorage
 from runtime.threads import in_thread
@@ -34,14 +34,13 @@ _PARALLEL: Final = 8
 _ZIP: Final = b"PK"
 
 
-async def check_files(loader: ModelLoader, spec: ModelSpec) -> None:
+async def check_files(resolver: WeightResolver, spec: ModelSpec, *, build_threads: int) -> None:
     """Raises LoadFailed where the model's files cannot be read, or do not fit together."""
-    resolver = loader.resolver
     try:
         with await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key):
             await resolver.processors.get(spec)
             if resolver.server is None and not spec.base:
-                await in_thread(resolver.threads, _check_weights, loader, spec)
+                await in_thread(resolver.threads, _check_weights, resolver, spec, build_threads)
     except ModelInvalid:
         # The source may be corrected: the next attempt fetches the files again.
         resolver.processors.forget(spec.key)
@@ -49,8 +48,8 @@ async def check_files(loader: ModelLoader, spec: ModelSpec) -> None:
         raise
 
 
-def _check_weights(loader: ModelLoader, spec: ModelSpec) -> None:
-    cache = loader.resolver.cache
+def _check_weights(resolver: WeightResolver, spec: ModelSpec, build_threads: int) -> None:
+    cache = resolver.cache
     stored = cache.weight_files(spec)
     open_storage = lru_cache(partial(cache.source, spec))  # a library fetches the whole model
     for each in stored:
@@ -64,14 +63,10 @@ def _check_weights(loader: ModelLoader, spec: ModelSpec) -> None:
     engine = engine_of(folder)
     if not engine.takes_dtype:  # no network of transformers
         return
-    model = ModelFolder(folder, spec.task, tensors, None, loader.store.budget_bytes)
-    key, skeletons = engine.skeleton_key(model), loader.resolver.skeletons
+    model = ModelFolder(folder, spec.task, tensors, None, resolver.store.budget_bytes)
+    key, skeletons = engine.skeleton_key(model), resolver.skeletons
     build = partial(
-        engine.build_skeleton,
-        model,
-        key=key,
-        device=loader.resolver.memory.device,
-        threads=loader.device.thread_count,
+        engine.build_skeleton, model, key=key, device=resolver.memory.device, threads=build_threads
     )
     skeletons.put_back(skeletons.take(key, build))
 

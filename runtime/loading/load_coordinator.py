@@ -189,7 +189,7 @@ class LoadCoordinator:
     async def check(self, spec: ModelSpec) -> None:
         """Raise LoadFailed where the model's files cannot be read, or do not fit together."""
         if not self.store.holds(spec.key):
-            await check_files(self._loader, spec)
+            await check_files(self._resolver, spec, build_threads=self._loader.device.thread_count)
 
     async def cancel(self, key: str, reason: str) -> None:
         """End all loads of a model and free what they reserved; requests fail with the reason."""
