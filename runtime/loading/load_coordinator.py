@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,17 +18,18 @@ from common.inference_protocol import PodError
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.redis.watch import ClusterWatch
 from runtime.device.device_errors import release_frames
+from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, LoadFailed
 from runtime.loading.failures import LoadFailures
-from runtime.loading.file_check import check_files
 from runtime.loading.load import Loads
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
 from runtime.loading.load_turns import Load
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, ServedModel, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
-from runtime.loading.weight_resolver import OpenWeights
+from runtime.loading.weight_resolver import OpenWeights, check_files
 from runtime.metrics import LOAD_SECONDS, LOADS
+from runtime.pod_process import write_termination_message
 from runtime.registration.measurements import Measurements
 from runtime.registration.registry_agent import RegistryAgent
 from runtime.storage.load_ticket import LoadTicket
@@ -287,3 +288,73 @@ class LoadCoordinator:
             LOAD_SECONDS.labels(tier=tier).observe(seconds)
             extra = {"key": key, "source": tier, "seconds": round(seconds, 3)}
             logger.info("model loaded", extra=extra)
+
+
+# Actions when an inference hangs or the device fails: the model is removed, or the pod ends.
+#
+# A stuck thread keeps its model's memory and, on a CPU, perhaps a core, while other threads
+# continue. The worker interrupts it, which ends most; a model may have `MAX_STUCK_PER_MODEL`
+# others, so that it alone cannot end the pod of all tenants. On a GPU a kernel that does not end
+# blocks all later ones, so the first thread that stays stuck ends the pod, which drains first. A
+# GPU that failed permanently, as after an illegal address, works only in a new process. The pod's
+# supervisor restarts the pod.
+
+
+MAX_STUCK_THREADS = 2
+"""Hung inferences at once above which a CPU pod drains and ends: each holds a core for good."""
+INTERRUPT_S = 1.0
+"""Time for interrupted threads to end."""
+MAX_STUCK_PER_MODEL = 1
+"""Threads that stay stuck until their model is removed, even if it serves other requests."""
+
+
+class Watchdog:
+    """Receives hung inferences from the device's threads and handles them on the event loop."""
+
+    def __init__(
+        self,
+        device: DeviceWorker,
+        coordinator: LoadCoordinator,
+        *,
+        max_stuck_threads: int,
+        end_pod: Callable[[], None],
+    ) -> None:
+        self._device = device
+        self._coordinator = coordinator
+        self._max_stuck_threads = max_stuck_threads
+        self._end_pod = end_pod
+        self._hung: asyncio.Queue[tuple[str, str, bool]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        device.on_hung = self._on_hung
+        device.on_lost = self._on_lost
+
+    # In the device's threads
+
+    def _on_hung(self, key: str, reason: str, is_broken: bool) -> None:
+        self._loop.call_soon_threadsafe(self._hung.put_nowait, (key, reason, is_broken))
+
+    def _on_lost(self, reason: str) -> None:
+        logger.error("device lost, ending the pod", extra={"reason": reason})
+        write_termination_message(reason)
+        with suppress(RuntimeError):  # the loop is closed, since the pod has ended
+            self._loop.call_soon_threadsafe(self._end_pod)
+
+    # On the event loop
+
+    async def run(self) -> None:
+        """Remove hung models until cancelled."""
+        while True:
+            key, reason, is_broken = await self._hung.get()
+            if is_broken:
+                await self._coordinator.mark_broken(key, reason)
+            await asyncio.sleep(INTERRUPT_S)
+            if not is_broken and self._device.stuck_threads_of(key) > MAX_STUCK_PER_MODEL:
+                self._device.mark_broken(key, reason)
+                await self._coordinator.mark_broken(key, reason)
+            stuck = self._device.stuck_threads
+            if stuck > self._max_stuck_threads:
+                logger.error(
+                    "too many hung inferences, ending the pod",
+                    extra={"threads": stuck, "allowed": self._max_stuck_threads},
+                )
+                self._end_pod()

@@ -7,12 +7,15 @@ soon as their headers have arrived.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import ModelSpec, Precision, Tier
 from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
@@ -27,8 +30,9 @@ from runtime.loading.load_threads import LoadThreads, unless_cancelled
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors
 from runtime.sandbox.estimators import Estimators, PickleEngine
-from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
+from runtime.storage.listing import LIBRARY_SUFFIXES, SKOPS_SUFFIX, WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.storages import ModelStorage
 from runtime.tasks.task import Processor
 from runtime.threads import in_thread
 from runtime.tiers.disk_budget import FileLock
@@ -36,7 +40,12 @@ from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.download import Download
 from runtime.tiers.host_tier import HostTier, PutOutcome
 from runtime.weights.converted_weights import converted
-from runtime.weights.safetensors_files import StoredTensor
+from runtime.weights.safetensors_files import (
+    HEADER_LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    StoredTensor,
+    read_tensors,
+)
 from runtime.weights.weight_source import DiskWeights, UnreadFiles, WeightSource
 
 if TYPE_CHECKING:
@@ -280,3 +289,77 @@ def _cause(*results: object) -> BaseException:
     """The error that is not LoadCancelled, if any: a failure cancels the other part."""
     errors = [result for result in results if isinstance(result, BaseException)]
     return min(errors, key=lambda error: isinstance(error, LoadCancelled))
+
+
+# The check before any load reads the first bytes of each file of weights, so that absent, truncated
+# and corrupt ones show, and builds the network for their shapes, which the first load then uses.
+
+_START_BYTES: Final = 256 * 1024
+"""Longer than most headers: one read is enough."""
+_PARALLEL: Final = 8
+_ZIP: Final = b"PK"
+
+
+async def check_files(resolver: WeightResolver, spec: ModelSpec, *, build_threads: int) -> None:
+    """Raises LoadFailed where the model's files cannot be read, or do not fit together."""
+    try:
+        with await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key):
+            await resolver.processors.get(spec)
+            if resolver.server is None and not spec.base:
+                await in_thread(resolver.threads, _check_weights, resolver, spec, build_threads)
+    except ModelInvalid:
+        # The source may be corrected: the next attempt fetches the files again.
+        resolver.processors.forget(spec.key)
+        await in_thread(resolver.threads, resolver.cache.discard, spec.key)
+        raise
+
+
+def _check_weights(resolver: WeightResolver, spec: ModelSpec, build_threads: int) -> None:
+    cache = resolver.cache
+    stored = cache.weight_files(spec)
+    open_storage = lru_cache(partial(cache.source, spec))  # a library fetches the whole model
+    for each in stored:
+        _check_start(open_storage, each)
+    files = [each for each in stored if each.path.endswith(WEIGHT_SUFFIX)]
+    if not files or cache.has_weights(spec.key):
+        return
+    folder = cache.folder_of(spec.key)
+    with ThreadPoolExecutor(min(_PARALLEL, len(files))) as threads:
+        tensors = list(chain.from_iterable(threads.map(partial(_tensors, open_storage()), files)))
+    engine = engine_of(folder)
+    if not engine.takes_dtype:  # no network of transformers
+        return
+    model = ModelFolder(folder, spec.task, tensors, None, resolver.store.budget_bytes)
+    key, skeletons = engine.skeleton_key(model), resolver.skeletons
+    build = partial(
+        engine.build_skeleton, model, key=key, device=resolver.memory.device, threads=build_threads
+    )
+    skeletons.put_back(skeletons.take(key, build))
+
+
+def _check_start(open_storage: Callable[[], ModelStorage], file: RemoteFile) -> None:
+    """Raises ModelInvalid for what a library cannot read, whatever follows."""
+    if not file.path.endswith(LIBRARY_SUFFIXES):
+        return
+    if not file.size_bytes:
+        raise ModelInvalid(f"{file.path} is empty: is its upload complete?")
+    if file.path.endswith(SKOPS_SUFFIX) and open_storage().read_start(file, 2) != _ZIP:
+        raise ModelInvalid(
+            f"{file.path} is no file of skops, whose files are zip archives; a pickle under that"
+            " name? Save the model with skops.io.dump(model, 'model.skops')"
+        )
+
+
+def _tensors(storage: ModelStorage, file: RemoteFile) -> tuple[StoredTensor, ...]:
+    """What the file's header states; raises ModelInvalid if the file is not as long as it says."""
+    start = storage.read_start(file, _START_BYTES) if file.size_bytes else b""
+    end = HEADER_LENGTH_BYTES + int.from_bytes(start[:HEADER_LENGTH_BYTES], "little")
+    if len(start) < end <= min(MAX_HEADER_BYTES, file.size_bytes):
+        start = storage.read_start(file, end)
+    descriptor = os.memfd_create("header")
+    try:
+        os.write(descriptor, start)
+        os.ftruncate(descriptor, file.size_bytes)  # takes no memory for what is not written
+        return read_tensors(descriptor, file.path)
+    finally:
+        os.close(descriptor)

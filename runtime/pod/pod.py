@@ -41,13 +41,12 @@ from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.engines.model_server.server_process import ServerProcess
 from runtime.generation.limits import GPU_CACHE_SHARE, GenerationLimits
-from runtime.loading.load_coordinator import LoadCoordinator
+from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import Demotions, tier_state, used_bytes, watch_disk
 from runtime.loading.processors import Bases, Processors
-from runtime.loading.watchdog import MAX_STUCK_THREADS, Watchdog
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
 from runtime.openai.routes import OpenAIRoutes

@@ -12,7 +12,7 @@ from registry.domain.model import ModelPolicy
 from runtime.device.queue import DeviceModel, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceHung, ModelBroken
-from runtime.loading.watchdog import Watchdog
+from runtime.loading.load_coordinator import Watchdog
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, predict
 from tests.runtime.local_pod import local_pod
