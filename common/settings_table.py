@@ -51,6 +51,7 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
             raise ValueError(f"must be a whole number {allowed}, was {text!r}")
         return value
 
+    parse.bounds = (low, high)  # type: ignore[attr-defined]  # for those who show them
     return parse
 
 
@@ -124,3 +125,12 @@ def settings_from_fields(kind: type[Settings], values: Mapping[str, object]) -> 
     if problems:
         raise ValueError("; ".join(sorted(problems)))
     return kind(**parsed)
+
+
+def as_flags(values: Mapping[str, object]) -> list[str]:
+    """The command line for settings by field name; empty ones and None are left out."""
+    words: list[str] = []
+    for name, value in values.items():
+        if value not in (None, ""):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return words

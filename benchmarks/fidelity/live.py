@@ -17,7 +17,7 @@ from typing import Final
 
 from pilotlight.demo.liu_runs import TimedResponse
 from pilotlight.demo.session import LiveSession, live_session
-from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 
@@ -201,13 +201,13 @@ async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
         objects=folder / "objects",
         pods=PODS,
         port=0,
-        pod=LocalPodSettings(
-            slots=SLOTS,
-            memory_bytes=MEMORY_BYTES,
-            link_rate=int(LINK_BYTES_PER_S),
-            allow_simulated_work=True,
-            retire_grace=0.1,
-        ),
+        pod={
+            "slots": SLOTS,
+            "memory_bytes": MEMORY_BYTES,
+            "link_rate": int(LINK_BYTES_PER_S),
+            "allow_simulated_work": True,
+            "retire_grace": 0.1,
+        },
     )
     async with live_session(settings) as session:
         yield LivePlatform(session)

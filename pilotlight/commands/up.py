@@ -2,86 +2,37 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from inspect import Signature, signature
+from typing import Any, Final
 
 import typer
 
 from autoscaler.planning.desired_pods import pool_problems
 from autoscaler.planning.pool_view import Limits
-from common.settings_table import settings_from_fields
-from gateway.settings import GatewaySettings
-from pilotlight.commands import flags, up_flags
+from pilotlight.commands import flags
 from pilotlight.commands.apply import check_policies, declare_and_check, models_of, read_declared
-from pilotlight.commands.autoscaler import loading_problems
 from pilotlight.commands.kinds import Declared
 from pilotlight.commands.target import PlatformTarget
+from pilotlight.commands.up_flags import SHARED_FLAGS, UP_FLAGS, settings_of
 from pilotlight.errors import InvalidInput, check_extra
-from pilotlight.output import Output, ProgressReporter, parse_bytes, parse_rate, progress_bar
+from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.accelerators import mps_problems
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.processes import wait_for_ports
-from pilotlight.platform.settings import (
-    LocalAccessSettings,
-    LocalAutoscalerSettings,
-    LocalPodSettings,
-    PlatformSettings,
-)
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file, start_detached, stop_platform, supervise
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain import loading_choice
-from registry.domain.loading_choice import PLACEMENT
 from registry.domain.model import PlacementName
-from registry.inference_service.tenant_rules import parse_rules
 from registry.redis.server_address import check_url
 from runtime.engines.model_server.server_process import server_problems
 
 app = typer.Typer()
 
 
-@app.command()
-def up(
-    *,
-    host: up_flags.Host = "127.0.0.1",
-    port: up_flags.Port = 8080,
-    grpc_port: up_flags.GrpcPort = 0,
-    ingress_domain: up_flags.IngressDomain = "",
-    redis_url: up_flags.RedisUrl = None,
-    detach: up_flags.Detach = False,
-    ephemeral: up_flags.Ephemeral = False,
-    pods: up_flags.Pods = 8,
-    slots: up_flags.Slots = 0,
-    threads: up_flags.Threads = 1,
-    pod_memory: up_flags.PodMemory = "4Gi",
-    pod_disk: up_flags.PodDisk = None,
-    pod_link_rate: up_flags.PodLinkRate = "unlimited",
-    allow_pickle: up_flags.AllowPickle = False,
-    engine_command: up_flags.EngineCommand = "",
-    engine_url: up_flags.EngineUrl = "",
-    engine_repository: up_flags.EngineRepository = "",
-    engine_metrics: up_flags.EngineMetrics = "",
-    s3: up_flags.S3 = True,
-    objects: up_flags.Objects = None,
-    autoscaler: up_flags.Autoscaler = True,
-    loading: up_flags.Loading = "predictive",
-    min_pods: up_flags.MinPods = None,
-    pod_idle: up_flags.PodIdle = 120.0,
-    pod_stable: up_flags.PodStable = 60.0,
-    api_keys: up_flags.ApiKeys = None,
-    token_issuers: up_flags.TokenIssuers = None,
-    namespaces: up_flags.Namespaces = "",
-    storage_prefixes: up_flags.StoragePrefixes = "",
-    quotas: up_flags.Quotas = "",
-    placement: up_flags.Placement = "off",
-    mps: up_flags.Mps = False,
-    allow_simulated_work: up_flags.AllowSimulatedWork = False,
-    filename: flags.Files = [],  # noqa: B006 - typer copies it
-    pool: flags.Pool = "default",
-    namespace: flags.Namespace = None,
-    home: flags.Home = None,
-    json_: flags.Json = False,
-) -> None:
+def up(**given: Any) -> None:
     """Start the platform on this machine; Ctrl-C stops all of its processes.
 
     \b
@@ -89,83 +40,74 @@ def up(
     pilotlight up --min-pods 0 --pod-memory 8Gi    # no pods without requests
     """  # noqa: D301  (click looks for the character)
     check_extra("platform", "torch")
-    problems = [*loading_problems(loading), *placement_problems(placement, autoscaler=autoscaler)]
-    try:
-        if redis_url is not None:
-            check_url(redis_url)
-        parse_rules(namespaces=namespaces, prefixes=storage_prefixes, quotas=quotas)
-    except ValueError as error:
-        problems += str(error).splitlines()
-    problems += engine_problems(
-        pods,
-        url=engine_url,
-        command=engine_command,
-        repository=engine_repository,
-        metrics=engine_metrics,
-    )
-    access = LocalAccessSettings(_folder(api_keys), _folder(token_issuers), ingress_domain)
-    problems += access_problems(access)
-    if min_pods is not None:
-        problems += pool_problems(Limits(min_pods, pods))
-    if mps:
-        problems += mps_problems()
-    if problems:
-        raise InvalidInput(problems)
-    state_dir = StateDir.of(home)
-    settings = PlatformSettings(
-        state_dir=state_dir,
-        objects=(objects or state_dir.objects).expanduser().absolute(),
-        pods=pods,
-        pod=LocalPodSettings(
-            slots=slots,
-            threads=threads,
-            memory_bytes=parse_bytes(pod_memory, field="--pod-memory"),
-            disk_bytes=0 if pod_disk is None else parse_bytes(pod_disk, field="--pod-disk"),
-            link_rate=int(parse_rate(pod_link_rate, field="--pod-link-rate") or 0),
-            allow_simulated_work=allow_simulated_work,
-            namespaces=namespaces,
-            storage_prefixes=storage_prefixes,
-            quotas=quotas,
-            allow_pickle=allow_pickle,
-            engine_url=engine_url,
-            engine_command=engine_command,
-            engine_repository=engine_repository,
-            engine_metrics=engine_metrics,
-        ),
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        access=access,
-        redis_url=redis_url,
-        keeps_declared=not ephemeral,
-        s3=s3,
-        pool=pool,
-        mps=mps,
-        autoscaler=LocalAutoscalerSettings(
-            loading, min_pods, pod_idle, pod_stable, placement=placement
-        )
-        if autoscaler
-        else None,
-    )
-    output = Output(json_)
-    specs = read_declared(filename, namespace) if filename else []
+    settings, output = read_settings(given), Output(given["json_"])
+    state_dir, pool = settings.state_dir, settings.pool
+    specs = read_declared(given["filename"], given["namespace"]) if given["filename"] else []
     check_policies(specs)
-    if autoscaler and (problems := choice_problems(specs, pool, loading, placement)):
-        raise InvalidInput(problems)
+    if settings.autoscaler is not None:
+        loading, placement = settings.autoscaler["loading"], settings.autoscaler["placement"]
+        if problems := choice_problems(specs, pool, loading, placement):
+            raise InvalidInput(problems)
     if state_dir.is_locked():
         raise state_dir.already_running_error()
     state_dir.check_room()
-    asyncio.run(wait_for_ports(host, port, grpc_port))  # before the samples are made
-    if s3 and settings.objects == state_dir.objects:  # the user's own folder is left unchanged
+    # before the samples are made
+    asyncio.run(wait_for_ports(settings.host, settings.port, settings.grpc_port))
+    if settings.s3 and settings.objects == state_dir.objects:  # the user's own is left unchanged
         prepare_samples(settings.objects, output)
-    if detach:
+    if given["detach"]:
         run_detached(settings, output, specs)
     else:
         run_in_foreground(settings, output, specs)
 
 
-def _folder(path: Path | None) -> str:
-    return "" if path is None else str(path.expanduser().absolute())
+up.__signature__ = Signature(  # type: ignore[attr-defined]
+    [*(each.parameter for each in UP_FLAGS), *SHARED_FLAGS]
+)
+up.__annotations__ = {each.name: each.annotation for each in signature(up).parameters.values()}
+app.command()(up)
+
+
+def read_settings(given: Mapping[str, Any]) -> PlatformSettings:
+    """Of the flags by name; raises InvalidInput with all mistakes."""
+    problems: list[str] = []
+    pods, min_pods, redis_url = given["pods"], given["min_pods"], given["redis_url"]
+    pod = settings_of("pod", given, problems)
+    autoscaler = settings_of("autoscaler", given, problems)
+    gateway = settings_of("gateway", given, problems)
+    if given["placement"] != PlacementName.OFF and not given["autoscaler"]:
+        problems.append(
+            f"--placement {given['placement']} needs the autoscaler: leave out --no-autoscaler"
+        )
+    if redis_url is not None:
+        try:
+            check_url(redis_url)
+        except ValueError as error:
+            problems.append(str(error))
+    problems += engine_problems(pods, {name: pod.get(f"engine_{name}", "") for name in _ENGINE})
+    if min_pods is not None:
+        problems += pool_problems(Limits(min_pods, pods))
+    if given["mps"]:
+        problems += mps_problems()
+    if problems:
+        raise InvalidInput(problems)
+    state_dir = StateDir.of(given["home"])
+    return PlatformSettings(
+        state_dir=state_dir,
+        objects=(given["objects"] or state_dir.objects).expanduser().absolute(),
+        pods=pods,
+        pod=pod,
+        host=gateway.pop("host"),
+        port=gateway.pop("port"),
+        grpc_port=gateway.pop("grpc_port"),
+        gateway=gateway,
+        redis_url=redis_url,
+        keeps_declared=not given["ephemeral"],
+        s3=given["s3"],
+        pool=given["pool"],
+        mps=given["mps"],
+        autoscaler=autoscaler if given["autoscaler"] else None,
+    )
 
 
 @app.command()
@@ -180,38 +122,18 @@ def down(*, home: flags.Home = None, json_: flags.Json = False) -> None:
         output.result({**document, "pid": pid}, [f"stopped (pid {pid})"])
 
 
-def engine_problems(
-    pods: int, *, url: str, command: str, repository: str, metrics: str
-) -> list[str]:
-    problems = server_problems(url=url, command=command, repository=repository, metrics=metrics)
-    if pods > 1 and (url or repository):
+_ENGINE: Final = ("url", "command", "repository", "metrics")
+
+
+def engine_problems(pods: int, engine: Mapping[str, str]) -> list[str]:
+    """`engine`: of `server_problems`."""
+    problems = server_problems(**engine)
+    if pods > 1 and (engine["url"] or engine["repository"]):
         problems.append(
             f"--engine-url and --engine-repository serve one pod, --pods was {pods}: each pod needs"
             " a server of its own, which --engine-command starts"
         )
     return problems
-
-
-def access_problems(access: LocalAccessSettings) -> list[str]:
-    """What the gateway would refuse to start with."""
-    fields = {
-        "api_keys": access.api_keys,
-        "token_issuers": access.token_issuers,
-        "ingress_domain": access.ingress_domain,
-    }
-    try:
-        settings_from_fields(GatewaySettings, fields)
-    except ValueError as error:
-        return str(error).split("; ")
-    return []
-
-
-def placement_problems(placement: str, *, autoscaler: bool) -> list[str]:
-    if placement not in PLACEMENT:
-        return [f"--placement must be one of {PLACEMENT}, was {placement!r}"]
-    if placement != PlacementName.OFF and not autoscaler:
-        return [f"--placement {placement} needs the autoscaler: leave out --no-autoscaler"]
-    return []
 
 
 def choice_problems(

@@ -4,7 +4,6 @@ import asyncio
 import os
 import shutil
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from pilotlight.demo.liu_runs import (
@@ -38,7 +37,7 @@ from pilotlight.demo.session import LiveSession, invoke_samples, live_session
 from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import PilotlightError
 from pilotlight.output import Output, ProgressReporter, format_bytes, progress_bar
-from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import StateDir
@@ -61,12 +60,12 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
         state_dir=StateDir(state_dir.root / "demo"),
         objects=state_dir.objects,
         port=0,
-        pod=LocalPodSettings(
-            slots=1,
-            link_rate=int(scale.simple_link_bytes_per_s),
-            allow_simulated_work=True,
-            retire_grace=0.1,
-        ),
+        pod={
+            "slots": 1,
+            "link_rate": int(scale.simple_link_bytes_per_s),
+            "allow_simulated_work": True,
+            "retire_grace": 0.1,
+        },
     )
     if settings.state_dir.is_locked():
         raise settings.state_dir.already_running_error()
@@ -105,7 +104,7 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
         simple = await _simple_runs(session, scale)
         print_simple(output, simple, scale)
         await session.platform.restart_pods(
-            replace(settings.pod, link_rate=int(scale.win_link_bytes_per_s))
+            {**settings.pod, "link_rate": int(scale.win_link_bytes_per_s)}
         )
         wins = await _win_runs(session, scale)
         print_wins(output, wins, scale)

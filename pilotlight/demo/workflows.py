@@ -19,7 +19,7 @@ from typing import Any, Final
 from pilotlight.demo.session import LiveSession, gather_requests, live_session
 from pilotlight.errors import PilotlightError, RequestFailed
 from pilotlight.output import Output, ProgressReporter
-from pilotlight.platform.settings import LocalPodSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models.samples import WORKFLOW_SAMPLES, prepare_domain_head, prepare_samples
 from pilotlight.state_dir import StateDir
@@ -55,7 +55,7 @@ def run_workflow_demo(state_dir: StateDir, output: Output) -> None:
         objects=state_dir.objects,
         port=0,
         pods=2,
-        pod=LocalPodSettings(memory_bytes=_MEMORY_BYTES, retire_grace=0.1),
+        pod={"memory_bytes": _MEMORY_BYTES, "retire_grace": 0.1},
     )
     if settings.state_dir.is_locked():
         raise settings.state_dir.already_running_error()

@@ -10,7 +10,7 @@ Requests do not pass through here: gateway and pods communicate through the regi
 import asyncio
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -45,7 +45,7 @@ from pilotlight.platform.processes import (
     returns_ok,
     wait_for_ports,
 )
-from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
 from registry.domain.records import PlacedPod
@@ -214,11 +214,11 @@ class Platform:
             self._report(f"{models} models of the last run declared again")
         self._tasks.append(self._group.create_task(self._declarations.save_periodically()))
 
-    def _start_autoscaler(self, autoscaler: LocalAutoscalerSettings, env: dict[str, str]) -> None:
+    def _start_autoscaler(self, autoscaler: Mapping[str, Any], env: dict[str, str]) -> None:
         """Start without waiting for readiness: no request depends on the autoscaler."""
         metrics_port = free_port()
         self.autoscaler_metrics = f"http://{_LOOPBACK}:{metrics_port}/metrics"
-        if autoscaler.min_pods is not None and self._pods is not None:
+        if autoscaler.get("min_pods") is not None and self._pods is not None:
             scaling = follow_wanted_pods(
                 self._pods,
                 self.cluster.watch,
@@ -227,7 +227,7 @@ class Platform:
                 drain_s=self.settings.stop_grace_s,
             )
             self._tasks.append(self._group.create_task(scaling))
-        if autoscaler.placement != "off" and self._pods is not None:
+        if autoscaler.get("placement", "off") != "off" and self._pods is not None:
             placing = follow_placement(
                 self._pods,
                 self.cluster.watch,
@@ -269,7 +269,7 @@ class Platform:
         pod = self.cluster.state.pods.get(name)
         return pod is not None and pod.phase is PodPhase.READY
 
-    async def restart_pods(self, pod: LocalPodSettings) -> None:
+    async def restart_pods(self, pod: Mapping[str, Any]) -> None:
         """Replace all pods by pods with other settings, without any model in memory or on disk."""
         if self._pods is None:
             raise StartFailed("the platform is not started")

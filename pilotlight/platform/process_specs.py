@@ -3,14 +3,15 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from common.child_process import Command, python_environment, python_module
+from common.settings_table import as_flags
 from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
 from pilotlight.platform.processes import object_store_command, redis_command
-from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
+from pilotlight.platform.settings import POD_MEMORY_BYTES, PlatformSettings
+from registry.domain.model import PlacementName
 from registry.domain.pod import placed_slots
 from registry.domain.records import PlacedPod
 
@@ -20,6 +21,12 @@ def _spec(
 ) -> Command:
     log_file = settings.state_dir.logs / f"{name.replace(' ', '-')}.log"
     return Command(name, command, python_environment(env), log_file)
+
+
+def _command(settings: PlatformSettings, module: str, **values: object) -> list[str]:
+    """Of a process with these settings, and those that all processes share."""
+    shared = {"pool": settings.pool, "pod_secret_file": settings.state_dir.pod_secret}
+    return [*python_module(module), *as_flags({**shared, **values})]
 
 
 def redis_spec(settings: PlatformSettings, path: Path) -> Command:
@@ -45,29 +52,16 @@ def gateway_spec(
     port: int,
     workflows_url: str,
 ) -> Command:
-    command = [
-        *python_module("gateway"),
-        "--pool",
-        settings.pool,
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--pod-secret-file",
-        str(settings.state_dir.pod_secret),
-        "--workflows-url",
-        workflows_url,
-        "--grpc-port",
-        str(settings.grpc_port),
-        "--shutdown-delay",
-        str(settings.stop_grace_s),
-    ]
-    for flag, value in (
-        ("--api-keys", settings.access.api_keys),
-        ("--token-issuers", settings.access.token_issuers),
-        ("--ingress-domain", settings.access.ingress_domain),
-    ):
-        command += [flag, value] if value else []
+    command = _command(
+        settings,
+        "gateway",
+        host=host,
+        port=port,
+        workflows_url=workflows_url,
+        grpc_port=settings.grpc_port,
+        shutdown_delay=settings.stop_grace_s,
+        **settings.gateway,
+    )
     return _spec(settings, "gateway", command, _with_redis(env, redis_url))
 
 
@@ -80,56 +74,26 @@ def scheduler_spec(
     gateway_url: str,
 ) -> Command:
     """The scheduler of workflows."""
-    command = [
-        *python_module("workflows"),
-        "--pool",
-        settings.pool,
-        "--port",
-        str(port),
-        "--gateway-url",
-        gateway_url,
-        "--scheduling",
-        settings.scheduling,
-        "--pod-secret-file",
-        str(settings.state_dir.pod_secret),
-    ]
+    command = _command(
+        settings, "workflows", port=port, gateway_url=gateway_url, scheduling=settings.scheduling
+    )
     return _spec(settings, "scheduler", command, _with_redis(env, redis_url))
 
 
 def autoscaler_spec(
     settings: PlatformSettings,
-    autoscaler: LocalAutoscalerSettings,
+    autoscaler: Mapping[str, Any],
     env: Mapping[str, str],
     *,
     redis_url: str,
     metrics_port: int,
 ) -> Command:
-    command = [
-        *python_module("autoscaler"),
-        "--pool",
-        settings.pool,
-        "--loading",
-        autoscaler.loading,
-        "--pod-idle",
-        str(autoscaler.pod_idle_s),
-        "--pod-stable",
-        str(autoscaler.pod_stable_s),
-        "--pace",
-        str(autoscaler.pace),
-        "--metrics-port",
-        str(metrics_port),
-        "--pod-secret-file",
-        str(settings.state_dir.pod_secret),
-    ]
-    if autoscaler.placement != "off":
-        command += ["--placement", autoscaler.placement]
-        command += ["--cpu-accelerators", ",".join(core_groups(settings.pod.threads))]
-    if autoscaler.loading_value is not None:
-        command += ["--loading-value", str(autoscaler.loading_value)]
-    if settings.pod.quotas:
-        command += ["--quotas", settings.pod.quotas]
-    if autoscaler.min_pods is not None:
-        command += ["--min-pods", str(autoscaler.min_pods), "--max-pods", str(settings.pods)]
+    given = {"metrics_port": metrics_port, "quotas": settings.pod.get("quotas"), **autoscaler}
+    if given.get("placement", PlacementName.OFF) != PlacementName.OFF:
+        given["cpu_accelerators"] = ",".join(core_groups(settings.threads))
+    if given.get("min_pods") is not None:
+        given["max_pods"] = settings.pods
+    command = _command(settings, "autoscaler", **given)
     return _spec(settings, "autoscaler", command, _with_redis(env, redis_url))
 
 
@@ -145,7 +109,7 @@ def child_environment(settings: PlatformSettings, s3_endpoint: str | None) -> di
     """
     env = {
         **os.environ,
-        "OMP_NUM_THREADS": str(settings.pod.threads),
+        "OMP_NUM_THREADS": str(settings.threads),
         "TOKENIZERS_PARALLELISM": "false",
         "NO_PROXY": f"{os.environ.get('NO_PROXY', '')},127.0.0.1,localhost".lstrip(","),
     }
@@ -184,7 +148,8 @@ def pod_settings(
         "host_dir": str(state_dir.memory / node),
         "lease_ttl": settings.lease_ttl_s,
         "drain_timeout": settings.stop_grace_s,
-        **asdict(settings.pod),
+        "memory_bytes": POD_MEMORY_BYTES,
+        **settings.pod,
         "log_file": str(state_dir.logs / f"{name}.log"),
     }
 
@@ -205,9 +170,9 @@ def placed_pod_settings(
         "host_dir": str(settings.state_dir.memory / node),
         "placed_model": replica.model,
         "place": pod.name,
-        "slots": placed_slots(base["slots"], replica.batch_size),
+        "slots": placed_slots(base.get("slots", 0), replica.batch_size),
     }
-    cores = core_groups(settings.pod.threads).get(replica.accelerator)
+    cores = core_groups(settings.threads).get(replica.accelerator)
     if cores is None:
         return {**found, "gpu": replica.accelerator, "share": replica.share_pct or 0.0}
     used = cores_of_share(cores, replica.share_pct, taken)

@@ -25,7 +25,7 @@ from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
 from pilotlight.errors import StartFailed
 from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.processes import free_port, redis_binary
-from pilotlight.platform.settings import LocalAutoscalerSettings, LocalPodSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models.samples import (
     LARGER_SAMPLES,
@@ -84,7 +84,7 @@ class LocalLivePlatform:
         settings = replace(
             self._settings_with_samples(FULL.simple_link_bytes_per_s),
             pods=pods,
-            autoscaler=LocalAutoscalerSettings(min_pods=1),
+            autoscaler={"min_pods": 1},
         )
         return self._run(settings, lambda session: run_concurrent(session, requests))
 
@@ -177,11 +177,9 @@ class LocalLivePlatform:
             objects=self._objects,
             pods=pods,
             port=0,
-            pod=LocalPodSettings(slots=slots, allow_simulated_work=True),
+            pod={"slots": slots, "allow_simulated_work": True},
             s3=False,
-            autoscaler=LocalAutoscalerSettings(
-                min_pods=min_pods, pod_idle_s=_POD_IDLE_S, pod_stable_s=_POD_STABLE_S
-            ),
+            autoscaler={"min_pods": min_pods, "pod_idle": _POD_IDLE_S, "pod_stable": _POD_STABLE_S},
         )
 
     @contextmanager
@@ -221,12 +219,12 @@ class LocalLivePlatform:
             state_dir=self._state_dir,
             objects=self._objects,
             port=0,
-            pod=LocalPodSettings(
-                slots=1,
-                link_rate=int(link_bytes_per_s or 0),
-                allow_simulated_work=True,
-                retire_grace=0.1,
-            ),
+            pod={
+                "slots": 1,
+                "link_rate": int(link_bytes_per_s or 0),
+                "allow_simulated_work": True,
+                "retire_grace": 0.1,
+            },
         )
 
 

@@ -10,7 +10,7 @@ from load.generator.settings import RunSettings
 from load.report.run import Run
 from load.report.run_file import read_run
 from pilotlight.demo.session import LiveSession
-from pilotlight.platform.settings import LocalAutoscalerSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.sample_models.samples import BUCKET
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.autoscaler_log import AutoscalerLog
@@ -26,15 +26,17 @@ def prewarming_settings(
 ) -> PlatformSettings:
     """One pod with memory for every model, and an autoscaler with the trace's time scale."""
     model_bytes = _model_bytes(settings)
-    pod = replace(
-        settings.pod,
-        slots=_SLOTS,
-        memory_bytes=2 * model_bytes * (len(trace_slice.models()) + 1),
-        allow_simulated_work=False,
-    )
-    autoscaler = LocalAutoscalerSettings(
-        loading=policy, loading_value=live_value(policy, value, model_bytes), pace=PACE
-    )
+    pod = {
+        **settings.pod,
+        "slots": _SLOTS,
+        "memory_bytes": 2 * model_bytes * (len(trace_slice.models()) + 1),
+        "allow_simulated_work": False,
+    }
+    autoscaler = {
+        "loading": policy,
+        "loading_value": live_value(policy, value, model_bytes),
+        "pace": PACE,
+    }
     return replace(settings, pods=1, pod=pod, autoscaler=autoscaler)
 
 

@@ -38,7 +38,7 @@ def regret_settings(settings: PlatformSettings, cell: LiveCell) -> PlatformSetti
     return replace(
         settings,
         pods=cell.pods,
-        pod=replace(settings.pod, slots=cell.slots, memory_bytes=memory_bytes),
+        pod={**settings.pod, "slots": cell.slots, "memory_bytes": memory_bytes},
     )
 
 

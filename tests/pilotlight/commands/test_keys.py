@@ -12,9 +12,9 @@ from typer.main import get_command
 
 from gateway.authentication.tenant_files import TenantKeys
 from pilotlight.cli import create_app
-from pilotlight.commands.up import access_problems
+from pilotlight.commands.up_flags import UP_FLAGS, settings_of
 from pilotlight.platform.process_specs import gateway_spec
-from pilotlight.platform.settings import LocalAccessSettings, PlatformSettings
+from pilotlight.platform.settings import PlatformSettings
 from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.gateway.conftest import client
@@ -147,8 +147,8 @@ def test_other_names_are_refused(cli: Cli, namespace: str) -> None:
 
 
 def test_the_gateway_of_a_platform_gets_the_folders(tmp_path: Path) -> None:
-    access = LocalAccessSettings(api_keys="/keys", ingress_domain="example.com")
-    settings = PlatformSettings(StateDir(tmp_path), tmp_path, access=access)
+    access = {"api_keys": "/keys", "ingress_domain": "example.com", "token_issuers": ""}
+    settings = PlatformSettings(StateDir(tmp_path), tmp_path, gateway=access)
     command = gateway_spec(
         settings, {}, redis_url="redis://r", host="127.0.0.1", port=0, workflows_url="http://w"
     ).words
@@ -161,7 +161,11 @@ def test_folders_that_the_gateway_cannot_read_are_refused(cli: Cli, tmp_path: Pa
     (tmp_path / "short").mkdir()
     (tmp_path / "short" / "team").write_text("short")
     missing, short = str(tmp_path / "missing"), str(tmp_path / "short")
-    problems = access_problems(LocalAccessSettings(missing, short, "exa mple"))
+    given = {flag.name: flag.default for flag in UP_FLAGS}
+    given |= {"api_keys": Path(missing), "token_issuers": Path(short), "ingress_domain": "exa mple"}
+    problems: list[str] = []
+    settings_of("gateway", given, problems)
+    problems.sort()
     assert len(problems) == 3
     assert "--api-keys must be a readable folder" in problems[0]
     assert "--ingress-domain must be a domain" in problems[1]
