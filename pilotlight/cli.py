@@ -25,14 +25,8 @@ from registry.plugins import PolicyNames
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
     "See what happens": ("top", "console", "describe", "logs", "autoscaler", "doctor", "demo"),
-    "Prepare models and applications": (
-        "profile",
-        "make_model",
-        "convert",
-        "sneakpeek",
-        "workflow",
-    ),
-    "Load, simulate, plan": ("load", "report", "simulate", "experiment", "place"),
+    "Prepare models and applications": ("profile", "model_files", "sneakpeek", "workflow"),
+    "Load, simulate, plan": ("load", "simulate", "experiment", "place"),
     "Kubernetes": ("kubernetes",),
 }
 """Modules of commands by the title that `--help` lists them under."""
@@ -42,7 +36,8 @@ _VERBS: Final = {
     "canary": ("promote", "rollback"),
     "import_objects": ("import",),
     "predict": ("predict", "explain"),
-    "make_model": ("make-model",),
+    "model_files": ("make-model", "convert"),
+    "load": ("load", "report"),
     "kubernetes": ("controller", "scale"),
 }
 """The verbs of modules whose name is not their only verb."""

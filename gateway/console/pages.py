@@ -5,36 +5,149 @@ The application has put the viewer into the scope: a namespace, or None for oper
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Final
 from urllib.parse import quote
 
+import yaml
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from gateway.console.live_updates import LiveUpdates
 from gateway.console.overview import MAX_ROWS, Overview, RowWindow, present_level
-from gateway.console.page_documents import (
-    RequestFilter,
-    is_visible,
-    model_values,
-    operation_groups,
-    request_rows,
-)
 from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
 from gateway.console.traffic import LastMinute, Traffic, replayed, trace_of
+from gateway.management.state_documents import model_document, places, traffic_text
 from gateway.request_run import Shutdown
+from gateway.routing.select_version import can_be_served
 from gateway.telemetry.explanations import Explanations, find_explanation
+from gateway.telemetry.histograms import STAGES
 from gateway.telemetry.metrics import GatewayMetrics
-from gateway.telemetry.recent_requests import RecentRequests
-from registry.domain.model import ModelName, ModelRecord
+from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
+from registry.domain.canaries import Canaries
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.records import AutoscalerRecords
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
+
+# What the console's pages show: one model, the recent requests and one of them, the interface.
+
+
+_TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+MAX_SHOWN: Final = 200
+
+
+def model_values(
+    state: ClusterState, metrics: GatewayMetrics, record: ModelRecord
+) -> dict[str, Any]:
+    """What the page of a model shows of its state, measurements and declaration."""
+    spec, name = record.serving, str(record.spec.name)
+    starts, series = metrics.outcomes.starts(name), metrics.models.series.get(name)
+    measured, count = state.measured(spec.key), 0 if series is None else sum(series.counts)
+    canaries, holders = Canaries(state), state.holders(spec.key)
+    document = model_document(state, record, canaries)
+    return {
+        "name": name,
+        "record": record,
+        "ready": can_be_served(record, state),
+        "needs": document["needs"],
+        "traffic": traffic_text(document["traffic"])
+        if canaries.traffic(record.spec).is_split
+        else "",
+        "policy": asdict(spec.policy),
+        "places": [
+            (pod, where, holders[pod].size_bytes) for pod, where in sorted(places(holders).items())
+        ],
+        "loads": [(tier, measured.load_from(tier, None)) for tier in _TIERS],
+        "starts": [(each, starts[each]) for each in ("warm", *_TIERS) if each in starts],
+        "stages_ms": []
+        if series is None or not count
+        else [(name, ms / count) for name, ms in zip(STAGES, series.stages_ms, strict=True)],
+        "profiles": state.profiles_of(spec.key),
+        "yaml": _yaml(record.spec),
+    }
+
+
+def _yaml(spec: ModelSpec) -> str:
+    """As `kubectl get -o yaml` would show the declaration, without status."""
+    metadata: dict[str, Any] = {"name": spec.name.name, "namespace": spec.name.namespace}
+    if spec.annotations:
+        metadata["annotations"] = dict(spec.annotations)
+    if spec.labels:
+        metadata["labels"] = dict(spec.labels)
+    model = {"modelFormat": {"name": spec.format}, "storageUri": spec.storage_uri}
+    return yaml.safe_dump(
+        {
+            "apiVersion": "serving.kserve.io/v1beta1",
+            "kind": "InferenceService",
+            "metadata": metadata,
+            "spec": {"predictor": {"model": model}},
+        },
+        sort_keys=False,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFilter:
+    """Empty fields do not filter."""
+
+    model: str = ""
+    """Part of `namespace/name`."""
+    only_model: str = ""
+    """The whole of it."""
+    start: str = ""
+    reason: str = ""
+    slower_than_ms: float = 0.0
+    failed: bool = False
+    tenant: str = ""
+    """The whole namespace."""
+    missed: bool = False
+    """After the model's deadline."""
+
+    def matches(self, request: RecentRequest, last_minute: LastMinute) -> bool:
+        return (
+            self.model in request.model
+            and self.only_model in ("", request.model)
+            and self.start in ("", request.start)
+            and self.reason in ("", request.reason)
+            and request.took_s * 1000 >= self.slower_than_ms
+            and (not self.failed or request.status >= 400)
+            and self.tenant in ("", request.model.partition("/")[0])
+            and (not self.missed or last_minute.is_missed(request))
+        )
+
+
+def is_visible(request: RecentRequest, viewer: str | None) -> bool:
+    return viewer is None or request.model.startswith(f"{viewer}/")
+
+
+def request_rows(
+    recent: RecentRequests, last_minute: LastMinute, viewer: str | None, wanted: RequestFilter
+) -> list[RecentRequest]:
+    """The newest ones that the viewer may see."""
+    found = (
+        each
+        for each in recent.newest_first()
+        if is_visible(each, viewer) and wanted.matches(each, last_minute)
+    )
+    return list(islice(found, MAX_SHOWN))
+
+
+def operation_groups(document: Mapping[str, Any]) -> dict[str, list[tuple[str, str, Any]]]:
+    """Method, path and operation of the OpenAPI document by tag, each in its order."""
+    groups: dict[str, list[tuple[str, str, Any]]] = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            tag = (operation.get("tags") or ["other"])[0]
+            groups.setdefault(tag, []).append((method.upper(), path, operation))
+    return groups
+
 
 _NO_EXPLANATION: Final[Mapping[str, Any]] = {
     "summary": "",

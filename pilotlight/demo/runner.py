@@ -33,8 +33,14 @@ from pilotlight.demo.report import (
     take_pictures,
     write_report_page,
 )
-from pilotlight.demo.session import LiveSession, invoke_samples, live_session
-from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
+from pilotlight.demo.session import (
+    LiveSession,
+    invoke_samples,
+    live_session,
+    measure_machine_times,
+    run_simple,
+    run_win,
+)
 from pilotlight.errors import PilotlightError
 from pilotlight.output import Output, ProgressReporter, format_bytes, progress_bar
 from pilotlight.platform.settings import PlatformSettings

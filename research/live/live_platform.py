@@ -20,8 +20,13 @@ from typing import Any, TypeVar
 from common.child_process import python_environment
 from load.report.run import Run
 from pilotlight.demo.liu_runs import FULL, POLICIES, WIN_SCENARIOS, DemoScale, SimpleRun, WinRun
-from pilotlight.demo.session import LiveSession, live_session
-from pilotlight.demo.workloads import measure_machine_times, run_simple, run_win
+from pilotlight.demo.session import (
+    LiveSession,
+    live_session,
+    measure_machine_times,
+    run_simple,
+    run_win,
+)
 from pilotlight.errors import StartFailed
 from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.processes import free_port, redis_binary

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from gateway.console.page_documents import RequestFilter, request_rows
+from gateway.console.pages import RequestFilter, request_rows
 from gateway.console.traffic import LastMinute, replayed, trace_of
 from gateway.telemetry.recent_requests import RecentRequest, RecentRequests, StageTimings
 from registry.domain.cluster import ClusterState

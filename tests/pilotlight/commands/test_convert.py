@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pandas import DataFrame
 
-from pilotlight.commands.convert import Format, convert
+from pilotlight.commands.model_files import Format, convert
 from pilotlight.errors import InvalidInput, PilotlightError
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris

@@ -1,6 +1,7 @@
-"""`convert`: a pickled scikit-learn model as a skops or ONNX file, made in a confined process."""
+"""`make-model`: write a model folder with random weights."""
 
 import json
+import os
 import shutil
 import subprocess
 from enum import StrEnum
@@ -10,18 +11,62 @@ from typing import Annotated, Any
 
 import typer
 
-from common.child_process import python_module
+from common.child_process import python_environment, python_module
 from pilotlight.commands import flags
-from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.errors import InvalidInput, PilotlightError, check_extra
 from pilotlight.output import Output
+from pilotlight.sample_models.architectures import ARCHITECTURES
+from pilotlight.sample_models.samples import make_model_command, prepare_applications
+
+APPLICATIONS = "demo-applications"
+"""Trained variants and labelled examples of three applications, in a folder `applications`."""
+
+app = typer.Typer()
+
+
+@app.command("make-model")
+def make_model(
+    kind: Annotated[
+        str, typer.Argument(help="Architecture, such as t5-small, bert-base, vit-base, tiny-t5.")
+    ],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the model to.")],
+    *,
+    json_: flags.Json = False,
+) -> None:
+    """Write a model of a published architecture with random weights, without any download."""
+    check_extra("platform", "torch")
+    output = Output(json_)
+    if kind == APPLICATIONS:
+        target = prepare_applications(folder, output)
+        output.result({"kind": kind, "folder": str(target)}, [f"made {kind} in {target}"])
+        return
+    if kind not in ARCHITECTURES:
+        known = ", ".join([APPLICATIONS, *sorted(ARCHITECTURES)])
+        raise InvalidInput([f"KIND must be one of {known}, was {kind!r}"])
+    output.note(f"making {kind} in {folder}: a large model takes about a minute")
+    made = subprocess.run(
+        make_model_command(kind, folder),
+        env=python_environment(os.environ),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise PilotlightError(f"cannot make {kind} in {folder}; the reason is above")
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    output.result(
+        {"kind": kind, "folder": str(folder), "bytes": size}, made.stdout.strip().splitlines()
+    )
+
+
+# `convert`: a pickled scikit-learn model as a skops or ONNX file, made in a confined process.
+
 
 TIMEOUT_S = 600.0
 REPORTED = frozenset(
     {"estimator", "bytes", "rows", "random", "compared", "tolerance", "differences"}
 )
 SUFFIXES = (".joblib", ".pkl", ".pickle")
-
-app = typer.Typer()
 
 
 class Format(StrEnum):
