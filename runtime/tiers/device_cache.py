@@ -146,7 +146,6 @@ class DeviceCache(Generic[R]):
             self._idle.end(entry.memory_bytes)
         entry.users += users
         entry.uses += users
-        entry.retire_reason = None  # in use again before its removal
         self._uses += 1
         entry.last_used = self._uses
         entry.clock = self._clock

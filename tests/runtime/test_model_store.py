@@ -57,6 +57,21 @@ def test_retired_model_is_removed_after_its_last_use(served: ServedModel) -> Non
     assert not store.retire(served.spec.key, "withdrawn")
 
 
+def test_retired_model_that_is_used_again_is_removed_after_that(served: ServedModel) -> None:
+    """Such as one that was unloaded while requests came without a pause: it stayed for good."""
+    store = ModelStore(1000, lambda *_: None)
+    store.add(entry_of(served))
+    entry = store.acquire(served.spec.key)
+    assert entry is not None
+    assert store.retire(served.spec.key, "unload")
+    assert store.acquire(served.spec.key) is entry
+    store.end_use(entry)
+    assert not is_stopped(served)
+    store.end_use(entry)
+    assert is_stopped(served)
+    assert not store.holds(served.spec.key)
+
+
 def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel) -> None:
     store = ModelStore(1000, lambda *_: None)
     store.add(entry_of(served))
