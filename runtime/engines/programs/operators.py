@@ -62,43 +62,12 @@ REFUSED = re.compile(
     r"|(empty|new_empty)_\w+|resize\w*|rename\w*|\w*storage\w*|to_(mkldnn|sparse\w*|padded_tensor)"
     r"|sparse\w*|quantize\w*|fbgemm\w*|mkldnn\w*|cudnn\w*|miopen\w*|mps\w*|xnnpack\w*"
 )
-PRIVATE = frozenset(
-    {
-        "__and__",
-        "__or__",
-        "__xor__",
-        "__iand__",
-        "__ior__",
-        "__ixor__",
-        "__lshift__",
-        "__rshift__",
-        "_adaptive_avg_pool2d",
-        "_adaptive_avg_pool3d",
-        "_assert_async",
-        "_assert_scalar",
-        "_assert_tensor_metadata",
-        "_cdist_forward",
-        "_fft_c2c",
-        "_fft_c2r",
-        "_fft_r2c",
-        "_local_scalar_dense",
-        "_log_softmax",
-        "_native_batch_norm_legit",
-        "_native_batch_norm_legit_no_training",
-        "_prelu_kernel",
-        "_safe_softmax",
-        "_shape_as_tensor",
-        "_softmax",
-        "_to_copy",
-        "_unsafe_view",
-        "_weight_norm",
-        "_scaled_dot_product_attention_math",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_upsample_bilinear2d_aa",
-        "_upsample_bicubic2d_aa",
-    }
+PRIVATE = re.compile(
+    r"__i?(and|or|xor)__|__[lr]shift__|_adaptive_avg_pool[23]d|_assert_(async|scalar|tensor_metadata)"
+    r"|_cdist_forward|_fft_(c2c|c2r|r2c)|_local_scalar_dense|_(log_|safe_)?softmax"
+    r"|_native_batch_norm_legit(_no_training)?|_prelu_kernel|_shape_as_tensor|_to_copy|_unsafe_view"
+    r"|_weight_norm|_scaled_dot_product_(attention_math|efficient_attention|flash_attention(_for_cpu)?)"
+    r"|_upsample_bi(linear|cubic)2d_aa"
 )
 """Private operators of torch that exported programs use."""
 MASKS = frozenset({torch.bool, torch.uint8})
@@ -113,7 +82,7 @@ def operator_named(target: str) -> Callable[..., Any]:
     if found is None:
         raise _unsupported(target, "operators are torch.ops.aten.* and arithmetic on sizes")
     name, overload = found[1], found[2]
-    is_private = name.startswith("_") and name not in PRIVATE
+    is_private = name.startswith("_") and not PRIVATE.fullmatch(name)
     if is_private or (name not in ZERO_FILLED and REFUSED.fullmatch(name)):
         raise _unsupported(target, "it accesses more than tensors within their bounds")
     packet = getattr(torch.ops.aten, ZERO_FILLED.get(name, name), None)
