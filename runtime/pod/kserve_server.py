@@ -1,7 +1,19 @@
-"""The HTTP server: KServe's, with the pod's routes first, on the pod's own socket.
+"""The pod's face: KServe's `ModelServer`, and all that is emptied or replaced of it, with reasons.
 
-KServe's server binds 0.0.0.0, handles the process's signals and logs four lines for each request;
-this module overrides all three.
+Kept: its FastAPI application with `/`, `/metrics`, its error handlers and every route that the pod
+has no own one for, its histograms (`runtime/metrics.py`), its gRPC port and time of keep-alive.
+
+- Its command line, which importing it parses, is cut off before (`__main__`, `forkserver`): a pod's
+  flags are those of `RuntimeSettings`.
+- Its configuration of logging, which would replace the pod's, is kept off by a handler.
+- `start`, with its own uvicorn, is not called: that binds 0.0.0.0 where pods share a host, takes the
+  signals that end the pod's parts in order, and starts processes, which would each have a device.
+- Its middleware is left out: it writes two lines for each request, beside uvicorn's two.
+- Its routes of inference, models and the repository come after the pod's: they run a model in the
+  event loop, and know no cold models, slots, deadlines or binary tensors.
+- Inference passes the framework by (`PodApplication`): its five layers cost seven times as much.
+- Its gRPC server is replaced (`grpc_service.py`): it fails every load and reports errors as UNKNOWN.
+- Its answer to an unknown path has the form of its other errors.
 """
 
 from __future__ import annotations
@@ -35,10 +47,8 @@ BACKLOG = 1024
 
 
 class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
-    """KServe's routes without its middleware."""
-
     def _add_middlewares(self, app: FastAPI) -> None:
-        """Add no middleware: KServe's timing middleware writes two log lines for each request."""
+        """Add none."""
 
 
 class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types

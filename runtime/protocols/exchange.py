@@ -11,8 +11,7 @@ import itertools
 import logging
 import math
 import uuid
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -170,20 +169,18 @@ class PodApplication:
         return scope["path"] in OPEN_PATHS and scope["method"] in OPEN_METHODS
 
 
-@contextmanager
-def _open() -> Iterator[None]:
-    """Drops the error of a connection that the client has closed."""
-    try:
-        yield
-    except RuntimeError as error:
-        if "the handler is closed" not in str(error):
-            raise
+def _is_closed(error: RuntimeError) -> bool:
+    """Whether it is that of a connection that the client has closed."""
+    return "the handler is closed" in str(error)
 
 
 def _open_only(send: Send) -> Send:
     async def send_if_open(message: Message) -> None:
-        with _open():
+        try:
             await send(message)
+        except RuntimeError as error:
+            if not _is_closed(error):
+                raise
 
     return send_if_open
 
@@ -314,8 +311,11 @@ class HttpResponse:
         )
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
-        with _open():
+        try:
             cycle.transport.writelines((head, content))
+        except RuntimeError as error:
+            if not _is_closed(error):
+                raise
         cycle.message_event.set()
         if not cycle.keep_alive:
             cycle.transport.close()
