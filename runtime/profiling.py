@@ -32,7 +32,7 @@ from runtime.device.queue import ASSUMED_DEADLINE_S, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_store import ServedModel
-from runtime.registration.registry_agent import RegistryAgent
+from runtime.registry_agent import RegistryAgent
 from runtime.threads import in_thread
 
 logger = logging.getLogger(__name__)

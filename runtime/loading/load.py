@@ -26,7 +26,7 @@ from runtime.tiers.eviction import ReloadCosts
 if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
     from runtime.loading.failures import LoadFailures
-    from runtime.registration.measurements import Measurements
+    from runtime.measurements import Measurements
 
 
 CLAIM_TIMEOUT_S: Final = 6.0

@@ -28,10 +28,10 @@ from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, ServedModel, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
 from runtime.loading.weight_resolver import OpenWeights, check_files
+from runtime.measurements import Measurements
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.pod_process import write_termination_message
-from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import RegistryAgent
+from runtime.registry_agent import RegistryAgent
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.eviction import ReloadCosts

@@ -20,7 +20,7 @@ from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import DEMOTIONS, TIER_BYTES
-from runtime.registration.registry_agent import RegistryAgent, TierState
+from runtime.registry_agent import RegistryAgent, TierState
 from runtime.storage.load_ticket import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.disk_cache import DiskCache

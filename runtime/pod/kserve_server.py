@@ -6,13 +6,13 @@ has no own one for, its histograms (`runtime/metrics.py`), its gRPC port and tim
 - Its command line, which importing it parses, is cut off before (`__main__`, `forkserver`): a pod's
   flags are those of `RuntimeSettings`.
 - Its configuration of logging, which would replace the pod's, is kept off by a handler.
-- `start`, with its own uvicorn, is not called: that binds 0.0.0.0 where pods share a host, takes the
+- `start`, with its own uvicorn, is not called: it binds 0.0.0.0 where pods share a host, takes the
   signals that end the pod's parts in order, and starts processes, which would each have a device.
 - Its middleware is left out: it writes two lines for each request, beside uvicorn's two.
 - Its routes of inference, models and the repository come after the pod's: they run a model in the
   event loop, and know no cold models, slots, deadlines or binary tensors.
 - Inference passes the framework by (`PodApplication`): its five layers cost seven times as much.
-- Its gRPC server is replaced (`grpc_service.py`): it fails every load and reports errors as UNKNOWN.
+- Its gRPC server is replaced (`grpc_service.py`): it fails every load, and errors are UNKNOWN.
 - Its answer to an unknown path has the form of its other errors.
 """
 

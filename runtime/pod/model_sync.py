@@ -25,7 +25,7 @@ from runtime.loading.model_store import ModelStore
 from runtime.loading.model_tiers import Demotions
 from runtime.loading.processors import Processors
 from runtime.metrics import drop_series
-from runtime.registration.registry_agent import RegistryAgent
+from runtime.registry_agent import RegistryAgent
 from runtime.threads import in_thread
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.eviction import ReloadCosts

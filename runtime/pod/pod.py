@@ -48,6 +48,7 @@ from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import Demotions, tier_state, used_bytes, watch_disk
 from runtime.loading.processors import Bases, Processors
 from runtime.loading.weight_resolver import WeightResolver
+from runtime.measurements import Measurements
 from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
 from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, PodServer
@@ -58,8 +59,7 @@ from runtime.profiling import Profiler, ProfileSync
 from runtime.protocols.grpc_service import GrpcServer, InferenceService
 from runtime.protocols.routes import Routes, profile_route
 from runtime.protocols.tensor_routes import tensor_routes
-from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import InferenceEndNotifier, Inventory, RegistryAgent
+from runtime.registry_agent import InferenceEndNotifier, Inventory, RegistryAgent
 from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pool import Sandbox
 from runtime.serving.block_exchange import BlockClient, BlockServer

@@ -18,13 +18,12 @@ from common.inference_protocol import InvalidRequest
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, PromptTooLong
-from runtime.generation.engine import Finish, GenerationEngine, Sampling, TokenChunk
+from runtime.generation.engine import Finish, GenerationEngine, Sampling, TextStream, TokenChunk
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.processor_sharing import ProcessorSharing
-from runtime.generation.text_stream import TextStream
 from runtime.loading.load_coordinator import AcquiredModel
+from runtime.measurements import Measurements
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
-from runtime.registration.measurements import Measurements
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import ModelCatalog
 from runtime.tasks.text_generation import TextOutputs, TextPrompts

@@ -25,8 +25,8 @@ from runtime.errors import (
     StepQueueFull,
 )
 from runtime.loading.load_coordinator import AcquiredModel
+from runtime.measurements import Measurements
 from runtime.metrics import SLOTS_USED, STEPS_QUEUED, stage_histograms
-from runtime.registration.measurements import Measurements
 from runtime.wire import RequestHead
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
 from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.loading.model_store import ServedModel
 from runtime.loading.processors import Processors
-from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import InferenceEndNotifier
+from runtime.measurements import Measurements
+from runtime.registry_agent import InferenceEndNotifier
 from runtime.serving.in_flight import InFlightRequests, PredictRequest, PredictResponse
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog

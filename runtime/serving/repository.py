@@ -17,7 +17,7 @@ from runtime.errors import ModelInUse, ModelNotFound, ModelUnknown, PodDraining
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors
-from runtime.registration.registry_agent import RegistryAgent
+from runtime.registry_agent import RegistryAgent
 from runtime.serving.in_flight import InFlightRequests
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.text_generation import TextOutputs

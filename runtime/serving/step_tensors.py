@@ -38,8 +38,8 @@ from registry.domain.estimates import (
     transfer_measure,
 )
 from runtime.errors import InputLost
+from runtime.measurements import Measurements
 from runtime.metrics import KEPT_TENSOR_READS
-from runtime.registration.measurements import Measurements
 from runtime.serving.block_exchange import BlockClient
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog

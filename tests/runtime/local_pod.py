@@ -20,8 +20,8 @@ from runtime.loading.model_store import ModelStore
 from runtime.loading.model_tiers import Demotions
 from runtime.loading.processors import Bases, Processors
 from runtime.loading.weight_resolver import WeightResolver
-from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
+from runtime.measurements import Measurements
+from runtime.registry_agent import Inventory, RegistryAgent, TierState
 from runtime.settings import RuntimeSettings
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages

@@ -19,7 +19,7 @@ from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, M
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load import CLAIM_TIMEOUT_S, MEMORY_TIMEOUT_S, Loads
 from runtime.loading.load_turns import MAX_CONCURRENT, Load
-from runtime.registration.measurements import Measurements
+from runtime.measurements import Measurements
 from runtime.storage.load_ticket import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import ReloadCosts

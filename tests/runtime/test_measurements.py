@@ -1,7 +1,7 @@
 """What a pod keeps of its measurements between heartbeats."""
 
 from registry.domain.pod import Samples
-from runtime.registration.measurements import MAX_PER_HEARTBEAT, Measurements
+from runtime.measurements import MAX_PER_HEARTBEAT, Measurements
 
 
 def test_a_heartbeat_carries_the_latest_samples_of_each_measure_once() -> None:

@@ -1,4 +1,4 @@
-"""A simulated pod's lease, heartbeats and load claims, as `runtime.registration.registry_agent`."""
+"""A simulated pod's lease, heartbeats and load claims, as `runtime.registry_agent`."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +10,7 @@ from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
 from registry.domain.pod_state import LoadClaim
 from registry.errors import ClaimLost, LeaseLost
 from runtime.errors import LoadRefused
-from runtime.registration.measurements import Measurements
+from runtime.measurements import Measurements
 
 
 class SimulatedRegistryAgent:

@@ -9,8 +9,8 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
-from runtime.registration.measurements import Measurements
-from runtime.registration.registry_agent import Inventory, RegistryAgent, TierState
+from runtime.measurements import Measurements
+from runtime.registry_agent import Inventory, RegistryAgent, TierState
 from tests import servers
 from tests.gateway.asynchronous import run_async
 from tests.servers import wait_until

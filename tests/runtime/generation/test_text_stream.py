@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from runtime.generation.text_stream import TextStream
+from runtime.generation.engine import TextStream
 
 TEXT = "babe dida — Ω≈ç√ 日本語 \U0001f600 end"
 

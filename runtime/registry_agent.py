@@ -28,8 +28,8 @@ from registry.domain.pod_state import LoadClaim
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
 from runtime.errors import LoadRefused
+from runtime.measurements import Measurements
 from runtime.metrics import HEARTBEATS
-from runtime.registration.measurements import Measurements
 
 logger = logging.getLogger(__name__)
 
