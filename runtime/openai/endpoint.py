@@ -12,7 +12,6 @@ from common.inference_protocol.bodies import EncodedBody, V2Request
 from common.inference_protocol.tensors import Tensor, bytes_tensor
 from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound
-from runtime.loading.processors import Processors
 from runtime.openai.checks import parse_openai_body
 from runtime.openai.requests import Body, EmbeddingBody, InvalidField
 from runtime.openai.responses import embeddings, openai_error
@@ -28,7 +27,6 @@ from runtime.protocols.exchange import (
 )
 from runtime.serving.in_flight import while_connected
 from runtime.serving.predict_service import PredictService
-from runtime.serving.repository import ModelCatalog
 from runtime.tasks.embedding import Embedding
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
@@ -121,8 +119,6 @@ class Inferences:
     """Runs inferences on tensors and responds with documents of the OpenAI API."""
 
     service: PredictService
-    processors: Processors
-    catalog: ModelCatalog
 
     async def processor(self, head: RequestHead, kind: type[Kind], ability: str) -> Kind:
         """The model's processor; raises InvalidRequest if it is not of class `kind`.
@@ -130,8 +126,8 @@ class Inferences:
         Also raises as `InFlightRequests.check_admission` does, before any file is fetched.
         """
         self.service.in_flight.check_admission(head)
-        spec = await self.catalog.find(head.model, head.generation)
-        processor = await self.processors.get(spec)
+        spec = await self.service.catalog.find(head.model, head.generation)
+        processor = await self.service.processors.get(spec)
         if not isinstance(processor, kind):
             raise InvalidRequest(f"model {spec.name} does not {ability}")
         return processor

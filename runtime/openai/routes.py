@@ -20,7 +20,6 @@ from starlette.routing import Route
 from registry.domain.pod import Stage
 from runtime.errors import ModelNotFound, RemotePodUnreachable
 from runtime.generation.engine import Finish
-from runtime.loading.processors import Processors
 from runtime.openai.endpoint import Call, Endpoint, Inferences, parse_model_name
 from runtime.openai.requests import ChatBody, CompletionBody, EmbeddingBody
 from runtime.openai.responses import (
@@ -42,8 +41,6 @@ from runtime.serving.generation_service import (
     TextDelta,
 )
 from runtime.serving.predict_service import PredictService
-from runtime.serving.remote_inference import RemoteInference
-from runtime.serving.repository import ModelCatalog
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -68,50 +65,6 @@ FORWARDED = (
     "x-pilotlight-start",
     "server-timing",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationRoute:
-    service: PredictService
-    generations: GenerationService
-    catalog: ModelCatalog
-    remote: RemoteInference
-
-    async def serve(self, call: GenerationCall) -> None:
-        if call.head.predict_address in {None, self.service.address}:
-            await self._generate(call)
-        else:
-            await self._forward(call)
-
-    async def _generate(self, call: GenerationCall) -> None:
-        """Respond; the end of the response is sent after the slot is free for a next request."""
-        is_chat = isinstance(call.body, ChatBody)
-        response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{call.head.id}"
-        form = CompletionFormat(
-            is_chat, response_id, call.body.model, int(time.time()), call.body.wants_usage
-        )
-        async with self.generations.open(call.head, _generation_request(call.body)) as generation:
-            writer = _ResponseWriter(generation, call.body, form, call.response)
-            await generation.run(writer.write)
-        await writer.finish()
-
-    async def _forward(self, call: GenerationCall) -> None:
-        """Respond with another pod's response, chunk by chunk."""
-        head, response = call.head, call.response
-        if not await self.catalog.is_pod(head.predict_address):
-            raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
-        name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
-        path = f"/serving/{head.model.path_segment}/openai/v1/{name}"
-        with self.service.in_flight.admit(head):
-            async with self.remote.forward(head, path, call.content) as remote:
-                kept = [
-                    (name, remote.headers[name]) for name in FORWARDED if name in remote.headers
-                ]
-                pod = remote.headers.get("x-pilotlight-pod", "")
-                await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status)
-                async for chunk in remote.chunks():
-                    await response.write(chunk)
-        await response.finish()
 
 
 class _ResponseWriter:
@@ -223,20 +176,16 @@ class _ImageEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class OpenAIRoutes:
-    max_body_bytes: int
     service: PredictService
     generations: GenerationService
-    processors: Processors
-    catalog: ModelCatalog
-    remote: RemoteInference
+    max_body_bytes: int
 
     def table(self) -> list[Route]:
         service, limit = self.service, self.max_body_bytes
-        generation = GenerationRoute(self.service, self.generations, self.catalog, self.remote)
-        inferences = Inferences(self.service, self.processors, self.catalog)
+        inferences = Inferences(service)
         endpoints: Mapping[str, ASGIApp] = {
-            "chat/completions": Endpoint(service, limit, ChatBody, generation.serve),
-            "completions": Endpoint(service, limit, CompletionBody, generation.serve),
+            "chat/completions": Endpoint(service, limit, ChatBody, self._complete),
+            "completions": Endpoint(service, limit, CompletionBody, self._complete),
             "embeddings": Endpoint(service, limit, EmbeddingBody, inferences.embed),
             "images/generations": _ImageEndpoint(inferences, limit),
         }
@@ -252,10 +201,46 @@ class OpenAIRoutes:
 
     async def _models(self, request: Request) -> Response:
         """All declared models: requests may name each of them, warm or cold."""
-        return Response(model_list(self.catalog.names()), media_type="application/json")
+        return Response(model_list(self.service.catalog.names()), media_type="application/json")
 
     async def _model(self, request: Request) -> Response:
         name = parse_model_name(request.path_params["model"])
-        if self.catalog.record(name) is None:
+        if self.service.catalog.record(name) is None:
             return error_as_response(ModelNotFound(f"model {name} is not declared"), openai_error)
         return Response(orjson.dumps(model_card(name)), media_type="application/json")
+
+    async def _complete(self, call: GenerationCall) -> None:
+        if call.head.predict_address in {None, self.service.address}:
+            await self._generate(call)
+        else:
+            await self._forward(call)
+
+    async def _generate(self, call: GenerationCall) -> None:
+        """Respond; the end of the response is sent after the slot is free for a next request."""
+        is_chat = isinstance(call.body, ChatBody)
+        response_id = f"{'chatcmpl' if is_chat else 'cmpl'}-{call.head.id}"
+        form = CompletionFormat(
+            is_chat, response_id, call.body.model, int(time.time()), call.body.wants_usage
+        )
+        async with self.generations.open(call.head, _generation_request(call.body)) as generation:
+            writer = _ResponseWriter(generation, call.body, form, call.response)
+            await generation.run(writer.write)
+        await writer.finish()
+
+    async def _forward(self, call: GenerationCall) -> None:
+        """Respond with another pod's response, chunk by chunk."""
+        head, response = call.head, call.response
+        if not await self.service.catalog.is_pod(head.predict_address):
+            raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
+        name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
+        path = f"/serving/{head.model.path_segment}/openai/v1/{name}"
+        with self.service.in_flight.admit(head):
+            async with self.service.remote.forward(head, path, call.content) as remote:
+                kept = [
+                    (name, remote.headers[name]) for name in FORWARDED if name in remote.headers
+                ]
+                pod = remote.headers.get("x-pilotlight-pod", "")
+                await response.start([*kept, ("x-pilotlight-predict-pod", pod)], remote.status)
+                async for chunk in remote.chunks():
+                    await response.write(chunk)
+        await response.finish()

@@ -376,12 +376,7 @@ class Pod:
             ),
             server=self._opened.server,
         )
-        self.generations = GenerationService(
-            self.predictions,
-            catalog=self.catalog,
-            measurements=self.measurements,
-            limits=self._generation_limits(),
-        )
+        self.generations = GenerationService(self.predictions, self._generation_limits())
 
     # 5. Its servers, HTTP and gRPC
 
@@ -399,34 +394,17 @@ class Pod:
             profiles=self.profiles,
             threads=self.request_threads,
         )
-        openai = OpenAIRoutes(
-            settings.max_body_bytes,
-            service,
-            self.generations,
-            models.processors,
-            self.catalog,
-            self.remote,
-        )
+        limit = settings.max_body_bytes
         routes = [
-            *Routes(settings, service, repository, health).table(),
-            *openai.table(),
+            *Routes(service, repository, health, limit).table(),
+            *OpenAIRoutes(service, self.generations, limit).table(),
             *tensor_routes(self.kept_tensors, self.request_threads),
             profile_route(profiler, self.catalog),
         ]
         self.server = PodServer(routes, self.secret, self.tls)
-        calls = InferenceService(
-            service,
-            repository,
-            health,
-            threads=self.request_threads,
-            pod_name=settings.name,
-            secret=self.secret,
-        )
+        calls = InferenceService(service, repository, health, self.secret)
         self.grpc_server = GrpcServer(
-            calls.handler(),
-            max_body_bytes=settings.max_body_bytes,
-            slots=self.info.slots,
-            tls=self.tls,
+            calls.handler(), max_body_bytes=limit, slots=self.info.slots, tls=self.tls
         )
 
     # 6. What runs beside the requests, each until it is cancelled

@@ -192,12 +192,11 @@ class InferRoute:
     service: PredictService
     repository: Repository
     protocol: WireProtocol
-    pod_name: str
     max_body_bytes: int
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
-        response = HttpResponse(send, common_headers(self.pod_name, headers), kserve_error)
+        response = HttpResponse(send, common_headers(self.service.pod_name, headers), kserve_error)
         work = self._serve(scope["path_params"], headers, receive, response)
         await respond(response, stage_of(headers), work)
 
@@ -391,7 +390,7 @@ def common_headers(pod: str, headers: Mapping[str, str]) -> Headers:
 
 def server_timing(stages: Mapping[Stage, float]) -> tuple[str, str]:
     """The header with each stage's time; `stages` in seconds."""
-    timings = (f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in stages.items())
+    timings = [f"{stage};dur={seconds * 1000:.3f}" for stage, seconds in stages.items()]
     return "server-timing", ", ".join(timings)
 
 

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -137,8 +136,6 @@ class InferenceService:
     service: PredictService
     repository: Repository
     health: Health
-    threads: Executor
-    pod_name: str
     secret: PodSecret
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -178,7 +175,9 @@ class InferenceService:
             # Without `abort`: the context keeps its error, which would be a cycle.
             context.set_code(grpc.StatusCode[code_of(refusal.status)])
             context.set_details(refusal.detail[:MAX_DETAIL_CHARACTERS])
-            context.set_trailing_metadata((*refusal.metadata, ("x-pilotlight-pod", self.pod_name)))
+            context.set_trailing_metadata(
+                (*refusal.metadata, ("x-pilotlight-pod", self.service.pod_name))
+            )
             return b""
 
         return handle
@@ -248,7 +247,7 @@ class InferenceService:
         context.set_trailing_metadata(
             (
                 *provenance_headers(response),
-                ("x-pilotlight-pod", self.pod_name),
+                ("x-pilotlight-pod", self.service.pod_name),
                 ("x-request-id", head.id),
             )
         )
@@ -257,7 +256,7 @@ class InferenceService:
     async def _decode(self, content: bytes) -> _Call:
         if len(content) <= SMALL_BODY_BYTES:
             return _decode_call(content)
-        return await in_thread(self.threads, _decode_call, content)
+        return await in_thread(self.service.threads, _decode_call, content)
 
     def _parse_head(
         self, call: _Call, metadata: Mapping[str, str], remaining_s: float | None

@@ -33,7 +33,6 @@ from runtime.serving.repository import (
     Repository,
     server_version,
 )
-from runtime.settings import RuntimeSettings
 from runtime.wire import WireProtocol
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -49,10 +48,10 @@ MAX_JSON_BYTES = 64 * 1024
 class Routes:
     """All routes of V1 and V2 that KServe's SDK does not serve for the pod."""
 
-    settings: RuntimeSettings
     service: PredictService
     repository: Repository
     health: Health
+    max_body_bytes: int
 
     def table(self) -> list[Route]:
         v1_model, v2_model = "/v1/models/{model}", "/v2/models/{model}"
@@ -89,13 +88,7 @@ class Routes:
         ]
 
     def _infer_route(self, protocol: WireProtocol) -> InferRoute:
-        return InferRoute(
-            self.service,
-            self.repository,
-            protocol,
-            pod_name=self.settings.name,
-            max_body_bytes=self.settings.max_body_bytes,
-        )
+        return InferRoute(self.service, self.repository, protocol, self.max_body_bytes)
 
     # Health
 
@@ -277,19 +270,17 @@ def profile_route(profiler: Profiler, catalog: ModelCatalog) -> Route:
     """The route; its body may hold the fields of `ProfilePlan`."""
 
     async def handle(request: Request) -> Response:
+        plan = parse_plan(await read_json(request))
+        name = ModelName.from_path_segment(request.path_params["model"])
+        spec = await catalog.find(name, None)
         try:
-            plan = parse_plan(await read_json(request))
-            name = ModelName.from_path_segment(request.path_params["model"])
-            profile = await profiler.profile(await catalog.find(name, None), plan)
-            share_pct = profiler.measured_share(plan)
-        except PodError as error:
-            return error_as_response(error)
+            profile = await profiler.profile(spec, plan)
         except (RuntimeError, ValueError, TypeError) as error:  # what networks raise
-            return error_as_response(InferenceFailed(f"the model cannot be profiled: {error}"))
-        document = to_document(profile) | ({"share_pct": share_pct} if share_pct else {})
-        return Response(orjson.dumps(document), media_type="application/json")
+            raise InferenceFailed(f"the model cannot be profiled: {error}") from error
+        share_pct = profiler.measured_share(plan)
+        return _json(to_document(profile) | ({"share_pct": share_pct} if share_pct else {}))
 
-    return Route("/v2/models/{model}/profile", handle, methods=["POST"])
+    return Route("/v2/models/{model}/profile", _with_errors(handle), methods=["POST"])
 
 
 def parse_plan(body: Mapping[str, Any]) -> ProfilePlan:

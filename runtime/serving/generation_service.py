@@ -22,10 +22,8 @@ from runtime.generation.engine import Finish, GenerationEngine, Sampling, TextSt
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.processor_sharing import ProcessorSharing
 from runtime.loading.load_coordinator import AcquiredModel
-from runtime.measurements import Measurements
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
 from runtime.serving.predict_service import PredictService
-from runtime.serving.repository import ModelCatalog
 from runtime.tasks.text_generation import TextOutputs, TextPrompts
 from runtime.threads import in_thread
 from runtime.wire import RequestHead
@@ -159,8 +157,6 @@ class Generation:
 @dataclass(frozen=True, slots=True)
 class GenerationService:
     service: PredictService
-    catalog: ModelCatalog
-    measurements: Measurements
     limits: GenerationLimits
     device_time: ProcessorSharing = field(default_factory=lambda: ProcessorSharing(time.monotonic))
 
@@ -177,7 +173,7 @@ class GenerationService:
         if head.deadline_s is not None:
             until_s = min(until_s, head.deadline_s)
         with self.service.in_flight.admit(head):
-            spec = await self.catalog.find(head.model, head.generation)
+            spec = await self.service.catalog.find(head.model, head.generation)
             acquired = await self.service.acquire(head, spec, deadline_s=until_s)
             try:
                 acquired.model.device_model.policy = spec.policy  # the current annotations
@@ -285,8 +281,8 @@ class GenerationService:
         """Record how long the generation held its slot, and its share of the device's time."""
         PREDICT_HIST_TIME.labels(model_name=spec.name.path_segment).observe(seconds)
         STAGE_SECONDS.labels(stage=Stage.INFER.value).observe(seconds)
-        self.measurements.add(spec.key, Stage.INFER.value, seconds)
-        self.measurements.add(spec.key, "share", share_s)
+        self.service.measurements.add(spec.key, Stage.INFER.value, seconds)
+        self.service.measurements.add(spec.key, "share", share_s)
 
 
 def _chosen(requested: T | None, default: T | None, neutral: T) -> T:

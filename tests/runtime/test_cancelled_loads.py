@@ -18,7 +18,6 @@ from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
 from runtime.protocols.routes import Routes
 from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.repository import ModelCatalog, Repository
-from runtime.settings import RuntimeSettings
 from tests import servers
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
@@ -235,8 +234,7 @@ async def test_a_withdrawable_load_ends_with_the_connection_of_its_client(
         try:
             await registry.put_models([large_spec])
             absent: Any = None
-            settings = RuntimeSettings(name="pod", redis_url=redis.url)
-            routes = Routes(settings, absent, _repository(registry, pod), absent)
+            routes = Routes(absent, _repository(registry, pod), absent, 1)
             scope: Scope = {
                 "type": "http",
                 "method": "POST",

@@ -26,7 +26,6 @@ from runtime.pod.kserve_server import PodServer
 from runtime.protocols import grpc_service
 from runtime.protocols.routes import Routes, profile_route
 from runtime.protocols.tensor_routes import tensor_routes
-from runtime.settings import RuntimeSettings
 from tests.surface.recorded import assert_recorded
 from workflows.api import create_api
 from workflows.metrics import SchedulerMetrics
@@ -76,17 +75,14 @@ async def _gateway() -> list[str]:
 
 
 async def _pod() -> list[str]:
-    settings = RuntimeSettings(name="pod")
     own = [
-        *Routes(settings, ABSENT, ABSENT, ABSENT).table(),
-        *OpenAIRoutes(settings.max_body_bytes, ABSENT, ABSENT, ABSENT, ABSENT, ABSENT).table(),
+        *Routes(ABSENT, ABSENT, ABSENT, 1).table(),
+        *OpenAIRoutes(ABSENT, ABSENT, 1).table(),
         *tensor_routes(ABSENT, ABSENT),
         profile_route(ABSENT, ABSENT),
     ]
     PodServer(own, PodSecret(""), PartTls(""))
-    calls = grpc_service.InferenceService(
-        ABSENT, ABSENT, ABSENT, threads=ABSENT, pod_name="pod", secret=ABSENT
-    )
+    calls = grpc_service.InferenceService(ABSENT, ABSENT, ABSENT, ABSENT)
     return [*_http("pod", kserve_app.routes), *_grpc("pod", [calls.handler()])]
 
 
