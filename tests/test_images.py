@@ -46,7 +46,7 @@ PARTS = {
     ("kubernetes",): ("controller.run", "pilotlight.commands.doctor"),
     ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.page"),
     ("variants",): ("gateway.sneakpeek.__main__",),
-    ("runtime",): ("runtime.__main__", "runtime.pod.composition", "runtime.engines.building"),
+    ("runtime",): ("runtime.__main__", "runtime.pod.pod", "runtime.engines.building"),
 }
 """Extras, and what runs with these alone."""
 HEAVY = ("torch", "transformers", "kserve", "pandas", "pyarrow", "kubernetes", "boto3")

@@ -30,13 +30,19 @@ from tests.servers import REPOSITORY, RedisServer
 
 MOST_IN_GATEWAY: Final = 23
 MOST_IN_ALL: Final = 34
-MOST_IN_RUNTIME: Final = 16
+MOST_IN_RUNTIME: Final = 15
 MOST_IN_POD: Final = 22
 MOST_FOR_BRINGING: Final = 31
 MOST_FOR_LOAD: Final = 57
 MOST_BELOW_LOAD: Final = 19
 BRINGING: Final = ("runtime/loading/", "runtime/storage/", "runtime/tiers/", "runtime/weights/")
-AROUND: Final = ("runtime/pod/", "runtime/protocols/", "runtime/serving/", "runtime/profiling.py")
+AROUND: Final = (
+    "common/http_server.py",
+    "runtime/pod/",
+    "runtime/protocols/",
+    "runtime/serving/",
+    "runtime/profiling.py",
+)
 WARM_UP: Final = 3
 SPEC: Final = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST: Final = b"POST /v1/models/m:predict HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}"
