@@ -43,9 +43,9 @@ PARTS = {
         "pilotlight.commands.get",
     ),
     ("autoscaler",): ("autoscaler.__main__", "autoscaler.place"),
-    ("kubernetes",): ("controller.run", "pilotlight.commands.doctor"),
-    ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.page"),
-    ("variants",): ("gateway.sneakpeek.__main__",),
+    ("kubernetes",): ("controller.main", "pilotlight.commands.doctor"),
+    ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.comparison"),
+    ("variants",): ("variants.looks.process",),
     ("runtime",): ("runtime.__main__", "runtime.pod.pod", "runtime.engines.building"),
 }
 """Extras, and what runs with these alone."""
