@@ -194,6 +194,10 @@ class Run:
     plans: list[Mapping[str, Any]] = field(default_factory=list)
     """What was predicted and where it was placed, for explanations."""
 
+    async def notify_changed(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
     @property
     def has_lost_attempts(self) -> bool:
         """Whether pods may keep outputs of attempts whose response never arrived."""

@@ -26,7 +26,6 @@ from workflows.errors import (
     UnknownWorkflow,
     WorkflowError,
 )
-from workflows.executor import Executor
 from workflows.journal import (
     LEASE_S,
     Journal,
@@ -35,14 +34,14 @@ from workflows.journal import (
     resumed_run,
     run_elsewhere,
 )
-from workflows.kept_outputs import KeptOutputs
 from workflows.metrics import SchedulerMetrics
 from workflows.plan.planner import Planner
 from workflows.predict import request_features
 from workflows.preloads import Preloads
 from workflows.run import Run, RunStatus, is_run_of
+from workflows.run_control import RunControl
 from workflows.settings import SchedulerSettings
-from workflows.step_client import StepClient
+from workflows.steps import Steps
 
 logger = logging.getLogger(__name__)
 
@@ -81,29 +80,25 @@ class Scheduler:
         self._runs: dict[str, Run] = {}
         """Under way, and the latest ones that ended."""
         self._active: dict[str, Run] = {}
-        self._client = StepClient(
-            settings.gateway_url, secret, max_output_bytes=settings.max_output_bytes, tls=tls
-        )
-        self._kept = KeptOutputs(secret, tls=tls)
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
         self.planner = Planner(watch, self._preloads, metrics, settings.pod_group)
         self._knowledge = KnowledgeStore(self.log, self.planner.knowledge, watch.registry_now_s)
         self._journal = Journal(self.log, self._lose)
-        self._executor = Executor(
+        self._steps = Steps(settings, self.planner, secret, tls)
+        self._control = RunControl(
             group,
-            self._client,
+            self._steps,
             self.planner,
             self._journal,
             metrics,
-            self._kept,
-            send=self._send,
+            send=lambda run, message: self.deployments.send(run, message),
             on_end=self._on_end,
         )
         self.deployments = Deployments(
             settings,
             group,
             self.log,
-            on_message=self._executor.on_message,
+            on_message=self._control.on_message,
             on_stopped=self._stop_run,
             on_resumed=lambda _: metrics.resumptions.labels("runner").inc(),
         )
@@ -115,9 +110,8 @@ class Scheduler:
 
     def close(self) -> None:
         self.deployments.stop()
-        self._client.close()
+        self._steps.close()
         self._preloads.close()
-        self._kept.close()
 
     # Requests
 
@@ -182,14 +176,14 @@ class Scheduler:
         try:
             await self.deployments.start_run(deployment, run)
         except WorkflowError as error:
-            self._executor.fail(run, str(error), error.reason, int(error.status))
+            self._control.fail(run, str(error), error.reason, int(error.status))
             raise
         return run
 
     def _add(self, run: Run) -> None:
         self._runs[run.identity] = self._active[run.identity] = run
         self._metrics.active.set(len(self._active))
-        run.timer = self._executor.deadline_timer(run)
+        run.timer = self._control.deadline_timer(run)
 
     async def _find_or_read(self, identity: str) -> Run:
         """A run that exists, here or at another scheduler, whose result is awaited then."""
@@ -206,8 +200,7 @@ class Scheduler:
         """Wait for the end of a run that another scheduler executes."""
         await adopt_result(self.log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
-        async with run.changed:
-            run.changed.notify_all()
+        await run.notify_changed()
 
     async def outcome(self, name: ModelName, identity: str) -> dict[str, Any]:
         """A run's document. Raises UnknownRun, RegistryUnavailable."""
@@ -239,7 +232,7 @@ class Scheduler:
         """
         run = self._active.get(identity)
         if run is not None and run.workflow == name:
-            self._executor.cancel(run)
+            self._control.cancel(run)
             return RunStatus.CANCELLED
         status = RunStatus((await self.outcome(name, identity))["status"])
         if status is not RunStatus.RUNNING:
@@ -250,7 +243,7 @@ class Scheduler:
     def abandon(self, run: Run) -> None:
         """The client that waited for a run has left."""
         if run.identity in self._active:
-            self._executor.cancel(run)
+            self._control.cancel(run)
         elif run.status is RunStatus.RUNNING:
             self._group.create_task(self._cancel_elsewhere(run.identity))
 
@@ -259,9 +252,6 @@ class Scheduler:
             await self.log.cancel_run(identity)
 
     # The course of runs
-
-    def _send(self, run: Run, message: Mapping[str, Any]) -> None:
-        self.deployments.send(run, message)
 
     def _on_end(self, run: Run) -> None:
         self._leave(run)
@@ -287,14 +277,13 @@ class Scheduler:
             self._runs.pop(run.identity, None)
             await adopt_result(self.log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
-        async with run.changed:
-            run.changed.notify_all()
+        await run.notify_changed()
         while len(self._runs) - len(self._active) > KEPT_IN_MEMORY:
             oldest = next(key for key in self._runs if key not in self._active)
             del self._runs[oldest]
 
     def _stop_run(self, run: Run) -> None:
-        self._executor.fail(
+        self._control.fail(
             run,
             "the workflow's file ended its runner twice and is stopped",
             "workflow-stopped",
@@ -322,7 +311,7 @@ class Scheduler:
 
     async def _give_up(self, run: Run) -> None:
         """End this scheduler's part of a run; who waits for it here gets another's result."""
-        self._executor.release(run)
+        self._control.release(run)
         self._leave(run)
         self._runs.pop(run.identity, None)
         await self._follow(run)
@@ -363,7 +352,7 @@ class Scheduler:
             await self._journal.write_again(run)
         for identity in await self.log.cancelled_runs(list(self._active)):
             if identity in self._active:
-                self._executor.cancel(self._active[identity])
+                self._control.cancel(self._active[identity])
 
     async def _take_over(self, taken: TakenRun) -> None:
         """Resume a run from its journal."""
@@ -377,7 +366,7 @@ class Scheduler:
         logger.warning("run taken over", extra={"run": run.identity})
         self._add(run)
         if taken.is_cancelled:
-            self._executor.cancel(run)
+            self._control.cancel(run)
             return
         try:
             deployment = await self.deployments.find(run.workflow)
@@ -385,7 +374,7 @@ class Scheduler:
             if self._active.get(run.identity) is run:  # it has not ended meanwhile
                 await self.deployments.start_run(deployment, run)
         except WorkflowError as error:
-            self._executor.fail(run, str(error), error.reason, int(error.status))
+            self._control.fail(run, str(error), error.reason, int(error.status))
         except RegistryUnavailable:
             if self._active.get(run.identity) is run:
                 await self._give_up(run)  # who finds its lease over takes it

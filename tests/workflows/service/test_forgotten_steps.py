@@ -6,7 +6,7 @@ from common.inference_protocol.tensors import TensorReference
 from registry.domain.model import ModelName
 from workflows.plan.policies import SchedulingPolicy
 from workflows.run import Run, RunStep, StepState
-from workflows.step_execution import forget_unneeded
+from workflows.run_control import forget_unneeded
 from workflows.values import StoredTensor
 
 MODEL = ModelName("default", "m")

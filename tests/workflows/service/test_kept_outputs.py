@@ -6,11 +6,10 @@ import socket
 import pytest
 
 from common.inference_protocol.tensors import TensorReference
-from common.pod_secret import PodSecret
 from registry.domain.model import ModelName
-from workflows import kept_outputs
+from tests.workflows.service.alone import new_steps
+from workflows import steps
 from workflows.errors import InputsLost
-from workflows.kept_outputs import KeptOutputs
 from workflows.run import Run, RunStep
 from workflows.values import StoredTensor
 
@@ -18,14 +17,14 @@ from workflows.values import StoredTensor
 async def test_a_pod_that_does_not_answer_has_lost_what_it_keeps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept_outputs, "FETCH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(steps, "FETCH_TIMEOUT_S", 0.2)
     name = ModelName("default", "m")
     run, step = Run("r", name, {}, 0.0, 60.0, "greedy"), RunStep(0, name, {}, 0.0)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         kept = TensorReference("one", f"{host}:{port}", 8)
         step.outputs = {"x": StoredTensor("x", "FP32", (2,), b"", kept)}
-        with pytest.raises(InputsLost) as lost:
-            async with asyncio.timeout(10):
-                await KeptOutputs(PodSecret()).fetch(run, step)
+        async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+            with pytest.raises(InputsLost) as lost:
+                await new_steps(group).fetch(run, step)
         assert lost.value.identities == {"one"}

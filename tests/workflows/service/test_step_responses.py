@@ -4,14 +4,14 @@ import asyncio
 
 import pytest
 
-from common.pod_secret import PodSecret
 from registry.domain.model import ModelName
+from tests.workflows.service.alone import new_steps
 from workflows.errors import StepError, StepLost
-from workflows.step_client import StepCall, StepClient
+from workflows.run import Run, RunStep
 
 BODY = b'{"error": "default/writer needs 5 bytes; models in use occupy the pod\'s memory"}'
 NO_MEMORY = "x-pilotlight-not-executed: no-memory"
-CALL = StepCall(ModelName("default", "writer"), [], "run.0", "pod-a", 5.0)
+WRITER = ModelName("default", "writer")
 
 
 def respond(*headers: str) -> BaseException:
@@ -25,14 +25,14 @@ def respond(*headers: str) -> BaseException:
         writer.close()
 
     async def ask() -> BaseException:
+        step = RunStep(0, WRITER, {}, 0.0)
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            client = StepClient(f"http://127.0.0.1:{port}", PodSecret(), max_output_bytes=1000)
-            try:
+            async with asyncio.TaskGroup() as group:
+                steps = new_steps(group, f"http://127.0.0.1:{port}")
                 with pytest.raises((StepError, StepLost)) as failure:
-                    await client.infer(CALL, lambda _: None)
-            finally:
-                client.close()
+                    await steps.attempt(Run("run", WRITER, {}, 0.0, 5.0, "auto"), step, [])
+                steps.close()
             return failure.value
 
     return asyncio.run(ask())
