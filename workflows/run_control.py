@@ -289,7 +289,7 @@ class RunControl:
             return
         run.status, run.result, run.error = status, result, error
         run.ended_s = self._planner.now_s()
-        keepers = run.keepers | (self._planner.pod_addresses() if run.has_lost_attempts else set())
+        keepers = run.keepers | self._planner.possible_keepers(run)
         self.release(run, is_learned=status is RunStatus.SUCCEEDED)
         self._metrics.runs.labels(status.value).inc()
         self._metrics.seconds.labels(run.scheduling).observe(run.ended_s - run.begun_s)

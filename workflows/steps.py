@@ -117,7 +117,7 @@ class Steps:
     ) -> None:
         """Place a step and send it once. Raises StepError, StepLost, InputsLost."""
         step.sent_s = self._planner.now_s()
-        pod = self._planner.place(run, step)
+        pod = step.pod = self._planner.place(run, step)
         following_s = self._planner.following_s(run, step)
         step.attempts += 1
         step.due_s = run.deadline_s - following_s

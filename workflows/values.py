@@ -19,19 +19,19 @@ from common.inference_protocol.bodies import read_outputs as read_entries
 from common.inference_protocol.encodings import from_json, from_raw, to_raw
 from common.inference_protocol.tensors import (
     BYTES,
-    NUMPY_OF,
+    DATATYPE_OF,
     Tensor,
     TensorReference,
     TensorSpec,
     bytes_tensor,
+    does_not_fit,
     numeric_tensor,
     parse_tensor_spec,
 )
 from common.shown_value import shown
 from workflows.errors import StepError, StepLost
 
-_DATATYPES: Final = {"b": "BOOL", "i": "INT64", "u": "INT64", "f": "FP32"}
-"""Of values, by the kind of their array."""
+_NUMBERS_OR_NULL: Final = (float, int, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +97,20 @@ def _of_value(name: str, value: Any) -> StoredTensor:
         array = np.asarray(value)
     except ValueError as error:
         raise InvalidRequest(f"input {name!r} has rows of different lengths") from error
-    datatype = _DATATYPES.get(array.dtype.kind)
-    if datatype is None or array.size == 0:
+    if array.dtype == object and all(type(each) in _NUMBERS_OR_NULL for each in array.flat):
+        array = array.astype(np.float64)  # NaN, which JSON writes as null
+    if array.dtype not in DATATYPE_OF or array.size == 0:
         raise InvalidRequest(
             f"input {name!r} must be a text, a number or lists of numbers, was {shown(value)}"
         )
-    return _stored(Tensor(name, datatype, array.astype(NUMPY_OF[datatype])[np.newaxis]))
+    if array.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            narrow = array.astype(np.float32)
+        if not np.array_equal(np.isfinite(narrow), np.isfinite(array)):
+            spec = TensorSpec(name, "FP32", array.shape, f"input {name!r}")
+            raise does_not_fit(array[np.isfinite(array)].tolist(), "value", spec)
+        array = narrow
+    return _stored(numeric_tensor(name, array[np.newaxis]))
 
 
 def plain_value(tensor: StoredTensor) -> Any:

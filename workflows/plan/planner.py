@@ -157,9 +157,13 @@ class Planner:
             self._pods.note_outputs(step)
             self._preloads.used(step.pod, self._pods.key(step.model))
 
-    def pod_addresses(self) -> set[str]:
-        """Of all pods, also those that accept no more requests."""
-        return {pod.address for pod in self._pods.state.pods.values()}
+    def possible_keepers(self, run: Run) -> set[str]:
+        """Addresses of pods that may keep outputs of attempts whose response has not come."""
+        pods = self._pods.state.pods
+        asked = {step.pod for step in run.steps if step.state is StepState.RUNNING}
+        if run.has_lost_attempts or "" in asked:
+            asked = set(pods)
+        return {pods[name].address for name in asked if name in pods}
 
     def end(self, run: Run, *, is_learned: bool) -> None:
         """A run is over."""

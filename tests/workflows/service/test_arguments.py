@@ -1,5 +1,7 @@
 """Arguments against parameters, and tensors against values."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,6 +54,8 @@ def test_binary_tensors_come_back(numbers: list[float], texts: list[str]) -> Non
         pytest.param({"value": [[1], [1, 2]]}, id="ragged"),
         pytest.param({"value": []}, id="empty"),
         pytest.param({"value": {"a": 1}}, id="object"),
+        pytest.param({"value": [1.0, 1e300]}, id="too-large-for-FP32"),
+        pytest.param({"value": [None, "1"]}, id="text-beside-NaN"),
         pytest.param({"base64": "!"}, id="base64"),
         pytest.param({"tensor": {"datatype": "F9", "shape": [1], "data": [1]}}, id="datatype"),
     ],
@@ -59,6 +63,16 @@ def test_binary_tensors_come_back(numbers: list[float], texts: list[str]) -> Non
 def test_other_values_are_no_input(argument: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="'x'"):
         tensor_of("x", argument)
+
+
+def test_what_is_no_number_can_be_passed_on() -> None:
+    found = tensor_of("x", {"value": [1.0, None]})  # as a frame has [1.0, NaN]
+    assert (found.datatype, found.shape) == ("FP32", (1, 2))
+    assert plain_value(found) == pytest.approx([1.0, math.nan], nan_ok=True)
+
+
+def test_a_large_whole_number_is_not_wrapped() -> None:
+    assert plain_value(tensor_of("x", {"value": 2**63})) == 2**63
 
 
 def test_a_response_without_outputs_is_refused() -> None:
