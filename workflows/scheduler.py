@@ -80,6 +80,10 @@ class Scheduler:
         self._runs: dict[str, Run] = {}
         """Under way, and the latest ones that ended."""
         self._active: dict[str, Run] = {}
+        self._beginning = 0
+        """Runs that are not under way yet, and count already."""
+        self._unrecorded: dict[str, Run] = {}
+        """Ended while the registry did not answer: it is told with the next renewals."""
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
         self.planner = Planner(watch, self._preloads, metrics, settings.pod_group)
         self._knowledge = KnowledgeStore(self.log, self.planner.knowledge, watch.registry_now_s)
@@ -151,8 +155,6 @@ class Scheduler:
         problems = argument_problems(deployment.definition["parameters"], arguments)
         if problems:
             raise BadRequest("; ".join(problems))
-        if len(self._active) >= MAX_RUNS:
-            raise TooManyRuns(f"{len(self._active)} runs are under way, which is the limit")
         now_s = self.planner.now_s()
         limit_s = deadline_s or deployment.definition["deadline_s"] or self._settings.run_timeout
         run = Run(
@@ -164,14 +166,22 @@ class Scheduler:
             scheduling or self._settings.scheduling,
             features=request_features(arguments),
         )
-        if run.identity in self._runs:
-            return self._runs[run.identity]
-        await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
-        token = await self.log.begin_run(run.identity, run.head(), self._owner, lease_s=LEASE_S)
-        if token is None:
-            return await self._find_or_read(run.identity)
-        run.token = token
-        self._add(run)
+        known = self._runs.get(run.identity)
+        if known is not None:
+            return known
+        under_way = len(self._active) + self._beginning
+        if under_way >= MAX_RUNS:
+            raise TooManyRuns(f"{under_way} runs are under way, which is the limit")
+        self._beginning += 1
+        try:
+            await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
+            token = await self.log.begin_run(run.identity, run.head(), self._owner, lease_s=LEASE_S)
+            if token is None:
+                return await self._find_or_read(run.identity)
+            run.token = token
+            self._add(run)
+        finally:
+            self._beginning -= 1
         self.planner.begin(run)
         try:
             await self.deployments.start_run(deployment, run)
@@ -267,13 +277,7 @@ class Scheduler:
 
     async def _end(self, run: Run) -> None:
         """Record the result before anybody learns of it."""
-        is_elsewhere = False
-        with suppress(RegistryUnavailable):
-            is_recorded = await self.log.end_run(
-                run.identity, run.token, run.outcome(), kept_s=KEPT_RUNS_S
-            )
-            is_elsewhere = not is_recorded and await self._is_owned_elsewhere(run.identity)
-        if is_elsewhere:
+        if not await self._record(run):
             self._runs.pop(run.identity, None)
             await adopt_result(self.log, run, self.planner.now_s(), LEASE_S)
         run.ended.set()
@@ -281,6 +285,22 @@ class Scheduler:
         while len(self._runs) - len(self._active) > KEPT_IN_MEMORY:
             oldest = next(key for key in self._runs if key not in self._active)
             del self._runs[oldest]
+
+    async def _record(self, run: Run) -> bool:
+        """Record a run's result, at the latest once the registry answers; False: it is another's.
+
+        Else its end would be known here, and another scheduler would execute it again.
+        """
+        try:
+            is_recorded = await self.log.end_run(
+                run.identity, run.token, run.outcome(), kept_s=KEPT_RUNS_S
+            )
+            is_elsewhere = not is_recorded and await self._is_owned_elsewhere(run.identity)
+        except RegistryUnavailable:
+            self._unrecorded[run.identity] = run
+            return True
+        self._unrecorded.pop(run.identity, None)
+        return not is_elsewhere
 
     def _stop_run(self, run: Run) -> None:
         self._control.fail(
@@ -335,6 +355,8 @@ class Scheduler:
                         self._group.create_task(self._take_over(taken))
 
     async def _renew(self) -> None:
+        for ended in list(self._unrecorded.values()):
+            await self._record(ended)
         tokens = {run.identity: run.token for run in self._active.values()}
         if not tokens:
             return
