@@ -40,10 +40,9 @@ from benchmarks.transfer_pod import (
 from common.inference_protocol.bodies import decode_request
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from runtime.serving.block_exchange import BlockClient
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog
-from runtime.serving.step_tensors import StepTensors
+from runtime.serving.tensor_exchange import BlockClient, StepTensors
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire import parse_request_head

@@ -62,13 +62,12 @@ from runtime.protocols.tensor_routes import tensor_routes
 from runtime.registry_agent import InferenceEndNotifier, Inventory, RegistryAgent
 from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.pool import Sandbox
-from runtime.serving.block_exchange import BlockClient, BlockServer
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import Health, ModelCatalog, Repository
-from runtime.serving.step_tensors import StepTensors
+from runtime.serving.tensor_exchange import BlockClient, BlockServer, StepTensors
 from runtime.serving.tensor_store import TensorStore
 from runtime.settings import RuntimeSettings
 from runtime.storage.access import NamespaceSecrets

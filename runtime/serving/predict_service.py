@@ -34,7 +34,7 @@ from runtime.registry_agent import InferenceEndNotifier
 from runtime.serving.in_flight import InFlightRequests, PredictRequest, PredictResponse
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog
-from runtime.serving.step_tensors import StepTensors
+from runtime.serving.tensor_exchange import StepTensors
 from runtime.tasks.task import Processor
 from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, as_exception, in_thread
 from runtime.wire import DecodedBody, RequestHead, WireProtocol, decode_body, encode_body

@@ -21,7 +21,7 @@ from common.inference_protocol.tensors import Tensor
 from registry.domain.estimates import SHARED_OVER_BYTES
 from runtime.device.device_tensor import DeviceTensor, KeptMemory, SpillReason
 from runtime.metrics import DEVICE_TENSOR_COPIED_BYTES, KEPT_TENSOR_BYTES
-from runtime.serving.shared_block import BlockPool, SharedBlock, max_blocks
+from runtime.serving.shared_memory import BlockPool, SharedBlock, max_blocks
 
 logger = logging.getLogger(__name__)
 

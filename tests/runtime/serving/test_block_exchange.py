@@ -16,8 +16,8 @@ import uvloop
 
 from common.inference_protocol.tensors import numeric_tensor
 from common.pod_secret import PodSecret
-from runtime.serving import block_exchange
-from runtime.serving.block_exchange import MAX_TENSORS, BlockClient, BlockServer
+from runtime.serving import tensor_exchange as block_exchange
+from runtime.serving.tensor_exchange import MAX_TENSORS, BlockClient, BlockServer
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
 from tests.servers import REPOSITORY, wait_until
