@@ -40,9 +40,8 @@ from benchmarks.transfer_pod import (
 from common.inference_protocol.bodies import decode_request
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog
-from runtime.serving.tensor_exchange import BlockClient, StepTensors
+from runtime.serving.tensor_exchange import BlockClient, StepTensors, TensorExchange
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
 from runtime.wire import parse_request_head
@@ -79,13 +78,18 @@ class Transfers:
         self._address = address
         self._clock = (~process_id << 3) | 2
         """The CPU clock of another process: clock_getcpuclockid(3)."""
-        self.remote = RemoteInference(secret, PartTls())
+        blocks = BlockClient(sockets, secret, threads)
+        self._bytes = TensorExchange(secret, PartTls())
+        self._memory = TensorExchange(secret, PartTls(), blocks)
         self._store = TensorStore(BUDGET_BYTES)
         catalog = cast("ModelCatalog", _EveryPod())
-        blocks = BlockClient(sockets, secret, threads)
-        self._raw = StepTensors(HERE, self._store, self.remote, catalog)
-        self._shared = StepTensors(HERE, self._store, self.remote, catalog, blocks)
+        self._raw = StepTensors(HERE, self._store, self._bytes, catalog)
+        self._shared = StepTensors(HERE, self._store, self._memory, catalog)
         self._pickled_bytes: dict[str, int] = {}
+
+    def close(self) -> None:
+        self._bytes.close()
+        self._memory.close()
 
     async def same_pod(self, which: str, tensors: list[torch.Tensor]) -> tuple[Took, Took]:
         """Time to keep, and time to hand over."""
@@ -107,7 +111,7 @@ class Transfers:
             self._pickled_bytes[which] = len(pickle.dumps(tensors, protocol=5))
         began = self._now()
         sizes = [self._pickled_bytes[which]]
-        (content,) = await self.remote.fetch_tensors(self._address, f"/pickle/{which}", sizes)
+        (content,) = await self._bytes.fetch_bytes(self._address, f"/pickle/{which}", sizes)
         tensors = pickle.loads(content)
         took = self._since(began)
         _check(tensors, which)
@@ -191,7 +195,7 @@ async def measure(folder: Path) -> dict[str, list[tuple[Took, Took]]]:
         address, process_id = stack.enter_context(other_pod(folder))
         sockets = HostSockets(HostFolder(folder, 0))
         transfers = Transfers(address, process_id, sockets, threads)
-        stack.callback(transfers.remote.close)
+        stack.callback(transfers.close)
         for number in range(WARM_UP + ROUNDS):
             if number == WARM_UP:
                 found.clear()

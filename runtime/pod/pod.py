@@ -67,7 +67,7 @@ from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import Health, ModelCatalog, Repository
-from runtime.serving.tensor_exchange import BlockClient, BlockServer, StepTensors
+from runtime.serving.tensor_exchange import BlockClient, BlockServer, StepTensors, TensorExchange
 from runtime.serving.tensor_store import TensorStore
 from runtime.settings import RuntimeSettings
 from runtime.storage.access import NamespaceSecrets
@@ -178,6 +178,10 @@ class Pod:
         self.secret, self.tls = PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir)
         self.remote = RemoteInference(self.secret, self.tls)
         ends.callback(self.remote.close)
+        self.measurements, sockets = Measurements(), self.host.sockets
+        blocks = BlockClient(sockets, self.secret, self.request_threads) if sockets else None
+        self.other_pods_tensors = TensorExchange(self.secret, self.tls, blocks, self.measurements)
+        ends.callback(self.other_pods_tensors.close)
         if opened.server is not None:
             ends.callback(opened.server.client.close)
             ends.push_async_callback(in_thread, self.request_threads, opened.server.close)
@@ -223,7 +227,7 @@ class Pod:
         settings, host, device = self._settings, self.host, self.device
         rules, limits = settings.rules, self._generation_limits()
         watch = ClusterWatch(self.registry, counts=False)
-        self.measurements, costs = Measurements(), ReloadCosts()
+        costs = ReloadCosts()
         cache = DiskCache(
             settings.cache_path,
             Storages(_storage_options(settings)),
@@ -366,12 +370,7 @@ class Pod:
             threads=threads,
             sandbox_threads=self.sandbox_threads,
             step_tensors=StepTensors(
-                info.address,
-                self.kept_tensors,
-                self.remote,
-                self.catalog,
-                BlockClient(sockets, self.secret, threads) if sockets is not None else None,
-                self.measurements,
+                info.address, self.kept_tensors, self.other_pods_tensors, self.catalog
             ),
             server=self._opened.server,
         )

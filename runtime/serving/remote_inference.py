@@ -1,15 +1,14 @@
-"""Requests to other pods, over connections that are kept: the inference stage, and kept tensors."""
+"""Requests of the inference stage to other pods, over connections that are kept."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import assert_never
 
-import numpy as np
 import orjson
 
 from common.http_client import HttpClient, Response, StreamedResponse
@@ -25,12 +24,10 @@ from common.pod_responses import (
 )
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from runtime.errors import DeadlinePassed, InputLost, RemoteInferenceFailed, RemotePodUnreachable
+from runtime.errors import DeadlinePassed, RemoteInferenceFailed, RemotePodUnreachable
 from runtime.wire import BODY_BYTES_HEADER, RequestHead
 
 INFERENCE_STALL_S = 600.0
-TRANSFER_STALL_S = 30.0
-"""Without a byte of the response."""
 POD_HEADER = "x-pilotlight-pod"
 FORWARDED_ERROR_HEADERS = ("retry-after", "x-pilotlight-error", "x-pilotlight-not-executed")
 
@@ -59,29 +56,9 @@ class RemoteInference:
     def __init__(self, secret: PodSecret, tls: PartTls) -> None:
         self._secret = secret
         self._client = HttpClient(tls=tls, stall_s=INFERENCE_STALL_S, resends=False)
-        self._transfers = HttpClient(tls=tls, stall_s=TRANSFER_STALL_S)
 
     def close(self) -> None:
         self._client.close()
-        self._transfers.close()
-
-    async def fetch_tensors(
-        self, address: str, path: str, sizes: Sequence[int]
-    ) -> list[memoryview]:
-        """Raw bytes of the tensors that a pod keeps at a path, of exactly these sizes in bytes.
-
-        They are received in their own memory, in one response. Raises InputLost.
-        """
-        try:
-            parts = [np.empty(size, np.uint8).data for size in sizes]
-            status = await self._transfers.receive(address, path, self._secret.headers, parts)
-        except (HttpError, MemoryError) as error:
-            raise InputLost(
-                f"pod {address}, which keeps an input, cannot send it: {error!r}"
-            ) from error
-        if status != HTTPStatus.OK:
-            raise InputLost(f"pod {address} does not keep the tensor (any more): status {status}")
-        return parts
 
     async def infer(self, head: RequestHead, inputs: tuple[Tensor, ...]) -> RemoteResult:
         """Run the inference stage at the predict pod.

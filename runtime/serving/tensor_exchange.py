@@ -18,10 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import Final
 
+import numpy as np
 import orjson
 
+from common.http_client import HttpClient
+from common.http_connection import HttpError
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     EncodedBody,
@@ -41,6 +45,7 @@ from common.inference_protocol.tensors import (
     TensorSpec,
 )
 from common.pod_secret import PodSecret
+from common.tls import PartTls
 from registry.domain.estimates import (
     KEPT_OVER_BYTES,
     TRANSFERS,
@@ -51,7 +56,6 @@ from registry.domain.estimates import (
 from runtime.errors import InputLost
 from runtime.measurements import Measurements
 from runtime.metrics import KEPT_TENSOR_READS
-from runtime.serving.remote_inference import RemoteInference
 from runtime.serving.repository import ModelCatalog
 from runtime.serving.shared_memory import MappedBlock, map_block
 from runtime.serving.tensor_store import TensorStore
@@ -73,6 +77,8 @@ MAX_TENSORS: Final = 64
 """Of one exchange; the kernel passes 253 descriptors at most."""
 MAX_MESSAGE_BYTES: Final = 16 * 1024
 EXCHANGE_TIMEOUT_S: Final = 2.0
+TRANSFER_STALL_S: Final = 30.0
+"""Without a byte of the response."""
 MAX_CONNECTIONS: Final = 256
 """Those beyond are closed at once."""
 RETRY_S: Final = 1.0
@@ -250,17 +256,105 @@ class StepRun:
     identity: str
 
 
+class TensorExchange:
+    """Gets tensors that other pods keep: their memory on this node, their bytes from elsewhere.
+
+    What a pod of this node cannot hand over, such as one that runs an older version, is fetched as
+    bytes, too. Belongs to the event loop.
+    """
+
+    def __init__(
+        self,
+        secret: PodSecret,
+        tls: PartTls,
+        blocks: BlockClient | None = None,
+        measurements: Measurements | None = None,
+    ) -> None:
+        """`blocks`: None: this pod shares no memory. `measurements` gets the times of transfers."""
+        self._secret = secret
+        self._client = HttpClient(tls=tls, stall_s=TRANSFER_STALL_S)
+        self._blocks = blocks
+        self._measurements = measurements
+
+    def close(self) -> None:
+        self._client.close()
+
+    async def get(
+        self, address: str, run: StepRun, wanted: Mapping[str, TensorSpec]
+    ) -> dict[str, Tensor]:
+        """Tensors of one pod, by identity. Raises InputLost."""
+        found = await self._map(address, run, wanted)
+        missing = [(identity, spec) for identity, spec in wanted.items() if identity not in found]
+        for first in range(0, len(missing), MAX_IDENTITIES):
+            found |= await self._fetch(address, run, missing[first : first + MAX_IDENTITIES])
+        return found
+
+    async def _map(
+        self, address: str, run: StepRun, wanted: Mapping[str, TensorSpec]
+    ) -> dict[str, Tensor]:
+        """Those that are in memory that this pod can map."""
+        if self._blocks is None:
+            return {}
+        started_s = time.monotonic()
+        blocks = await self._blocks.fetch(address, run.namespace, run.identity, list(wanted))
+        tensors = {
+            identity: _tensor(address, wanted[identity], memoryview(block), is_stored=True)
+            for identity, block in blocks.items()
+        }
+        self._count(TransferTier.SHARED_MEMORY, tensors, started_s)
+        return tensors
+
+    async def _fetch(
+        self, address: str, run: StepRun, wanted: Sequence[tuple[str, TensorSpec]]
+    ) -> dict[str, Tensor]:
+        names = ",".join(identity for identity, _ in wanted)
+        started_s = time.monotonic()
+        parts = await self.fetch_bytes(
+            address,
+            f"/v2/tensors/{run.namespace}/{run.identity}/{names}",
+            [raw_size(spec) for _, spec in wanted],
+        )
+        tensors = {
+            identity: _tensor(address, spec, part)
+            for (identity, spec), part in zip(wanted, parts, strict=True)
+        }
+        self._count(TransferTier.RAW_BYTES, tensors, started_s)
+        return tensors
+
+    async def fetch_bytes(self, address: str, path: str, sizes: Sequence[int]) -> list[memoryview]:
+        """Raw bytes of the tensors that a pod keeps at a path, of exactly these sizes in bytes.
+
+        They are received in their own memory, in one response. Raises InputLost.
+        """
+        try:
+            parts = [np.empty(size, np.uint8).data for size in sizes]
+            status = await self._client.receive(address, path, self._secret.headers, parts)
+        except (HttpError, MemoryError) as error:
+            raise InputLost(
+                f"pod {address}, which keeps an input, cannot send it: {error!r}"
+            ) from error
+        if status != HTTPStatus.OK:
+            raise InputLost(f"pod {address} does not keep the tensor (any more): status {status}")
+        return parts
+
+    def _count(self, tier: TransferTier, tensors: Mapping[str, Tensor], started_s: float) -> None:
+        """Count one exchange, and its time by the size of all that came with it."""
+        KEPT_TENSOR_READS.labels(tier=tier).inc(len(tensors))
+        if tensors and self._measurements is not None:
+            size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
+            seconds = time.monotonic() - started_s
+            self._measurements.add(
+                TRANSFERS, transfer_measure(tier, size_class(size_bytes)), seconds
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class StepTensors:
     address: str
     """`host:port` of this pod."""
     store: TensorStore
-    remote: RemoteInference
+    exchange: TensorExchange
     catalog: ModelCatalog
-    blocks: BlockClient | None = None
-    """Of the node's other pods; None: this pod shares no memory."""
-    measurements: Measurements | None = None
-    """Gets the times of transfers; None: nobody wants them."""
 
     async def find_inputs(self, head: RequestHead, body: bytes) -> Mapping[str, Tensor]:
         """The kept tensors that a V2 body refers to. Raises InputLost, InvalidRequest."""
@@ -288,9 +382,7 @@ class StepTensors:
         path = next(iter(wanted.values())).path
         if not await self.catalog.is_pod(address):
             raise InputLost(f"{path}: pod {address} is not registered (any more)")
-        mapped = await self._map(address, run, wanted)
-        missing = [identity for identity in wanted if identity not in mapped]
-        return mapped | await self._fetch(address, run, {name: wanted[name] for name in missing})
+        return await self.exchange.get(address, run, wanted)
 
     def _find_here(self, run: StepRun, identity: str, spec: TensorSpec) -> Tensor:
         tensor = self.store.find(run.namespace, run.identity, identity)
@@ -298,53 +390,6 @@ class StepTensors:
             raise InputLost(f"{spec.path}: this pod does not keep the tensor (any more)")
         KEPT_TENSOR_READS.labels(tier=TransferTier.SAME_POD).inc()
         return tensor
-
-    async def _map(
-        self, address: str, run: StepRun, wanted: Mapping[str, TensorSpec]
-    ) -> dict[str, Tensor]:
-        """Those that are in memory that this pod can map."""
-        if self.blocks is None:
-            return {}
-        started_s = time.monotonic()
-        blocks = await self.blocks.fetch(address, run.namespace, run.identity, list(wanted))
-        KEPT_TENSOR_READS.labels(tier=TransferTier.SHARED_MEMORY).inc(len(blocks))
-        tensors = {
-            identity: _tensor(address, wanted[identity], memoryview(block), is_stored=True)
-            for identity, block in blocks.items()
-        }
-        self._measure(TransferTier.SHARED_MEMORY, tensors, started_s)
-        return tensors
-
-    async def _fetch(
-        self, address: str, run: StepRun, wanted: Mapping[str, TensorSpec]
-    ) -> dict[str, Tensor]:
-        """The raw bytes of tensors. Raises InputLost."""
-        found: dict[str, Tensor] = {}
-        specs = list(wanted.items())
-        for first in range(0, len(specs), MAX_IDENTITIES):
-            some = specs[first : first + MAX_IDENTITIES]
-            identities = ",".join(identity for identity, _ in some)
-            path = f"/v2/tensors/{run.namespace}/{run.identity}/{identities}"
-            sizes = [raw_size(spec) for _, spec in some]
-            started_s = time.monotonic()
-            parts = await self.remote.fetch_tensors(address, path, sizes)
-            KEPT_TENSOR_READS.labels(tier=TransferTier.RAW_BYTES).inc(len(parts))
-            tensors = {
-                identity: _tensor(address, spec, part)
-                for (identity, spec), part in zip(some, parts, strict=True)
-            }
-            self._measure(TransferTier.RAW_BYTES, tensors, started_s)
-            found |= tensors
-        return found
-
-    def _measure(self, tier: TransferTier, tensors: Mapping[str, Tensor], started_s: float) -> None:
-        """The time of one exchange with another pod, by the size of all that came with it."""
-        if tensors and self.measurements is not None:
-            size_bytes = sum(tensor.data.nbytes for tensor in tensors.values())
-            seconds = time.monotonic() - started_s
-            self.measurements.add(
-                TRANSFERS, transfer_measure(tier, size_class(size_bytes)), seconds
-            )
 
     def encode_outputs(
         self,

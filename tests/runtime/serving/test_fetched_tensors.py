@@ -26,8 +26,8 @@ from common.tls import PartTls
 from runtime.errors import InputLost
 from runtime.protocols.exchange import PodApplication
 from runtime.protocols.tensor_routes import tensor_routes
-from runtime.serving import remote_inference
-from runtime.serving.remote_inference import RemoteInference
+from runtime.serving import tensor_exchange
+from runtime.serving.tensor_exchange import TensorExchange
 from runtime.serving.tensor_store import TensorStore
 from tests.certificates import write_certificates
 
@@ -80,7 +80,7 @@ async def answering(*answers: bytes) -> AsyncIterator[str]:
 
 @contextlib.contextmanager
 def client(secret: PodSecret | None = None, tls: PartTls | None = None) -> Any:
-    opened = RemoteInference(secret or PodSecret(), tls or PartTls())
+    opened = TensorExchange(secret or PodSecret(), tls or PartTls())
     try:
         yield opened
     finally:
@@ -113,7 +113,7 @@ def test_tensors_of_a_step_come_in_one_response_into_their_own_memory(
             with client(secret, tls) as opened:
                 for _ in range(3):
                     path = f"/v2/tensors/team/run/{','.join(names)}"
-                    rows, flags, halves = await opened.fetch_tensors(address, path, sizes)
+                    rows, flags, halves = await opened.fetch_bytes(address, path, sizes)
                     assert np.array_equal(np.frombuffer(rows, np.float32), ROWS)
                     assert np.array_equal(np.frombuffer(flags, np.bool_), FLAGS)
                     spec = TensorSpec("halves", BF16, (256,), "inputs[0]")
@@ -137,7 +137,7 @@ def test_others_secrets_runs_and_too_many_names_get_nothing(tmp_path: Path) -> N
                 (secret, "team/run/" + ",".join([identity] * (MAX_IDENTITIES + 1)), 400),
             ):
                 with client(sender) as opened, pytest.raises(InputLost, match=f"status {status}"):
-                    await opened.fetch_tensors(address, f"/v2/tensors/{path}", [ROWS.nbytes])
+                    await opened.fetch_bytes(address, f"/v2/tensors/{path}", [ROWS.nbytes])
 
     run(check)
 
@@ -154,12 +154,12 @@ def test_others_secrets_runs_and_too_many_names_get_nothing(tmp_path: Path) -> N
 def test_a_response_that_cannot_be_used_is_a_lost_input(
     answer: bytes, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_inference, "TRANSFER_STALL_S", 0.5)
+    monkeypatch.setattr(tensor_exchange, "TRANSFER_STALL_S", 0.5)
 
     async def check() -> None:
         async with answering(answer) as address:
             with client() as opened, pytest.raises(InputLost, match=text):
-                await opened.fetch_tensors(address, "/x", [8])
+                await opened.fetch_bytes(address, "/x", [8])
 
     run(check)
 
@@ -169,7 +169,7 @@ def test_an_end_within_the_body_is_a_lost_input() -> None:
         head = b"HTTP/1.1 200 OK\r\ncontent-length: 8\r\n\r\n1234"
         async with answering(head, b"") as address:
             with client() as opened, pytest.raises(InputLost, match="ended the connection"):
-                await opened.fetch_tensors(address, "/x", [8])
+                await opened.fetch_bytes(address, "/x", [8])
 
     run(check)
 
@@ -179,6 +179,6 @@ def test_a_pod_that_is_gone_is_a_lost_input() -> None:
         async with answering() as address:
             pass
         with client() as opened, pytest.raises(InputLost, match="cannot send it: NotConnected"):
-            await opened.fetch_tensors(address, "/x", [8])
+            await opened.fetch_bytes(address, "/x", [8])
 
     run(check)
