@@ -259,7 +259,7 @@ class InputPositions:
     """
 
     def __init__(self, half_life_s: float = inf) -> None:
-        self._counts = StepCounts(half_life_s)
+        self.counts = StepCounts(half_life_s)
 
     def observe(
         self, steps: Sequence[str], model: str, inputs: Sequence[int], now_s: float
@@ -267,30 +267,18 @@ class InputPositions:
         """Count that `model`, called after `steps`, took the outputs of the steps `inputs`."""
         offsets = sorted({position - len(steps) for position in inputs})
         for context in _input_contexts(steps, model):
-            self._counts.add(context, ",".join(map(str, offsets)), now_s)
+            self.counts.add(context, ",".join(map(str, offsets)), now_s)
 
     def expected(self, steps: Sequence[str], model: str, now_s: float) -> tuple[int, ...]:
         """Positions of the inputs most often taken; of an unseen step, the step before it."""
         for context in _input_contexts(steps, model):
-            offsets = most_likely(self._counts.after(context, now_s))
+            offsets = most_likely(self.counts.after(context, now_s))
             if offsets is not None:
                 break
         else:
             return (len(steps) - 1,) if steps else ()
         found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
         return tuple(position for position in found if position >= 0)
-
-    def merge(self, other: "InputPositions", now_s: float) -> None:
-        """Add what another scheduler has seen."""
-        self._counts.merge(other._counts, now_s)
-
-    def as_json(self, now_s: float) -> list[list[object]]:
-        """All counts as of now, for storage."""
-        return self._counts.as_json(now_s)
-
-    def read_json(self, stored: object, now_s: float) -> None:
-        """Add stored counts. Raises BadCountsError where they are damaged."""
-        self._counts.read_json(stored, now_s)
 
 
 def _input_contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
@@ -356,15 +344,14 @@ class WorkflowCounts:
         self.positions = InputPositions(HALF_LIFE_S)
 
     def merge(self, other: "WorkflowCounts", now_s: float) -> None:
+        """Add what another scheduler has seen."""
         self.predictor.merge(other.predictor, now_s)
-        self.positions.merge(other.positions, now_s)
+        self.positions.counts.merge(other.positions.counts, now_s)
 
     def as_json(self, now_s: float) -> dict[str, Any]:
-        return {
-            "at_s": now_s,
-            "steps": self.predictor.as_json(now_s),
-            "inputs": self.positions.as_json(now_s),
-        }
+        """All counts as of now, for storage."""
+        steps, inputs = self.predictor.as_json(now_s), self.positions.counts.as_json(now_s)
+        return {"at_s": now_s, "steps": steps, "inputs": inputs}
 
     @classmethod
     def of_json(cls, stored: Mapping[str, Any], now_s: float) -> "WorkflowCounts":
@@ -373,7 +360,7 @@ class WorkflowCounts:
         if not isinstance(at_s, int | float):
             raise BadCountsError(f"the time of stored counts is a number, was {at_s!r:.100}")
         counts.predictor.read_json(stored.get("steps", {}), min(at_s, now_s))
-        counts.positions.read_json(stored.get("inputs", []), min(at_s, now_s))
+        counts.positions.counts.read_json(stored.get("inputs", []), min(at_s, now_s))
         return counts
 
 
@@ -389,8 +376,6 @@ class WorkflowKnowledge:
         self._unstored = WorkflowCounts()
         self.is_changed = False
         """Since it was last stored."""
-        self.right = 0
-        self.scored = 0
 
     def predict(
         self, steps: Sequence[str], features: Collection[str], now_s: float
@@ -400,34 +385,20 @@ class WorkflowKnowledge:
             steps, self._counts.predictor, self._counts.positions, features=features, now_s=now_s
         )
 
-    def observe_call(
+    def observe(
         self,
         steps: Sequence[str],
         model: str,
-        inputs: Sequence[int],
         features: Collection[str],
         now_s: float,
+        inputs: Sequence[int] = (),
     ) -> None:
-        self._score(steps, model, features, now_s)
+        """Count a call that followed `steps`, or END."""
         for counts in (self._counts, self._unstored):
             counts.predictor.observe(steps, model, features, now_s)
-            counts.positions.observe(steps, model, inputs, now_s)
+            if model != END:
+                counts.positions.observe(steps, model, inputs, now_s)
         self.is_changed = True
-
-    def observe_end(self, steps: Sequence[str], features: Collection[str], now_s: float) -> None:
-        self._score(steps, END, features, now_s)
-        for counts in (self._counts, self._unstored):
-            counts.predictor.observe(steps, END, features, now_s)
-        self.is_changed = True
-
-    def _score(
-        self, steps: Sequence[str], true: str, features: Collection[str], now_s: float
-    ) -> None:
-        """Accuracy of the most likely next step, before it is learned."""
-        probabilities = self._counts.predictor.probabilities(steps, features, now_s)
-        likeliest = min(probabilities, key=lambda name: (-probabilities[name], name), default=None)
-        self.scored += 1
-        self.right += likeliest == true
 
     # Storage
 

@@ -36,7 +36,7 @@ from workflows.plan.speculative import (
     place_sharing_batches,
     speculative,
 )
-from workflows.predict import WorkflowKnowledge
+from workflows.predict import END, WorkflowKnowledge
 from workflows.preloads import Preloads
 from workflows.run import Run, RunStep, StepState
 
@@ -111,7 +111,7 @@ class Planner:
         step.predicted = plan is not None and plan.foresees(
             step.number, step.model.name, step.sources
         )
-        knowledge.observe_call(before, step.model.name, step.sources, run.features, now_s)
+        knowledge.observe(before, step.model.name, run.features, now_s, step.sources)
         if run.scheduling != SchedulingPolicy.SPECULATIVE:
             return
         age_s = now_s - plan.made_s if plan is not None else 0.0
@@ -168,7 +168,7 @@ class Planner:
     def end(self, run: Run, *, is_learned: bool) -> None:
         """A run is over."""
         if is_learned:
-            self.knowledge[run.workflow].observe_end(run.models, run.features, self.now_s())
+            self.knowledge[run.workflow].observe(run.models, END, run.features, self.now_s())
         self._pods.steps.forget_all(run.identity, self._plans.pop(run.identity, None))
         for step in run.steps:
             self.ended(run, step)

@@ -19,9 +19,9 @@ def likeliest(knowledge: WorkflowKnowledge) -> list[str]:
 def test_two_schedulers_add_to_the_same_counts() -> None:
     first, second = WorkflowKnowledge(), WorkflowKnowledge()
     for _ in range(2):
-        first.observe_call([], "a", (), (), 0.0)
+        first.observe([], "a", (), 0.0)
     for _ in range(3):
-        second.observe_call([], "b", (), (), 0.0)
+        second.observe([], "b", (), 0.0)
     stored = store(first, {})
     stored = store(second, stored)
     stored = store(first, stored)
@@ -33,10 +33,10 @@ def test_two_schedulers_add_to_the_same_counts() -> None:
 
 def test_what_could_not_be_stored_is_stored_later() -> None:
     knowledge = WorkflowKnowledge()
-    knowledge.observe_call([], "a", (), (), 0.0)
+    knowledge.observe([], "a", (), 0.0)
     taken = knowledge.take_unstored()
     assert not knowledge.is_changed
-    knowledge.observe_call([], "a", (), (), 0.0)
+    knowledge.observe([], "a", (), 0.0)
     knowledge.put_back(taken, 0.0)
     assert knowledge.is_changed
     stored = store(knowledge, {})
@@ -46,7 +46,7 @@ def test_what_could_not_be_stored_is_stored_later() -> None:
 
 def test_stored_counts_decay_while_nobody_runs() -> None:
     knowledge = WorkflowKnowledge()
-    knowledge.observe_call([], "a", (), (), 0.0)
+    knowledge.observe([], "a", (), 0.0)
     stored = store(knowledge, {})
     later = WorkflowCounts.of_json(stored, 6 * 3600.0)
     assert later.predictor._counts.after((), 6 * 3600.0) == {"a": 0.5}
