@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from workflows.runner import Tensor
-from workflows.runner.calls import Model, Workflow, define
-from workflows.runner.execution import executing_run
+from workflows.runner.calls import Model
+from workflows.runner.execution import Workflow, define, running
 
 
 def model(name: str) -> Model:
@@ -40,14 +40,14 @@ def tensor(data: Sequence[Any], datatype: str, shape: Sequence[int]) -> Tensor:
 
 def now() -> float:
     """Unix time at which the run began, in seconds: the same when the run is resumed."""
-    return executing_run().begun_s
+    return running().begun_s
 
 
 def random() -> random_module.Random:
     """Random numbers that are the same when the run is resumed."""
-    return executing_run().random
+    return running().random
 
 
 def uuid4() -> uuid.UUID:
     """A random UUID that is the same when the run is resumed."""
-    return uuid.UUID(int=executing_run().random.getrandbits(128), version=4)
+    return uuid.UUID(int=running().random.getrandbits(128), version=4)

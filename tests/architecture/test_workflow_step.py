@@ -27,9 +27,9 @@ from workflows.run import Run, RunStatus
 from workflows.scheduler import Scheduler
 from workflows.settings import SchedulerSettings
 
-MAX_FILES: Final = 20
+MAX_FILES: Final = 18
 """Of `workflows/` that a run of one step visits in the scheduler, by policy `speculative`."""
-MAX_STEP_FILES: Final = 11
+MAX_STEP_FILES: Final = 9
 """Of those that do more than decide where steps run."""
 DECIDING: Final = ("plan/", "predict")
 

@@ -32,8 +32,14 @@ from common.confinement import (
 )
 from common.frames import frame, parent_socket, read_frame
 from registry.domain.graph import nodes_of
-from workflows.runner.calls import BadDefinitionError, RunStuck, Workflow
-from workflows.runner.execution import FILENAME, ExecutingRun, current_execution
+from workflows.runner.execution import (
+    FILENAME,
+    BadDefinitionError,
+    ExecutingRun,
+    RunStuck,
+    Workflow,
+    current_run,
+)
 from workflows.runner.graph import graph_workflow
 
 # Limits of a runner's process: memory, files, processes, network, and what the kernel grants more.
@@ -115,7 +121,7 @@ class RunOutput(io.TextIOBase):
         return True
 
     def write(self, text: str) -> int:
-        run = current_execution()
+        run = current_run.get()
         if run is not None:
             run.print(str(text))
         return len(text)
@@ -263,7 +269,7 @@ class Runner:
 
     def sample(self, _number: int, _frame: FrameType | None) -> None:
         """Called periodically, also inside of a run's code, which it interrupts if it is stuck."""
-        run = current_execution()
+        run = current_run.get()
         if run is None:
             return
         run.busy_s += SAMPLE_S

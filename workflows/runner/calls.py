@@ -2,75 +2,11 @@
 
 import asyncio
 import base64
-import inspect
-import re
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Generator
+from typing import Any
 
 from workflows.runner import Tensor
-
-
-class StepFailed(Exception):
-    """A model's call failed; a workflow may catch it and go on.
-
-    `reason` is one of a closed set, `status` the HTTP status that the run ends with if nobody
-    catches it.
-    """
-
-    def __init__(self, message: str, reason: str = "step-failed", status: int = 502) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.status = status
-
-
-class NoRunError(RuntimeError):
-    """A model was called outside of a run."""
-
-
-class RunStuck(BaseException):
-    """Raised inside a run that kept its runner busy for too long."""
-
-
-MAX_TEXT_LENGTH: Final = 32 * 1024**2
-"""orjson takes eight times a text's length in memory, and ends the process where it gets less."""
-
-
-class RunPort(Protocol):
-    """The run that is being executed, as calls need it."""
-
-    def begin_step(self, model: str, inputs: Mapping[str, Any], protocol: str = "") -> int:
-        """Begin a step; its number in the order of the calls.
-
-        With a `protocol` (v1, v2 or body) its one input is a request's body as it is, its outputs
-        are `status` and `body`.
-        """
-        ...
-
-    def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
-        """The outputs of a step, by name."""
-        ...
-
-    def stream(self, step: int) -> AsyncIterator[str]:
-        """The text of a generating step as it comes."""
-        ...
-
-    def forget(self, step: int) -> None:
-        """The code has no handle on a step any more. Called wherever Python frees the handle."""
-        ...
-
-
-current_run: Final[ContextVar[RunPort | None]] = ContextVar("run", default=None)
-"""The run of the running task."""
-
-
-def running() -> RunPort:
-    """The run of the running task. Raises NoRunError outside of a run."""
-    run = current_run.get()
-    if run is None:
-        raise NoRunError("models are called inside of a workflow's function only")
-    return run
+from workflows.runner.execution import MAX_TEXT_LENGTH, ExecutingRun, StepFailed, running
 
 
 class Unknown:
@@ -125,7 +61,7 @@ class Step(Unknown):
 
     __slots__ = ("_run", "_value", "model", "number")
 
-    def __init__(self, run: RunPort, model: str, number: int) -> None:
+    def __init__(self, run: ExecutingRun, model: str, number: int) -> None:
         self._run = run
         self._value: asyncio.Future[dict[str, Any]] | None = None
         self.model = model
@@ -207,81 +143,3 @@ def written_argument(value: Any) -> dict[str, Any]:
         "an input is a text, bytes, a number, a list of numbers, a tensor or another step's "
         f"output, was {type(value).__name__}"
     )
-
-
-# The workflows that a file defines, and their parameters.
-
-
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TYPES: Final = {
-    str: "text",
-    int: "whole number",
-    float: "number",
-    bool: "boolean",
-    list: "list",
-    dict: "object",
-}
-
-
-class BadDefinitionError(Exception):
-    """A file that defines no workflow that can be run; says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Workflow:
-    """An asynchronous function, or an asynchronous generator, that calls models."""
-
-    function: Callable[..., Any]
-    deadline_s: float | None = None
-    """From the arrival of a request; None: the scheduler's limit."""
-
-    @property
-    def is_stream(self) -> bool:
-        return inspect.isasyncgenfunction(self.function)
-
-    def parameters(self) -> list[dict[str, Any]]:
-        """Name, type and whether it is required, of each parameter.
-
-        Raises BadDefinitionError for parameters that JSON arguments cannot fill.
-        """
-        found = []
-        for parameter in inspect.signature(self.function).parameters.values():
-            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise BadDefinitionError(
-                    f"parameter {parameter.name!r} of {self.function.__name__} must be a plain one"
-                )
-            found.append(
-                {
-                    "name": parameter.name,
-                    "type": _type_name(parameter.annotation),
-                    "required": parameter.default is parameter.empty,
-                }
-            )
-        return found
-
-
-def _type_name(annotation: object) -> str:
-    """One of the words that arguments are checked by; `any` for all other annotations."""
-    if isinstance(annotation, str):  # `from __future__ import annotations`
-        by_text = {kind.__name__: word for kind, word in _TYPES.items()}
-        return by_text.get(annotation.partition("[")[0], "any")
-    origin = getattr(annotation, "__origin__", annotation)
-    return next((word for kind, word in _TYPES.items() if origin is kind), "any")
-
-
-def parse_deadline(text: object) -> float:
-    """Seconds of a duration such as `10s`. Raises BadDefinitionError."""
-    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
-    if match is None or float(match[1]) <= 0:
-        raise BadDefinitionError(f"deadline must be a duration such as '10s', was {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
-
-
-def define(function: Callable[..., Any], deadline: str | None) -> Workflow:
-    """A workflow of a function. Raises BadDefinitionError for one that is not asynchronous."""
-    if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
-        raise BadDefinitionError(
-            f"{getattr(function, '__name__', function)!r} must be defined with `async def`"
-        )
-    return Workflow(function, None if deadline is None else parse_deadline(deadline))

@@ -1,4 +1,4 @@
-"""One run inside its runner: begins steps, waits for their outputs, reports how it ends.
+"""What a file defines, and one run of it: begins steps, waits for outputs, reports how it ends.
 
 A run is resumed by executing its function again with the outputs it has seen. So outputs are
 delivered one at a time, each when the code has nothing else to do, in the order of the first time.
@@ -7,28 +7,120 @@ delivered one at a time, each when the code has nothing else to do, in the order
 import asyncio
 import inspect
 import random
+import re
 import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
 
 from common.frames import BadFrame, frame
 from workflows.runner import STREAM, Printed
-from workflows.runner.calls import (
-    MAX_TEXT_LENGTH,
-    NoRunError,
-    Output,
-    RunStuck,
-    Step,
-    StepFailed,
-    Workflow,
-    current_run,
-    running,
-)
 
 MAX_MESSAGE_CHARACTERS: Final = 1000
+
+
+class StepFailed(Exception):
+    """A model's call failed; a workflow may catch it and go on.
+
+    `reason` is one of a closed set, `status` the HTTP status that the run ends with if nobody
+    catches it.
+    """
+
+    def __init__(self, message: str, reason: str = "step-failed", status: int = 502) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+
+
+class NoRunError(RuntimeError):
+    """A model was called outside of a run."""
+
+
+class RunStuck(BaseException):
+    """Raised inside a run that kept its runner busy for too long."""
+
+
+MAX_TEXT_LENGTH: Final = 32 * 1024**2
+"""orjson takes eight times a text's length in memory, and ends the process where it gets less."""
+
+
+_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_TYPES: Final = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "boolean",
+    list: "list",
+    dict: "object",
+}
+
+
+class BadDefinitionError(Exception):
+    """A file that defines no workflow that can be run; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow:
+    """An asynchronous function, or an asynchronous generator, that calls models."""
+
+    function: Callable[..., Any]
+    deadline_s: float | None = None
+    """From the arrival of a request; None: the scheduler's limit."""
+
+    @property
+    def is_stream(self) -> bool:
+        return inspect.isasyncgenfunction(self.function)
+
+    def parameters(self) -> list[dict[str, Any]]:
+        """Name, type and whether it is required, of each parameter.
+
+        Raises BadDefinitionError for parameters that JSON arguments cannot fill.
+        """
+        found = []
+        for parameter in inspect.signature(self.function).parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise BadDefinitionError(
+                    f"parameter {parameter.name!r} of {self.function.__name__} must be a plain one"
+                )
+            found.append(
+                {
+                    "name": parameter.name,
+                    "type": _type_name(parameter.annotation),
+                    "required": parameter.default is parameter.empty,
+                }
+            )
+        return found
+
+
+def _type_name(annotation: object) -> str:
+    """One of the words that arguments are checked by; `any` for all other annotations."""
+    if isinstance(annotation, str):  # `from __future__ import annotations`
+        by_text = {kind.__name__: word for kind, word in _TYPES.items()}
+        return by_text.get(annotation.partition("[")[0], "any")
+    origin = getattr(annotation, "__origin__", annotation)
+    return next((word for kind, word in _TYPES.items() if origin is kind), "any")
+
+
+def parse_deadline(text: object) -> float:
+    """Seconds of a duration such as `10s`. Raises BadDefinitionError."""
+    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
+    if match is None or float(match[1]) <= 0:
+        raise BadDefinitionError(f"deadline must be a duration such as '10s', was {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def define(function: Callable[..., Any], deadline: str | None) -> Workflow:
+    """A workflow of a function. Raises BadDefinitionError for one that is not asynchronous."""
+    if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+        raise BadDefinitionError(
+            f"{getattr(function, '__name__', function)!r} must be defined with `async def`"
+        )
+    return Workflow(function, None if deadline is None else parse_deadline(deadline))
 
 
 class ExecutingRun:
@@ -63,9 +155,14 @@ class ExecutingRun:
         self.is_left = False
         """It is over, but its tasks wait for each other for ever."""
 
-    # RunPort
+    # What its code calls
 
     def begin_step(self, model: str, inputs: Mapping[str, Any], protocol: str = "") -> int:
+        """Begin a step; its number in the order of the calls.
+
+        With a `protocol` (v1, v2 or body) its one input is a request's body as it is, its outputs
+        are `status` and `body`.
+        """
         if self._steps >= self._max_steps:
             raise StepFailed(
                 f"a run may begin {self._max_steps} steps, this is one more", "step-limit", 422
@@ -238,6 +335,18 @@ class ExecutingRun:
             self._streams[step].put_nowait(text)
 
 
+current_run: Final[ContextVar[ExecutingRun | None]] = ContextVar("run", default=None)
+"""The run of the running task."""
+
+
+def running() -> ExecutingRun:
+    """The run of the running task. Raises NoRunError outside of a run."""
+    run = current_run.get()
+    if run is None:
+        raise NoRunError("models are called inside of a workflow's function only")
+    return run
+
+
 class _Outputs(dict[str, Any]):
     """A step's outputs; an unknown name fails with those that there are."""
 
@@ -249,19 +358,9 @@ class _Outputs(dict[str, Any]):
         )
 
 
-def executing_run() -> ExecutingRun:
-    """The run of the running task. Raises NoRunError outside of a run."""
-    run = running()
-    if not isinstance(run, ExecutingRun):
-        raise NoRunError("this is no run of a runner")
-    return run
-
-
 async def _plain(value: Any) -> Any:
     """A run's result as JSON, steps in it fetched. Raises TypeError for what is none."""
     match value:
-        case Step() | Output():
-            return await _plain(await value)
         case list() | tuple():
             return [await _plain(each) for each in value]
         case dict():
@@ -275,12 +374,6 @@ async def _plain(value: Any) -> Any:
     except TypeError as error:
         raise TypeError(f"the result must be JSON: {error}") from None
     return value
-
-
-def current_execution() -> ExecutingRun | None:
-    """The run of the running task, if there is one."""
-    run = current_run.get()
-    return run if isinstance(run, ExecutingRun) else None
 
 
 def _hint(error: BaseException) -> str:

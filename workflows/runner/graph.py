@@ -15,8 +15,8 @@ from typing import Any, Final
 import orjson
 
 from registry.domain.graph import ROOT, GraphNode, GraphStep, JsonPath, RouterType, parse_path
-from workflows.runner.calls import Output, Step, StepFailed, Workflow, running, written_argument
-from workflows.runner.execution import executing_run
+from workflows.runner.calls import Output, Step, written_argument
+from workflows.runner.execution import StepFailed, Workflow, running
 
 BODY: Final = "body"
 STATUS: Final = "status"
@@ -175,7 +175,7 @@ def _text(document: Any) -> str:
 
 
 def _by_weight(steps: Sequence[GraphStep]) -> GraphStep:
-    point, end = executing_run().random.randrange(100), 0
+    point, end = running().random.randrange(100), 0
     for step in steps:
         end += step.weight
         if point < end:

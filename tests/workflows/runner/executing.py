@@ -7,8 +7,7 @@ from typing import Any
 import orjson
 
 from common.frames import LENGTHS
-from workflows.runner.calls import Workflow
-from workflows.runner.execution import ExecutingRun
+from workflows.runner.execution import ExecutingRun, Workflow
 
 
 def messages_of(
