@@ -80,9 +80,11 @@ class Steps:
         self._planner = planner
         self._secret = secret
         self._client = HttpClient(max_body_bytes=settings.max_output_bytes, tls=tls)
+        self._pods = HttpClient(max_body_bytes=MAX_FETCH_BYTES, tls=tls)
 
     def close(self) -> None:
         self._client.close()
+        self._pods.close()
 
     async def execute(self, run: Run, step: RunStep, on_text: Callable[[], None]) -> None:
         """Send a step, whose inputs are there, until a pod answers; sets its outputs.
@@ -226,7 +228,7 @@ class Steps:
     ) -> Response:
         names = (run.workflow.namespace, run.identity)
         path = "/v2/tensors/" + "/".join(quote(name, safe="") for name in names) + path
-        return await self._client.request(
+        return await self._pods.request(
             method, address, path, self._secret.headers, timeout_s=timeout_s
         )
 
