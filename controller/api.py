@@ -5,9 +5,8 @@ Writes are patches of single fields. The names of the classes of errors are metr
 
 import datetime
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -16,19 +15,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from prometheus_client import Counter, Gauge
 
-from controller.resources import (
-    APPLICATIONS,
-    GRAPHS,
-    POOL,
-    ApplicationObject,
-    GraphObject,
-    PodObject,
-    ServiceObject,
-    read_application_object,
-    read_graph_object,
-    read_pod,
-    read_service,
-)
+from controller.resources import APPLICATIONS, ApplicationObject, ServiceObject, read_service
 from registry.domain.model import ModelName
 
 
@@ -67,7 +54,6 @@ MODELS = Gauge("pilotlight_controller_models", "InferenceServices that are model
 GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
-PAGE_OBJECTS = 500
 _JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _MAX_MESSAGE = 1024
@@ -80,6 +66,7 @@ async def connect(context: str | None = None) -> client.ApiClient:
     With `context`, with that one of the kubeconfig. Raises ConfigException if there is none.
     """
     configuration = client.Configuration()
+    configuration.connection_pool_maxsize = 0  # unlimited: each watch keeps a connection
     if context is None:
         with suppress(config.ConfigException):
             config.load_incluster_config(client_configuration=configuration)
@@ -91,66 +78,11 @@ async def connect(context: str | None = None) -> client.ApiClient:
 class ClusterApi:
     """Reads and patches InferenceServices, and posts events, for controller and autoscaler."""
 
-    def __init__(
-        self,
-        api: client.ApiClient,
-        *,
-        component: str,
-        instance: str,
-        namespaces: Sequence[str] = (),
-    ) -> None:
-        """`namespaces`: those to list; empty: all."""
+    def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
-        self._to_dict = api.sanitize_for_serialization
         self._component = component
         self._instance = instance
-        self._namespaces = namespaces
-
-    async def list_services(self) -> AsyncIterator[ServiceObject]:
-        """All InferenceServices. Raises Gone where KServe is not installed."""
-        async for each in self._list((GROUP, VERSION, PLURAL), "InferenceServices"):
-            yield read_service(each)
-
-    async def list_applications(self) -> list[ApplicationObject]:
-        """All InferenceApplications; none where the resource is not installed."""
-        listed = await self._list_installed(APPLICATIONS, "InferenceApplications")
-        return [read_application_object(each) for each in listed]
-
-    async def list_graphs(self) -> list[GraphObject]:
-        """All InferenceGraphs; none where the resource is not installed."""
-        listed = await self._list_installed(GRAPHS, "InferenceGraphs")
-        return [read_graph_object(each) for each in listed]
-
-    async def _list_installed(
-        self, resource: tuple[str, str, str], kinds: str
-    ) -> list[dict[str, Any]]:
-        try:
-            return [each async for each in self._list(resource, kinds)]
-        except Gone:
-            return []
-
-    async def _list(
-        self, resource: tuple[str, str, str], kinds: str
-    ) -> AsyncIterator[dict[str, Any]]:
-        """`resource`: group, version and plural. Page by page, so that no page is large."""
-        group, version, plural = resource
-        calls: list[Any] = [
-            partial(self._objects.list_namespaced_custom_object, group, version, namespace, plural)
-            for namespace in self._namespaces
-        ] or [partial(self._objects.list_cluster_custom_object, group, version, plural)]
-        for call in calls:
-            options: dict[str, Any] = {}
-            while True:
-                with api_errors("list", kinds):
-                    page = await call(
-                        limit=PAGE_OBJECTS, _request_timeout=LIST_TIMEOUT_S, **options
-                    )
-                for each in page["items"]:
-                    yield each
-                if not (rest := page["metadata"].get("continue")):
-                    break
-                options = {"_continue": rest}
 
     async def write_application_status(
         self, application: ApplicationObject, status: Mapping[str, Any]
@@ -158,25 +90,16 @@ class ClusterApi:
         """Replace an application's whole status. Raises Gone, Changed."""
         await self._write_status(APPLICATIONS, application, status)
 
-    async def list_pods(self) -> list[PodObject]:
-        """The pods of pools."""
-        options: dict[str, Any] = {"label_selector": POOL, "_request_timeout": LIST_TIMEOUT_S}
-        with api_errors("list", "pods"):
-            lists = [
-                await self._core.list_namespaced_pod(namespace, **options)
-                for namespace in self._namespaces
-            ] or [await self._core.list_pod_for_all_namespaces(**options)]
-        return [read_pod(self._to_dict(each)) for found in lists for each in found.items]
-
     async def write_status(
         self, service: ServiceObject, status: Mapping[str, Any], *, is_shared: bool = False
-    ) -> None:
-        """Replace a model's whole status. Raises Gone, Changed.
+    ) -> ServiceObject:
+        """Replace a model's whole status; returns the new object. Raises Gone, Changed.
 
         `is_shared`: KServe writes it as well, so the object must be of the version that was read.
         """
         version = service.resource_version if is_shared else None
-        await self._write_status((GROUP, VERSION, PLURAL), service, status, version=version)
+        resource = (GROUP, VERSION, PLURAL)
+        return read_service(await self._write_status(resource, service, status, version=version))
 
     async def make_predictor_service(self, service: ServiceObject, host: str) -> str:
         """Make `NAME-predictor`, another name of the gateway's `host`, owned by the object.
@@ -217,7 +140,7 @@ class ClusterApi:
         status: Mapping[str, Any],
         *,
         version: str | None = None,
-    ) -> None:
+    ) -> Any:
         group, api_version, plural = resource
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": about.uid},
@@ -226,7 +149,7 @@ class ClusterApi:
         if version is not None:
             patch.insert(1, {"op": "test", "path": "/metadata/resourceVersion", "value": version})
         with api_errors("write the status of", about):
-            await self._objects.patch_namespaced_custom_object_status(
+            return await self._objects.patch_namespaced_custom_object_status(
                 group,
                 api_version,
                 about.name.namespace,
@@ -237,11 +160,13 @@ class ClusterApi:
                 _request_timeout=TIMEOUT_S,
             )
 
-    async def set_finalizers(self, service: ServiceObject, finalizers: Sequence[str]) -> None:
-        """Set the finalizers. Raises Changed if the object has a newer version, Gone."""
+    async def set_finalizers(
+        self, service: ServiceObject, finalizers: Sequence[str]
+    ) -> ServiceObject:
+        """Set the finalizers; returns the new object. Raises Changed if it has changed, Gone."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
         with api_errors("set the finalizers of", service):
-            await self._objects.patch_namespaced_custom_object(
+            changed: Any = await self._objects.patch_namespaced_custom_object(
                 GROUP,
                 VERSION,
                 service.name.namespace,
@@ -251,6 +176,7 @@ class ClusterApi:
                 _content_type=_MERGE_PATCH,
                 _request_timeout=TIMEOUT_S,
             )
+        return read_service(changed)
 
     async def post_event(
         self,

@@ -35,18 +35,17 @@ class ApplicationReconciler:
         An object that the API server refuses does not keep the others from being reconciled.
         """
         refused: list[Changed | Denied] = []
-        with self._objects.applications.pass_over():
-            for application in list(self._objects.applications.values()):
-                if not application.is_deleted:
-                    try:
-                        await self._reconcile(application)
-                    except (Changed, Denied) as error:
-                        refused.append(error)
-            for pool, registry in self._registries.opened().items():
-                if registry.is_synced:
-                    await self._delete_orphans(pool, registry)
-            if refused:
-                raise refused[0]
+        for application in list(self._objects.applications.values()):
+            if not application.is_deleted:
+                try:
+                    await self._reconcile(application)
+                except (Changed, Denied) as error:
+                    refused.append(error)
+        for pool, registry in self._registries.opened().items():
+            if registry.is_synced:
+                await self._delete_orphans(pool, registry)
+        if refused:
+            raise refused[0]
 
     async def _reconcile(self, application: ApplicationObject) -> None:
         if not self._objects.has_pool(application.pool):

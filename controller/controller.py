@@ -1,161 +1,173 @@
-"""The controller's loop: reconciles changed models, each by one task at a time.
+"""The controller: a queue of changed objects, and workers that reconcile them while it leads.
 
+Level-triggered: a worker acts on what is, not on what happened, so a key may be queued at any time.
 Every replica follows the cluster and the registries; only the leader acts. A new leader reconciles
-all models first.
+everything first; one that loses the lead stops its workers, in the middle of a call if need be.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
 
 from controller.api import (
     FAILURES,
+    IS_LEADING,
     MODELS,
     Changed,
     ClusterUnreachable,
     Denied,
-    Gone,
     KubernetesError,
 )
-from controller.application_reconciler import ApplicationReconciler
-from controller.graph_reconciler import GraphReconciler
-from controller.model_reconciler import ModelReconciler
-from controller.objects import ClusterObjects
-from controller.pools import PodPhases, PoolRegistries
-from controller.resources import Role
+from controller.objects import ClusterObjects, Key
+from controller.resources import Kind, Role
 from registry.domain.model import ModelName
 from registry.errors import RegistryError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
 
-RECONCILE_ALL_INTERVAL_S = 1.0
-"""Registries change with every heartbeat; all models are reconciled this often at most."""
-MAX_CONCURRENT = 16
+CHANGES_INTERVAL_S = 1.0
+"""Registries change with every load; what they changed is queued this often at most."""
+WORKERS = 16
 RETRY_DELAYS_S = {Changed: 0.2, ClusterUnreachable: 2.0, RegistryUnavailable: 1.0, Denied: 30.0}
 DEFAULT_RETRY_S = 5.0
+
+Reconcile = Callable[[ModelName | None], Awaitable[float | None]]
+"""Of one object by name, or of all of a kind. Returns the seconds until the next call is due, or
+None if only a change makes it due. Raises KubernetesError, RegistryError."""
+
+
+class WorkQueue:
+    """Keys to process: each once, and by one worker at a time; as client-go's `workqueue`."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[Key, None] = {}
+        self._active: set[Key] = set()
+        self._repeated: set[Key] = set()
+        """Active keys that were added again."""
+        self._timers: dict[Key, asyncio.TimerHandle] = {}
+        self._has_work = asyncio.Event()
+
+    def add(self, key: Key) -> None:
+        if (timer := self._timers.pop(key, None)) is not None:
+            timer.cancel()
+        if key in self._active:
+            self._repeated.add(key)
+        else:
+            self._waiting[key] = None
+            self._has_work.set()
+
+    def add_after(self, key: Key, delay_s: float) -> None:
+        """Unless it is added before."""
+        if key not in self._waiting and key not in self._repeated:
+            if (timer := self._timers.pop(key, None)) is not None:
+                timer.cancel()
+            self._timers[key] = asyncio.get_running_loop().call_later(delay_s, self.add, key)
+
+    async def get(self) -> Key:
+        """The key that waits longest; `done` must follow."""
+        while not self._waiting:
+            self._has_work.clear()
+            await self._has_work.wait()
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        self._active.add(key)
+        return key
+
+    def done(self, key: Key) -> None:
+        self._active.discard(key)
+        if key in self._repeated:
+            self._repeated.discard(key)
+            self.add(key)
 
 
 class Controller:
     def __init__(
         self,
         objects: ClusterObjects,
-        models: ModelReconciler,
-        applications: ApplicationReconciler,
-        graphs: GraphReconciler,
-        registries: PoolRegistries,
+        reconcilers: Mapping[Kind, Reconcile],
+        changed_in_registries: Callable[[], list[ModelName]],
     ) -> None:
+        """`changed_in_registries`: models to reconcile since a registry has changed."""
         self._objects = objects
-        self._applications = applications
-        self._graphs = graphs
-        self._models = models
-        self._registries = registries
-        self._pod_phases = PodPhases(objects, registries)
-        self._wake = asyncio.Event()
-        self._has_registry_changed = True
-        self._reconciled_all_s = 0.0
-        self._due_s: dict[ModelName, float] = {}
-        self._failing: set[str] = set()
-        self.is_leading = False
+        self._reconcilers = reconcilers
+        self._changed_in_registries = changed_in_registries
+        self._queue = WorkQueue()
+        objects.on_change = self._on_object_change
+        self._changed = asyncio.Event()
+        self._leading = asyncio.Event()
+        self._following = asyncio.Event()
+        self._following.set()
+        self._failing: set[Key] = set()
 
-    def wake(self) -> None:
-        """Call after a change of the cluster's objects."""
-        self._wake.set()
+    def _on_object_change(self, key: Key) -> None:
+        self._queue.add(key)
+        self._changed.set()
 
     def on_registry_change(self) -> None:
-        self._has_registry_changed = True
-        self._wake.set()
+        self._changed.set()
 
-    def set_leading(self, *, is_leading: bool) -> None:
-        self.is_leading = is_leading
-        self._objects.changed |= self._objects.services.keys()
-        self._objects.applications.has_changed = True
-        self._objects.graphs.has_changed = True
-        self._wake.set()
+    def set_leading(self, is_leading: bool) -> None:
+        IS_LEADING.set(is_leading)
+        if is_leading:
+            for key in self._objects.all_keys():
+                self._on_object_change(key)
+            self._following.clear()
+            self._leading.set()
+        else:
+            self._leading.clear()
+            self._following.set()
 
     async def run(self) -> None:
+        """Until cancelled. Call it once all objects are listed: what is missing gets deleted."""
         while True:
-            await self._wait()
-            if self._may_act:
-                await self._reconcile_due()
+            await self._leading.wait()
+            async with asyncio.TaskGroup() as tasks:
+                working = [tasks.create_task(self._work()) for _ in range(WORKERS)]
+                working.append(tasks.create_task(self._follow_changes()))
+                await self._following.wait()
+                for each in working:
+                    each.cancel()
 
-    @property
-    def _may_act(self) -> bool:
-        return self.is_leading and self._objects.is_complete
-
-    async def _wait(self) -> None:
-        """Wait for a change, a retry or the next reconciliation of all models."""
-        now_s = time.monotonic()
-        due_s = list(self._due_s.values()) if self._may_act else []
-        if self._has_registry_changed and self._may_act:
-            due_s.append(self._reconciled_all_s + RECONCILE_ALL_INTERVAL_S)
-        try:
-            async with asyncio.timeout(max(0.0, min(due_s, default=now_s + 60.0) - now_s)):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
-        self._wake.clear()
-
-    async def _reconcile_due(self) -> None:
-        now_s = time.monotonic()
-        for pool in self._objects.pools():
-            self._registries.get(pool)
-        names = self._objects.changed | {
-            name for name, due_s in self._due_s.items() if due_s <= now_s
-        }
-        self._objects.changed = set()
-        has_applications = self._objects.applications.has_changed
-        next_all_s = self._reconciled_all_s + RECONCILE_ALL_INTERVAL_S
-        if self._has_registry_changed and now_s >= next_all_s:
-            self._has_registry_changed = False
-            self._reconciled_all_s = now_s
-            names |= self._objects.services.keys()
-            await self._catch_errors("orphans", self._models.delete_orphans())
-            has_applications = True
-        limit = asyncio.Semaphore(MAX_CONCURRENT)
-        async with asyncio.TaskGroup() as tasks:
-            for name in names:
-                tasks.create_task(self._reconcile(name, limit))
-            tasks.create_task(self._catch_errors("pods", self._pod_phases.update()))
-        if has_applications:  # after the models, which may be their variants
-            await self._catch_errors("applications", self._applications.reconcile_all())
-        if self._objects.graphs.has_changed:
-            await self._catch_errors("graphs", self._graphs.reconcile_all())
-        MODELS.set(sum(each.role is Role.MODEL for each in self._objects.services.values()))
-
-    async def _reconcile(self, name: ModelName, limit: asyncio.Semaphore) -> None:
-        self._due_s.pop(name, None)
-        service = self._objects.services.get(name)
-        if service is None:
-            return
-        async with limit:
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.get()
             try:
-                wait_s = await self._models.reconcile(service)
-            except Gone:
-                self._objects.remove(service)
-                self._models.forget(service.uid)
-                return
-            except (KubernetesError, RegistryError) as error:
-                wait_s = self._record_failure(f"model {name}", error)
-            else:
-                self._failing.discard(f"model {name}")
-        if wait_s is not None:
-            self._due_s[name] = time.monotonic() + wait_s
+                wait_s = await self._reconcile(key)
+            finally:
+                self._queue.done(key)
+            if wait_s is not None:
+                self._queue.add_after(key, wait_s)
 
-    def _record_failure(self, subject: str, error: Exception) -> float:
-        """Count a failure, log the first one of a subject; returns the delay of the retry, s."""
+    async def _reconcile(self, key: Key) -> float | None:
+        try:
+            wait_s = await self._reconcilers[key.kind](key.name)
+        except (KubernetesError, RegistryError) as error:
+            return self._record_failure(key, error)
+        self._failing.discard(key)
+        return wait_s
+
+    def _record_failure(self, key: Key, error: Exception) -> float:
+        """Count a failure, log the first one of a key; returns the delay of the retry, s."""
         FAILURES.labels(cause=type(error).__name__).inc()
-        if subject not in self._failing and not isinstance(error, Changed):
-            self._failing.add(subject)
+        if key not in self._failing and not isinstance(error, Changed):
+            self._failing.add(key)
+            subject = key.kind.value if key.name is None else f"model {key.name}"
             logger.warning("failed; retrying", extra={"what": subject}, exc_info=error)
         delays = (delay for kind, delay in RETRY_DELAYS_S.items() if isinstance(error, kind))
         return next(delays, DEFAULT_RETRY_S)
 
-    async def _catch_errors(self, subject: str, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except (KubernetesError, RegistryError) as error:
-            self._record_failure(subject, error)
-            self._has_registry_changed = True
-        else:
-            self._failing.discard(subject)
+    async def _follow_changes(self) -> None:
+        """Queue what changes of registries, or of other objects, make due."""
+        while True:
+            services = self._objects.services.values()
+            MODELS.set(sum(each.role is Role.MODEL for each in services))
+            began_s = time.monotonic()
+            for name in self._changed_in_registries():
+                self._queue.add(Key(Kind.SERVICE, name))
+            for kind in (Kind.SERVICE, Kind.POD, Kind.APPLICATION):
+                self._queue.add(Key(kind))
+            took_s = time.monotonic() - began_s
+            await asyncio.sleep(max(CHANGES_INTERVAL_S, 10 * took_s))
+            await self._changed.wait()
+            self._changed.clear()

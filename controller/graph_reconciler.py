@@ -23,6 +23,8 @@ Definitions = Mapping[ModelName, Mapping[str, Any]]
 
 logger = logging.getLogger(__name__)
 
+REFUSED_RETRY_S = 1.0
+
 
 class GraphReconciler:
     def __init__(
@@ -34,12 +36,9 @@ class GraphReconciler:
         self._reported: dict[str, tuple[str, ...]] = {}
         """By uid: problems that an event was posted about."""
 
-    async def reconcile_all(self) -> None:
-        """Raises KubernetesError, RegistryError; the next call goes on."""
-        with self._objects.graphs.pass_over():
-            await self._reconcile_all()
-
-    async def _reconcile_all(self) -> None:
+    async def reconcile_all(self) -> float | None:
+        """See `controller.Reconcile`; after an error the next call goes on."""
+        wait_s = None
         graphs = [each for each in self._objects.graphs.values() if not each.is_deleted]
         problems = {each.uid: self._problems(each) for each in graphs}
         for pool, registry in self._registries.opened().items():
@@ -47,13 +46,14 @@ class GraphReconciler:
             served = [each for each in graphs if each.pool == pool and not problems[each.uid]]
             refused = await self._write(log, await log.workflows(), served)
             if refused:  # until the workflow of that name is gone
-                self._objects.graphs.has_changed = True
+                wait_s = REFUSED_RETRY_S
             problems |= refused
         for graph in graphs:
             await self._report(graph, problems[graph.uid])
         self._reported = {
             each.uid: self._reported[each.uid] for each in graphs if each.uid in self._reported
         }
+        return wait_s
 
     def _problems(self, graph: GraphObject) -> tuple[str, ...]:
         """Why it is not served: its mistakes, and what the rules of its pool forbid."""

@@ -1,27 +1,40 @@
-"""Watches InferenceServices and the pods of pools with kopf, and reports every change.
+"""Keeps the local copy equal to the cluster: each kind is listed, then watched from its list on.
 
-It registers event handlers only: kopf annotates every object that has a change handler, and a new
-annotation on a pool restarts its pods. kopf runs in a thread with its own event loop, because at
-shutdown it cancels all tasks of its loop that were created after it.
+As client-go's reflector does: a list is applied as a whole, and no change after it is missed. After
+each error, and every five minutes, the kind is listed again; the last copy stays meanwhile.
 """
 
 import asyncio
 import logging
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any, Final
 
-import kopf
+import orjson
+from kubernetes.aio import client
+from kubernetes.aio.client.exceptions import ApiException
 
-from controller.objects import ObjectEvent
+from controller.api import (
+    FAILURES,
+    GROUP,
+    LIST_TIMEOUT_S,
+    PLURAL,
+    VERSION,
+    ClusterUnreachable,
+    Gone,
+    KubernetesError,
+    api_errors,
+)
+from controller.objects import ClusterObjects
 from controller.resources import (
     APPLICATIONS,
     GRAPHS,
     POOL,
-    ApplicationObject,
-    GraphObject,
-    PodObject,
-    ServiceObject,
+    ClusterObject,
+    Kind,
     read_application_object,
     read_graph_object,
     read_pod,
@@ -30,100 +43,160 @@ from controller.resources import (
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 10.0
+RELIST_INTERVAL_S: Final = 300.0
+RETRY_S: Final = 2.0
+SILENCE_S: Final = 150.0
+"""The API server sends a bookmark every minute: a watch without one has lost its connection."""
+PAGE_OBJECTS: Final = 500
+_RESOURCES: Final = {
+    Kind.SERVICE: (GROUP, VERSION, PLURAL),
+    Kind.APPLICATION: APPLICATIONS,
+    Kind.GRAPH: GRAPHS,
+}
+_READERS: Final[Mapping[Kind, Callable[[Mapping[str, Any]], ClusterObject]]] = {
+    Kind.SERVICE: read_service,
+    Kind.POD: read_pod,
+    Kind.APPLICATION: read_application_object,
+    Kind.GRAPH: read_graph_object,
+}
+_OPTIONAL: Final = {Kind.APPLICATION, Kind.GRAPH}
+"""Kinds that need not be installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The objects of one kind, in one namespace or (empty) in all."""
+
+    kind: Kind
+    namespace: str
 
 
 class Informer:
-    """Runs kopf in a thread. Callbacks run in the event loop that called `start`."""
+    """The only writer of `ClusterObjects`."""
 
-    def __init__(self, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self, api: client.ApiClient, objects: ClusterObjects, namespaces: Sequence[str] = ()
+    ) -> None:
         """`namespaces`: those to watch; empty: all."""
-        self._namespaces = tuple(namespaces)
-        self._on_event: Callable[[ObjectEvent], None] = _ignore
-        self._on_failure: Callable[[BaseException], None] = _ignore
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kubernetes", daemon=True)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._core = client.CoreV1Api(api)
+        self._custom = client.CustomObjectsApi(api)
+        self._objects = objects
+        self._sources = [_Source(kind, each) for kind in Kind for each in namespaces or [""]]
+        self._unlisted = set(self._sources)
+        self.listed = asyncio.Event()
+        """Set once every kind has been listed: before, what is missing may exist."""
 
-    def start(
-        self, on_event: Callable[[ObjectEvent], None], on_failure: Callable[[BaseException], None]
-    ) -> None:
-        self._on_event, self._on_failure = on_event, on_failure
-        self._loop = asyncio.get_running_loop()
-        self._thread.start()
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for source in self._sources:
+                tasks.create_task(self._follow(source))
 
-    async def stop(self) -> None:
-        self._stop.set()
-        if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, STOP_TIMEOUT_S)
+    async def _follow(self, source: _Source) -> None:
+        is_failing = False
+        while True:
+            try:
+                version = await self._list(source)
+                self._unlisted.discard(source)
+                if not self._unlisted:
+                    self.listed.set()
+                is_failing = False
+                await self._watch(source, version)
+            except KubernetesError as error:
+                FAILURES.labels(cause=type(error).__name__).inc()
+                if not is_failing:
+                    extra = {"what": source.kind.value, "namespace": source.namespace}
+                    logger.warning("not watched; retrying", extra=extra, exc_info=error)
+                is_failing = True
+                await asyncio.sleep(RETRY_S * random.uniform(0.5, 1.5))
 
-    def _run(self) -> None:
+    async def _list(self, source: _Source) -> str:
+        """Apply a full list, read in pages; returns its version, empty: not installed."""
+        listed: list[ClusterObject] = []
+        options: dict[str, Any] = {"limit": PAGE_OBJECTS, "_request_timeout": LIST_TIMEOUT_S}
+        read = _READERS[source.kind]
         try:
-            asyncio.run(
-                kopf.operator(
-                    registry=self._handlers(),
-                    settings=_settings(),
-                    standalone=True,
-                    clusterwide=not self._namespaces,
-                    namespaces=self._namespaces,
-                    stop_flag=self._stop,
+            while True:
+                with api_errors("list", source.kind):
+                    response = await self._get(source, **options)
+                    page = orjson.loads(await response.read())
+                listed += filter(self._objects.concerns_us, map(read, page["items"]))
+                if not (following := page["metadata"].get("continue")):
+                    break
+                options["_continue"] = following
+        except Gone:
+            if source.kind not in _OPTIONAL:
+                raise
+            self._objects.replace(source.kind, [], source.namespace)
+            return ""
+        self._objects.replace(source.kind, listed, source.namespace)
+        return str(page["metadata"]["resourceVersion"])
+
+    async def _watch(self, source: _Source, version: str) -> None:
+        """Apply changes from a version on, until it is time for the next list."""
+        duration_s = RELIST_INTERVAL_S * random.uniform(0.8, 1.2)
+        if not version:
+            await asyncio.sleep(duration_s)
+            return
+        with api_errors("watch", source.kind):
+            response = await self._get(
+                source,
+                watch=True,
+                allow_watch_bookmarks=True,
+                resource_version=version,
+                timeout_seconds=round(duration_s),
+                _request_timeout=duration_s + SILENCE_S,
+            )
+            try:
+                async for event in _events(response):
+                    self._apply(source, event)
+            finally:
+                response.close()
+
+    def _apply(self, source: _Source, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "ADDED" | "MODIFIED" | "DELETED":
+                found = _READERS[source.kind](event["object"])
+                self._objects.update(found, is_removed=event["type"] == "DELETED")
+            case "ERROR":
+                status = event["object"]
+                raise ClusterUnreachable(
+                    f"the watch of {source.kind} ended with {status.get('code')}: "
+                    f"{status.get('message')}"
                 )
-            )
-            if not self._stop.is_set():
-                self._call(self._on_failure, RuntimeError("the watches ended"))
-        except Exception as error:
-            logger.exception("the watches of the cluster failed")
-            self._call(self._on_failure, error)
 
-    def _handlers(self) -> kopf.OperatorRegistry:
-        handlers = kopf.OperatorRegistry()
-
-        def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-            return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(
-                **arguments
-            )
-
-        async def on_service(event: kopf.RawEvent, **_: Any) -> None:
-            self._report(read_service(event["object"]), event)
-
-        async def on_application(event: kopf.RawEvent, **_: Any) -> None:
-            self._report(read_application_object(event["object"]), event)
-
-        async def on_graph(event: kopf.RawEvent, **_: Any) -> None:
-            self._report(read_graph_object(event["object"]), event)
-
-        async def on_pod(event: kopf.RawEvent, **_: Any) -> None:
-            self._report(read_pod(event["object"]), event)
-
-        kopf.on.login(registry=handlers)(login)
-        kopf.on.event("serving.kserve.io", "v1beta1", "inferenceservices", registry=handlers)(
-            on_service
-        )
-        kopf.on.event(*APPLICATIONS, registry=handlers)(on_application)
-        kopf.on.event(*GRAPHS, registry=handlers)(on_graph)
-        kopf.on.event("", "v1", "pods", labels={POOL: kopf.PRESENT}, registry=handlers)(on_pod)
-        return handlers
-
-    def _report(
-        self,
-        found: ServiceObject | PodObject | ApplicationObject | GraphObject,
-        event: kopf.RawEvent,
-    ) -> None:
-        self._call(self._on_event, ObjectEvent(found, is_removed=event["type"] == "DELETED"))
-
-    def _call(self, callback: Callable[[Any], None], value: object) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(callback, value)
+    async def _get(self, source: _Source, **options: Any) -> Any:
+        """The open response; raises ApiException."""
+        core, custom, namespace = self._core, self._custom, source.namespace
+        call: Any
+        if source.kind is Kind.POD:
+            options["label_selector"] = POOL
+            call = core.list_pod_for_all_namespaces_without_preload_content
+            if namespace:
+                call = partial(core.list_namespaced_pod_without_preload_content, namespace)
+        else:
+            group, version, plural = _RESOURCES[source.kind]
+            if namespace:
+                listing = custom.list_namespaced_custom_object_without_preload_content
+                call = partial(listing, group, version, namespace, plural)
+            else:
+                listing = custom.list_cluster_custom_object_without_preload_content
+                call = partial(listing, group, version, plural)
+        response = await call(**options)
+        if response.status != HTTPStatus.OK:
+            body = await response.text()
+            raise ApiException(status=response.status, reason=response.reason, body=body)
+        return response
 
 
-def _settings() -> kopf.OperatorSettings:
-    settings = kopf.OperatorSettings()
-    settings.posting.enabled = False
-    settings.scanning.disabled = True  # scanning watches all CRDs
-    settings.watching.label_selectors["pods"] = POOL
-    settings.process.ultimate_exiting_timeout = None
-    return settings
-
-
-def _ignore(_: object) -> None:
-    """Callback before `start`."""
+async def _events(response: Any) -> AsyncIterator[dict[str, Any]]:
+    """The events of a watch, one a line of any length."""
+    rest = b""
+    while True:
+        async with asyncio.timeout(SILENCE_S):
+            chunk = await response.content.readany()
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield orjson.loads(line)

@@ -42,6 +42,8 @@ class Leadership:
         self._on_change = on_change
         self._is_leading = False
         self._renewed_s = 0.0
+        self._lease: client.V1Lease | None = None
+        """As written last; None: it may have changed since."""
         self._observed: tuple[object, ...] = ()
         self._observed_s = 0.0
         self._is_failing = False
@@ -75,6 +77,8 @@ class Leadership:
 
     async def _acquire(self) -> bool:
         """Acquire or renew the lease if it is held by this replica, free or expired."""
+        if self._lease is not None and await self._write(self._lease):
+            return True  # a renewal needs no read, as in client-go
         try:
             with api_errors("read the lease", LEASE):
                 lease = await self._leases.read_namespaced_lease(
@@ -102,14 +106,15 @@ class Leadership:
         spec.lease_duration_seconds = LEASE_S
         spec.renew_time = now
         lease.spec = spec
+        self._lease = None
         try:
             with api_errors("write the lease", LEASE):
                 if lease.metadata.resource_version is None:
-                    await self._leases.create_namespaced_lease(
+                    self._lease = await self._leases.create_namespaced_lease(
                         self._namespace, lease, _request_timeout=TIMEOUT_S
                     )
                 else:
-                    await self._leases.replace_namespaced_lease(
+                    self._lease = await self._leases.replace_namespaced_lease(
                         LEASE, self._namespace, lease, _request_timeout=TIMEOUT_S
                     )
         except Changed:

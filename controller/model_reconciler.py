@@ -7,14 +7,15 @@ any outage.
 import datetime
 import logging
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from controller.api import STATUS_WRITES, ClusterApi
+from controller.api import STATUS_WRITES, ClusterApi, Gone
 from controller.model_status import (
     WRITE_INTERVAL_S,
     CanaryVersion,
     ModelFacts,
+    ReadyCondition,
     count_copies,
     evaluate,
     has_components,
@@ -34,7 +35,6 @@ logger = logging.getLogger(__name__)
 UNLOAD_POLL_INTERVAL_S = 0.5
 UNLOAD_TIMEOUT_S = 60.0
 """For a deleted model to leave all pods: longer than the requests that hold it; `kubectl` waits."""
-SYNC_POLL_INTERVAL_S = 0.2
 REFUSED_POLL_INTERVAL_S = 30.0
 """Until a model is tried again that the pool refused, or whose Service could not be made: the
 pool's autoscaler, or the controller's rights, may have changed."""
@@ -42,6 +42,26 @@ pool's autoscaler, or the controller's rights, may have changed."""
 
 class NotAdmitted(InvalidModel):
     """The rules of a pool forbid a model."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What this process remembers of one object."""
+
+    uid: str
+    written_s: float = -WRITE_INTERVAL_S
+    """When its status was written last."""
+    deleted_s: float | None = None
+    """When it was first seen as deleted; None: it is not."""
+    service_problem: str | None = None
+    """What is wrong with the Service of a model with a transformer; empty: nothing; None: not made
+    yet."""
+    last_event: tuple[str, str] | None = None
+    """An equal event is not posted again."""
+    due_event: ReadyCondition | None = None
+    """Of a status that was written, and not posted yet."""
+    shown: object = None
+    """What its status shows of the registry."""
 
 
 class ModelReconciler:
@@ -58,51 +78,75 @@ class ModelReconciler:
         self._api = api
         self._objects = objects
         self._registries = registries
-        self._written_s: dict[str, float] = {}
-        self._deleted_s: dict[str, float] = {}
-        self._service_problems: dict[str, str] = {}
-        """By uid: what is wrong with the Service of a model with a transformer; empty: nothing."""
-        self._last_events: dict[str, tuple[str, str]] = {}
-        """By uid; an equal event is not posted again."""
+        self._known: dict[ModelName, _Known] = {}
 
-    async def reconcile(self, service: ServiceObject) -> float | None:
-        """Returns seconds until the next call is due, or None if only a change makes it due.
+    async def reconcile(self, name: ModelName | None) -> float | None:
+        """See `controller.Reconcile`. Without a name: models in registries that no object declares.
 
         Raises KubernetesError, RegistryError.
         """
+        if name is None:
+            await self._delete_orphans()
+            return None
+        service = self._objects.services.get(name)
+        if service is None:
+            self._known.pop(name, None)
+            return None
+        try:
+            return await self._reconcile(service)
+        except Gone:
+            self._objects.update(service, is_removed=True)
+            return None
+
+    def changed_in_registries(self) -> list[ModelName]:
+        """The models whose status shows something else than their registry has now."""
+        return [
+            name
+            for name, known in self._known.items()
+            if (service := self._objects.services.get(name)) is not None
+            and service.role is Role.MODEL
+            and known.shown != self._shown(service)
+        ]
+
+    def _of(self, service: ServiceObject) -> "_Known":
+        known = self._known.get(service.name)
+        if known is None or known.uid != service.uid:
+            known = self._known[service.name] = _Known(service.uid)
+        return known
+
+    async def _reconcile(self, service: ServiceObject) -> float | None:
         if service.is_deleted:
             return await self._unload(service) if service.has_finalizer else None
         match service.role:
             case Role.MODEL:
                 return await self._serve(service)
-            case Role.POOL if not self._objects.is_pool(service):
+            case Role.POOL if self._objects.is_pool(service):
+                self._registries.get(service.pool)
+            case Role.POOL:
                 await self._post_event(
                     service,
                     "PoolNotAdmitted",
                     f"pools are not admitted in namespace {service.name.namespace!r}; the operator "
                     "may add it to the controller's PILOTLIGHT_POOL_NAMESPACES",
                 )
-            case Role.MISPLACED | Role.POOL if service.problems:
-                await self._post_event(service, "InvalidModel", "; ".join(service.problems))
+        if service.problems and (service.role is Role.MISPLACED or self._objects.is_pool(service)):
+            await self._post_event(service, "InvalidModel", "; ".join(service.problems))
         if service.has_finalizer:  # it was a model before its last change
             return await self._unload(service)
         return None
 
-    def forget(self, uid: str) -> None:
-        """Drop the state kept for a removed object."""
-        for by_uid in (self._written_s, self._deleted_s, self._service_problems, self._last_events):
-            by_uid.pop(uid, None)
-
     # Serving
 
     async def _serve(self, service: ServiceObject) -> float | None:
-        registry = (
-            self._registries.get(service.pool) if self._objects.has_pool(service.pool) else None
-        )
+        registry = self._registry(service)
+        self._of(service).shown = self._shown(service)
+        await self._post_due_event(service)
         if service.spec is not None and not service.has_finalizer:
-            await self._api.set_finalizers(service, (*service.finalizers, FINALIZER))
+            finalizers = (*service.finalizers, FINALIZER)
+            service = await self._api.set_finalizers(service, finalizers)
+            self._objects.update_by_reply(service)
         if registry is not None and not registry.is_synced:
-            return SYNC_POLL_INTERVAL_S  # until then the last status stays
+            return None  # the last status stays until it is
         if has_components(service.spec):
             await self._make_predictor_service(service)
         if service.spec is not None and registry is not None:
@@ -116,7 +160,7 @@ class ModelReconciler:
                 wait_s = await self._write_status(refused, registry)
                 return REFUSED_POLL_INTERVAL_S if wait_s is None else wait_s
         wait_s = await self._write_status(service, registry)
-        if wait_s is None and self._service_problems.get(service.uid):
+        if wait_s is None and self._of(service).service_problem:
             return REFUSED_POLL_INTERVAL_S
         return wait_s
 
@@ -125,10 +169,11 @@ class ModelReconciler:
 
         Once in the life of this process: nothing else of ours changes it.
         """
-        if self._service_problems.get(service.uid) == "":
+        known = self._of(service)
+        if known.service_problem == "":
             return
         host = urlsplit(self._settings.address).hostname or ""
-        self._service_problems[service.uid] = await self._api.make_predictor_service(service, host)
+        known.service_problem = await self._api.make_predictor_service(service, host)
 
     def _check_rules(self, service: ServiceObject) -> None:
         """Raises InvalidModel, and NotAdmitted if the pool's rules forbid the model."""
@@ -159,26 +204,34 @@ class ModelReconciler:
     async def _write_status(
         self, service: ServiceObject, registry: PoolRegistry | None
     ) -> float | None:
-        facts = self._facts(service, registry)
+        known, facts = self._of(service), self._facts(service, registry)
+        known.shown = self._shown(service)
         condition = evaluate(service, facts)
         status = make_status(service, facts, _now())
         wait_s = seconds_until_write(
             service,
             status,
             age_s=_age_s(service.created),
-            since_last_s=time.monotonic() - self._written_s.get(service.uid, -WRITE_INTERVAL_S),
+            since_last_s=time.monotonic() - known.written_s,
         )
         if wait_s is None or wait_s > 0:
             return wait_s
         is_shared = has_components(service.spec)
-        await self._api.write_status(service, status, is_shared=is_shared)
+        written = await self._api.write_status(service, status, is_shared=is_shared)
+        self._objects.update_by_reply(written)
         STATUS_WRITES.inc()
-        self._written_s[service.uid] = time.monotonic()
+        known.written_s = time.monotonic()
         if condition.is_ready is not None:
-            await self._post_event(
-                service, condition.reason, condition.message, is_warning=not condition.is_ready
-            )
+            known.due_event = condition
+        await self._post_due_event(service)
         return None
+
+    async def _post_due_event(self, service: ServiceObject) -> None:
+        """Of a written status; it stays due until the API server has taken it."""
+        known = self._of(service)
+        if (due := known.due_event) is not None:
+            await self._post_event(service, due.reason, due.message, is_warning=not due.is_ready)
+            known.due_event = None
 
     def _facts(self, service: ServiceObject, registry: PoolRegistry | None) -> ModelFacts:
         record = registry.state.models.get(service.name) if registry is not None else None
@@ -197,14 +250,38 @@ class ModelReconciler:
             address=self._settings.address.format(**names),
             canaries=_canaries(registry, service.name) if registry is not None else (),
             has_server=registry is not None and registry.state.has_server,
-            component_problem=self._service_problems.get(service.uid, ""),
+            component_problem=self._of(service).service_problem or "",
+        )
+
+    def _registry(self, service: ServiceObject) -> PoolRegistry | None:
+        """That of a model's pool; None: there is no pool."""
+        if not self._objects.has_pool(service.pool):
+            return None
+        return self._registries.get(service.pool)
+
+    def _shown(self, service: ServiceObject) -> object:
+        """What the status of a model shows of its registry; compared, never read."""
+        registry = self._registry(service)
+        if registry is None or not registry.is_synced:
+            return registry is None
+        record = registry.state.models.get(service.name)
+        if record is None:
+            return None
+        holders = registry.state.holders(record.serving.key).values()
+        canaries = registry.canaries.of(service.name)
+        return (
+            record,
+            count_copies(holders) if holders else None,
+            canaries and [(each.percent, registry.state.models[each.model]) for each in canaries],
+            registry.state.has_server,
         )
 
     # Unloading
 
     async def _unload(self, service: ServiceObject) -> float | None:
         """Delete a model from the registry; remove the finalizer once no pod holds it."""
-        since_s = self._deleted_s.setdefault(service.uid, time.monotonic())
+        known = self._of(service)
+        known.deleted_s = since_s = known.deleted_s or time.monotonic()
         if service.pool and self._objects.has_pool(service.pool):
             self._registries.get(service.pool)
         registries = self._registries.opened().values()
@@ -227,11 +304,11 @@ class ModelReconciler:
             )
         kept = [each for each in service.finalizers if each != FINALIZER]
         await self._api.set_finalizers(service, kept)
-        self._deleted_s.pop(service.uid, None)
+        known.deleted_s = None
         logger.info("model unloaded", extra={"model": str(service.name)})
         return None
 
-    async def delete_orphans(self) -> None:
+    async def _delete_orphans(self) -> None:
         """Delete models whose InferenceService is gone or has moved to another pool.
 
         Models that no InferenceService declares stay.
@@ -260,12 +337,13 @@ class ModelReconciler:
     async def _post_event(
         self, service: ServiceObject, reason: str, message: str, *, is_warning: bool = True
     ) -> None:
-        if self._last_events.get(service.uid) == (reason, message):
+        known = self._of(service)
+        if known.last_event == (reason, message):
             return
-        self._last_events[service.uid] = (reason, message)
         await self._api.post_event(
             service.name, service.uid, reason=reason, message=message, is_warning=is_warning
         )
+        known.last_event = (reason, message)
 
 
 def _canaries(registry: PoolRegistry, name: ModelName) -> list[CanaryVersion]:

@@ -1,60 +1,32 @@
-"""Local copy of the cluster's InferenceServices and of the pods of pools. No I/O."""
+"""Local copy of the cluster's objects that concern the controller. No I/O."""
 
-from collections.abc import Collection, Iterable, Iterator, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-from controller.resources import ApplicationObject, GraphObject, PodObject, Role, ServiceObject
+from controller.resources import (
+    ApplicationObject,
+    ClusterObject,
+    GraphObject,
+    Kind,
+    PodObject,
+    Role,
+    ServiceObject,
+)
 from registry.domain.model import ModelName, ModelSpec
-
-_Object = TypeVar("_Object", ApplicationObject, GraphObject)
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectEvent:
-    """An added, changed or removed object."""
+class Key:
+    """What is reconciled as one."""
 
-    object: ServiceObject | PodObject | ApplicationObject | GraphObject
-    is_removed: bool
-
-
-class ObjectsByName(dict[ModelName, _Object]):
-    """Objects of one kind, reconciled all together once one of them has changed."""
-
-    def __init__(self) -> None:
-        self.has_changed = False
-        """Cleared by `pass_over`."""
-
-    @contextmanager
-    def pass_over(self) -> Iterator[None]:
-        """A reconciliation of all objects: changes from here on, or a failure, need another."""
-        self.has_changed = False
-        try:
-            yield
-        except BaseException:
-            self.has_changed = True
-            raise
-
-    def update_one(self, found: _Object, *, is_removed: bool) -> None:
-        self.has_changed = True
-        if not is_removed:
-            self[found.name] = found
-        elif (known := self.get(found.name)) and known.uid == found.uid:
-            del self[found.name]
-
-    def replace_all(self, listed: Iterable[_Object], known: Set[str]) -> None:
-        """Apply a full list; for `known` see `ClusterObjects.replace`."""
-        before = {each.uid: each.name for each in self.values()}
-        for uid in before.keys() & known:
-            del self[before[uid]]
-        left = known - before.keys()
-        self.update((each.name, each) for each in listed if each.uid not in left)
-        self.has_changed = True
+    kind: Kind
+    name: ModelName | None = None
+    """Of an InferenceService; None: all objects of the kind, and what is left of removed ones."""
 
 
 class ClusterObjects:
-    """The newest known version of each object, and the models and pods that changed."""
+    """The newest known version of each object; reports what has to be reconciled."""
 
     def __init__(self, pool_namespaces: Collection[str] | None = None) -> None:
         """`pool_namespaces`: where pools count, since any tenant may set the label; None: all."""
@@ -63,88 +35,95 @@ class ClusterObjects:
         """Models and pools; the many that KServe alone serves are left out."""
         self._pools: set[ModelName] = set()
         """Names in `services` that are, or were, pools."""
-        self.pods: dict[str, PodObject] = {}
-        """By uid."""
-        self.applications: ObjectsByName[ApplicationObject] = ObjectsByName()
-        self.graphs: ObjectsByName[GraphObject] = ObjectsByName()
-        self.changed: set[ModelName] = set()
-        """InferenceServices to reconcile; the controller clears it."""
+        self.pods: dict[ModelName, PodObject] = {}
+        self.applications: dict[ModelName, ApplicationObject] = {}
+        self.graphs: dict[ModelName, GraphObject] = {}
+        self._stored: Mapping[Kind, dict[ModelName, Any]] = {
+            Kind.SERVICE: self.services,
+            Kind.POD: self.pods,
+            Kind.APPLICATION: self.applications,
+            Kind.GRAPH: self.graphs,
+        }
         self.removed_pods: list[PodObject] = []
         """Removed pods that are perhaps still registered; `PodPhases` clears it."""
-        self.is_complete = False
-        """True after the first full list."""
+        self.on_change: Callable[[Key], None] = lambda _: None
 
-    def update(self, event: ObjectEvent) -> None:
-        match event.object:
-            case ServiceObject() as service:
-                self._update_service(service, is_removed=event.is_removed)
-            case PodObject() as pod:
-                self._update_pod(pod, is_removed=event.is_removed)
-            case ApplicationObject() as application:
-                self.applications.update_one(application, is_removed=event.is_removed)
-            case GraphObject() as graph:
-                self.graphs.update_one(graph, is_removed=event.is_removed)
+    def replace(self, kind: Kind, listed: Iterable[ClusterObject], namespace: str = "") -> None:
+        """Apply a full list of a kind, in one namespace or (empty) in all."""
+        found = {_name(each): each for each in listed}
+        for name, before in list(self._stored[kind].items()):
+            if name not in found and namespace in ("", name.namespace):
+                self._remove(before)
+        for each in found.values():
+            self._put(each)
+        self.on_change(Key(kind))
 
-    def _update_service(self, service: ServiceObject, *, is_removed: bool) -> None:
-        before = self.services.get(service.name)
-        if is_removed:
-            if before is not None and before.uid == service.uid:
-                self.remove(service)
+    def update(self, found: ClusterObject, *, is_removed: bool = False) -> None:
+        """Apply one change."""
+        if not is_removed:
+            self._put(found)
             return
-        if before is not None and _version(before) > _version(service):
-            return
-        if not service.concerns_us:
+        before = self._stored[found.kind].get(_name(found))
+        if before is not None and before.uid == found.uid:
+            self._remove(before)
+
+    def update_by_reply(self, found: ServiceObject) -> None:
+        """Apply the reply to our own write, which may come before or after the watch's events."""
+        before = self.services.get(found.name)
+        if before is not None and before.uid == found.uid:
+            self._put(found)
+
+    def all_keys(self) -> Iterator[Key]:
+        """Everything that there is to reconcile."""
+        yield from (Key(Kind.SERVICE, name) for name in self.services)
+        yield from map(Key, Kind)
+
+    @staticmethod
+    def concerns_us(found: ClusterObject) -> bool:
+        """False for InferenceServices that KServe alone serves."""
+        return not isinstance(found, ServiceObject) or found.concerns_us
+
+    def _put(self, found: ClusterObject) -> None:
+        name, stored = _name(found), self._stored[found.kind]
+        before = stored.get(name)
+        if not self.concerns_us(found):
             if before is not None:
-                self.remove(before)
+                self._remove(before)
             return
-        self.services[service.name] = service
-        if service.role is Role.POOL:
-            self._pools.add(service.name)
-        if before is None or before.resource_version != service.resource_version:
-            self.changed.add(service.name)
-        if self.is_pool(service):
-            self._mark_models_changed(service.pool)
+        if before is not None and before.uid != found.uid:
+            self._remove(before)
+        elif isinstance(found, ServiceObject) and before and before.version > found.version:
+            return
+        stored[name] = found
+        if not isinstance(found, ServiceObject):
+            self.on_change(Key(found.kind))
+            return
+        if found.role is Role.POOL:
+            self._pools.add(name)
+        if before is None or before.resource_version != found.resource_version:
+            self.on_change(Key(Kind.SERVICE, name))
+            if self.is_pool(found):
+                self._report_models_of(found.pool)
 
-    def _update_pod(self, pod: PodObject, *, is_removed: bool) -> None:
-        if is_removed:
-            if self.pods.pop(pod.uid, None) is not None:
-                self.removed_pods.append(pod)
-        else:
-            self.pods[pod.uid] = pod
+    def _remove(self, found: ClusterObject) -> None:
+        name = _name(found)
+        self._stored[found.kind].pop(name, None)
+        if isinstance(found, PodObject):
+            self.removed_pods.append(found)
+        if not isinstance(found, ServiceObject):
+            self.on_change(Key(found.kind))
+            return
+        self._pools.discard(name)
+        self.on_change(Key(Kind.SERVICE, name))
+        if self.is_pool(found):
+            self._report_models_of(found.pool)
 
-    def remove(self, service: ServiceObject) -> None:
-        self.services.pop(service.name, None)
-        self._pools.discard(service.name)
-        self.changed.add(service.name)
-        if self.is_pool(service):
-            self._mark_models_changed(service.pool)
-
-    def uids(self) -> set[str]:
-        """Those of all objects."""
-        kinds = (self.services, self.pods, self.applications, self.graphs)
-        return {each.uid for kind in kinds for each in kind.values()}
-
-    def replace(
-        self, services: Iterable[ServiceObject], pods: Iterable[PodObject], known: Set[str]
-    ) -> None:
-        """Apply a full list: objects that are not in it are removed.
-
-        `known`: the uids before it was asked for; objects that came since are not in it, and some
-        of those that have left since are.
-        """
-        left = known - self.uids()
-        listed = [each for each in services if each.uid not in left]
-        for service in listed:
-            self._update_service(service, is_removed=False)
-        names = {service.name for service in listed}
-        for service in [each for each in self.services.values() if each.name not in names]:
-            if service.uid in known:
-                self.remove(service)
-        existing = {pod.uid: pod for pod in pods if pod.uid not in left}
-        for uid in (self.pods.keys() - existing.keys()) & known:
-            self.removed_pods.append(self.pods.pop(uid))
-        self.pods.update(existing)
-        self.is_complete = True
+    def _report_models_of(self, pool: str) -> None:
+        for kind in (Kind.POD, Kind.GRAPH, Kind.APPLICATION):
+            self.on_change(Key(kind))
+        for each in self.services.values():
+            if each.role is Role.MODEL and each.pool == pool:
+                self.on_change(Key(Kind.SERVICE, each.name))
 
     def is_pool(self, service: ServiceObject) -> bool:
         """Whether the object describes a pool, in a namespace whose pools count."""
@@ -182,14 +161,6 @@ class ClusterObjects:
             and (each.created, each.name) < (service.created, service.name)
         )
 
-    def _mark_models_changed(self, pool: str) -> None:
-        self.graphs.has_changed = True
-        self.changed |= {
-            each.name
-            for each in self.services.values()
-            if each.role is Role.MODEL and each.pool == pool
-        }
 
-
-def _version(service: ServiceObject) -> int:
-    return int(service.resource_version) if service.resource_version.isdigit() else 0
+def _name(found: ClusterObject) -> ModelName:
+    return ModelName(found.namespace, found.name) if isinstance(found, PodObject) else found.name

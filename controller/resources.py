@@ -8,7 +8,7 @@ Graphs with the annotation are served by that pool; KServe writes the status of 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
 from registry.domain.application import KIND as APPLICATION
 from registry.domain.application import ApplicationSpec
@@ -57,9 +57,20 @@ class Role(StrEnum):
     OTHER = "other"
 
 
+class Kind(StrEnum):
+    """The kinds of objects that the controller watches."""
+
+    SERVICE = "InferenceServices"
+    POD = "pods"
+    APPLICATION = "InferenceApplications"
+    GRAPH = "InferenceGraphs"
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceObject:
     """An InferenceService: the fields that the controller uses."""
+
+    kind: ClassVar[Kind] = Kind.SERVICE
 
     name: ModelName
     uid: str
@@ -80,6 +91,11 @@ class ServiceObject:
     """Of a pool without mistakes."""
     ignored: tuple[str, ...] = ()
     """Fields of a model in place of which the pool's pods have their own."""
+
+    @property
+    def version(self) -> int:
+        """Versions of one resource may be compared (Kubernetes 1.35)."""
+        return int(self.resource_version) if self.resource_version.isdigit() else 0
 
     @property
     def concerns_us(self) -> bool:
@@ -225,6 +241,8 @@ GRAPHS: Final = ("serving.kserve.io", "v1alpha1", "inferencegraphs")
 class PodObject:
     """A pod of a pool: the fields that the controller uses."""
 
+    kind: ClassVar[Kind] = Kind.POD
+
     namespace: str
     name: str
     uid: str
@@ -264,6 +282,8 @@ def read_pod(document: Mapping[str, Any]) -> PodObject:
 class ApplicationObject:
     """An InferenceApplication: the fields that the controller uses."""
 
+    kind: ClassVar[Kind] = Kind.APPLICATION
+
     name: ModelName
     uid: str
     resource_version: str
@@ -297,6 +317,8 @@ def read_application_object(document: Mapping[str, Any]) -> ApplicationObject:
 class GraphObject:
     """An InferenceGraph: the fields that the controller uses."""
 
+    kind: ClassVar[Kind] = Kind.GRAPH
+
     name: ModelName
     uid: str
     pool: str
@@ -320,6 +342,9 @@ def read_graph_object(document: Mapping[str, Any]) -> GraphObject:
         spec=spec,
         problems=problems,
     )
+
+
+ClusterObject: TypeAlias = ServiceObject | PodObject | ApplicationObject | GraphObject
 
 
 def _read_spec(

@@ -3,8 +3,8 @@
 from typing import Any
 
 from controller.admission import validate
-from controller.objects import ClusterObjects, ObjectEvent
-from controller.resources import read_graph_object
+from controller.objects import ClusterObjects, Key
+from controller.resources import Kind, read_graph_object
 from registry.domain.model import ModelName
 
 NAME = ModelName("team", "chain")
@@ -48,13 +48,13 @@ def test_admission_names_the_mistakes_of_our_graphs() -> None:
     assert validate({"object": leaving}) == {"allowed": True}
 
 
-def test_changes_and_removals_are_noted() -> None:
-    objects = ClusterObjects()
-    objects.update(ObjectEvent(read_graph_object(graph()), is_removed=False))
-    assert objects.graphs.has_changed
-    objects.graphs.has_changed = False
-    objects.update(ObjectEvent(read_graph_object(graph(uid="older")), is_removed=True))
+def test_changes_and_removals_are_reported() -> None:
+    objects, reported = ClusterObjects(), list[Key]()
+    objects.on_change = reported.append
+    objects.update(read_graph_object(graph()))
+    assert reported == [Key(Kind.GRAPH)]
+    objects.update(read_graph_object(graph(uid="older")), is_removed=True)
     assert NAME in objects.graphs
-    objects.update(ObjectEvent(read_graph_object(graph()), is_removed=True))
+    objects.update(read_graph_object(graph()), is_removed=True)
     assert objects.graphs == {}
-    assert objects.graphs.has_changed
+    assert reported == [Key(Kind.GRAPH)] * 2

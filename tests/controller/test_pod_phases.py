@@ -10,7 +10,7 @@ import pytest
 from redis import asyncio as asyncio_redis
 
 from controller import pool_size as leaving_pods
-from controller.objects import ClusterObjects, ObjectEvent
+from controller.objects import ClusterObjects
 from controller.pools import PodPhases, PoolRegistries
 from controller.resources import PodObject, read_service
 from registry.domain.pod import PodPhase
@@ -36,7 +36,7 @@ class Stage:
 
     def update(self, name: str, generation: int, *, is_ending: bool = False) -> None:
         pod = self.pod(name, generation, is_ending=is_ending)
-        self.objects.update(ObjectEvent(pod, is_removed=False))
+        self.objects.update(pod)
 
     def pod(
         self, name: str, generation: int, *, namespace: str = "pilotlight", is_ending: bool = False
@@ -63,7 +63,7 @@ class Stage:
             labels={"pilotlight.io/pool": self.pool},
             status={"components": {"predictor": {"traffic": traffic}}},
         )
-        self.objects.update(ObjectEvent(read_service(document), is_removed=False))
+        self.objects.update(read_service(document))
 
     def phase(self, name: str) -> PodPhase:
         return self.registries.get(self.pool).state.pods[name].phase
@@ -147,9 +147,9 @@ async def test_a_tenants_pod_of_the_same_name_and_label_changes_nothing(
 ) -> None:
     """Its owner marks it for deletion, or deletes it; the pool's own pod serves on."""
     of_tenant = stage.pod("old", 0, namespace="tenant", is_ending=True)
-    stage.objects.update(ObjectEvent(of_tenant, is_removed=False))
+    stage.objects.update(of_tenant)
     if is_removed:
-        stage.objects.update(ObjectEvent(of_tenant, is_removed=True))
+        stage.objects.update(of_tenant, is_removed=True)
     stage.update("new", 2, is_ending=True)  # acted upon, so the update has had its effect
     await stage.phases.update()
     await stage.wait_phase("new", PodPhase.DRAINING)
@@ -159,14 +159,14 @@ async def test_a_tenants_pod_of_the_same_name_and_label_changes_nothing(
 async def test_a_removed_pod_is_deregistered_and_its_successor_of_the_same_name_is_not(
     stage: Stage,
 ) -> None:
-    stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
+    stage.objects.update(stage.pod("old", 1), is_removed=True)
     await stage.phases.update()
     pods = stage.registries.get(stage.pool).state.pods
     await until(lambda: "old" not in pods, timeout_s=LIMIT_S, what="the pod is gone")
     stage.update("old", 1)
     await Pod.join(stage.old.registry, "old", uid="another")
     await until(lambda: "old" in pods, timeout_s=LIMIT_S, what="the successor is registered")
-    stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
+    stage.objects.update(stage.pod("old", 1), is_removed=True)
     await stage.phases.update()
     assert "old" in pods
 
@@ -174,7 +174,7 @@ async def test_a_removed_pod_is_deregistered_and_its_successor_of_the_same_name_
 async def test_a_removed_pod_is_deregistered_once_the_registry_is_back(
     stage: Stage, redis: servers.RedisServer
 ) -> None:
-    stage.objects.update(ObjectEvent(stage.pod("old", 1), is_removed=True))
+    stage.objects.update(stage.pod("old", 1), is_removed=True)
     async with asyncio_redis.Redis.from_url(redis.url) as direct:
         await direct.client_pause(2000)
     with pytest.raises(RegistryUnavailable):

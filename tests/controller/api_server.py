@@ -1,0 +1,178 @@
+"""A small API server over real HTTP: InferenceServices, their watch, status and events, Leases."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+from kubernetes.aio import client
+
+
+@dataclass
+class ApiServer:
+    """Objects by path; every change is sent to all watches."""
+
+    version: int = 10
+    objects: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """InferenceServices by `namespace/name`."""
+    events: list[str] = field(default_factory=list)
+    """Reasons of posted events."""
+    lists: list[str] = field(default_factory=list)
+    """Paths of lists."""
+    writes: list[tuple[str, str, int]] = field(default_factory=list)
+    """Who, what and status of each patch."""
+    lease: dict[str, Any] | None = None
+    fault: Callable[[web.Request], int | None] = lambda _: None
+    """A status in place of the answer to a request; None: answer it."""
+    before_write: Callable[[web.Request], Any] | None = None
+    """Called, and awaited, before a patch is looked at."""
+    _watches: list[asyncio.Queue[bytes]] = field(default_factory=list)
+
+    # What the test does
+
+    def put(self, document: dict[str, Any]) -> None:
+        metadata = document["metadata"]
+        path = f"{metadata['namespace']}/{metadata['name']}"
+        self._store(path, document, "MODIFIED" if path in self.objects else "ADDED")
+
+    def delete(self, path: str, *, is_sent: bool = True) -> None:
+        self.version += 1
+        gone = self.objects.pop(path)
+        gone["metadata"]["resourceVersion"] = str(self.version)
+        if is_sent:
+            self._send({"type": "DELETED", "object": gone})
+
+    def expire_watches(self) -> None:
+        """End all watches as the API server does once their version is too old."""
+        self._send(
+            {"type": "ERROR", "object": {"code": 410, "message": "too old", "reason": "Expired"}}
+        )
+
+    # What the API server does
+
+    def _store(self, path: str, document: dict[str, Any], kind: str) -> None:
+        self.version += 1
+        document["metadata"]["resourceVersion"] = str(self.version)
+        self.objects[path] = document
+        self._send({"type": kind, "object": document})
+
+    def _send(self, event: dict[str, Any]) -> None:
+        for each in self._watches:
+            each.put_nowait(json.dumps(event).encode() + b"\n")
+
+    async def get(self, request: web.Request) -> web.StreamResponse:
+        if (status := self.fault(request)) is not None:
+            return web.json_response({"message": "fault"}, status=status)
+        is_ours = request.path.endswith("/inferenceservices")
+        if "watch" in request.query:
+            return await self._watch(request, is_ours=is_ours)
+        self.lists.append(request.path)
+        items = list(self.objects.values()) if is_ours else []
+        return web.json_response(
+            {"items": items, "metadata": {"resourceVersion": str(self.version)}}
+        )
+
+    async def _watch(self, request: web.Request, *, is_ours: bool) -> web.StreamResponse:
+        response, sent = web.StreamResponse(), asyncio.Queue[bytes]()
+        await response.prepare(request)
+        if is_ours:
+            assert int(request.query["resourceVersion"]) <= self.version
+            self._watches.append(sent)
+        try:
+            while True:
+                line = await sent.get()
+                await response.write(line)
+                if b'"ERROR"' in line[:20]:
+                    return response
+        finally:
+            if is_ours:
+                self._watches.remove(sent)
+
+    async def patch(self, request: web.Request) -> web.Response:
+        if self.before_write is not None:
+            await self.before_write(request)
+        status, document = self.fault(request), await request.json()
+        path = f"{request.match_info['ns']}/{request.match_info['name']}"
+        known = self.objects.get(path)
+        if status is None:
+            status = 404 if known is None else self._apply(path, known, document)
+        self.writes.append((request.headers["user-agent"], request.path.rpartition("/")[2], status))
+        return web.json_response(self.objects.get(path) or known or {}, status=status)
+
+    def _apply(self, path: str, known: dict[str, Any], patch: Any) -> int:
+        if isinstance(patch, list):
+            for operation in patch:
+                key = operation["path"].rpartition("/")[2]
+                if operation["op"] == "test" and known["metadata"][key] != operation["value"]:
+                    return 422
+            self._store(path, {**known, "status": patch[-1]["value"]}, "MODIFIED")
+            return 200
+        metadata = patch["metadata"]
+        if metadata.get("resourceVersion") != known["metadata"]["resourceVersion"]:
+            return 409
+        changed = {**known, "metadata": {**known["metadata"], **metadata}}
+        if "deletionTimestamp" in changed["metadata"] and not metadata["finalizers"]:
+            self.objects[path] = changed
+            self.delete(path)
+            self.objects.pop(path, None)
+        else:
+            self._store(path, changed, "MODIFIED")
+        return 200
+
+    async def post_event(self, request: web.Request) -> web.Response:
+        if (status := self.fault(request)) is not None:
+            return web.json_response({"message": "fault"}, status=status)
+        event = await request.json()
+        self.events.append(event["reason"])
+        return web.json_response(event, status=201)
+
+    async def write_lease(self, request: web.Request) -> web.Response:
+        if (status := self.fault(request)) is not None:
+            return web.json_response({"message": "fault"}, status=status)
+        if request.method == "GET":
+            return web.json_response(self.lease or {}, status=200 if self.lease else 404)
+        lease = await request.json()
+        if request.method == "PATCH":
+            assert self.lease is not None
+            lease = {**self.lease, "spec": {**self.lease["spec"], **lease["spec"]}}
+        elif (known := self.lease) is not None:
+            version = lease["metadata"].get("resourceVersion")
+            if version != known["metadata"]["resourceVersion"]:
+                return web.json_response({"message": "conflict"}, status=409)
+        self.version += 1
+        lease["metadata"]["resourceVersion"] = str(self.version)
+        self.lease = lease
+        return web.json_response(lease)
+
+
+@contextlib.asynccontextmanager
+async def running(server: ApiServer) -> AsyncIterator[str]:
+    """The URL of the server."""
+    routes, resource = (
+        web.Application(client_max_size=1 << 24),
+        "/apis/{g}/{v}/namespaces/{ns}/{kind}/{name}",
+    )
+    leases = "/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
+    for path in (leases, leases + "/{name}"):
+        routes.router.add_route("*", path, server.write_lease)
+    routes.router.add_patch(resource, server.patch)
+    routes.router.add_patch(resource + "/status", server.patch)
+    routes.router.add_post("/api/v1/namespaces/{ns}/events", server.post_event)
+    routes.router.add_get("/{path:.*}", server.get)
+    runner = web.AppRunner(routes, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def connect(url: str, agent: str = "controller") -> client.ApiClient:
+    found = client.ApiClient(client.Configuration(host=url))
+    found.user_agent = agent
+    return found

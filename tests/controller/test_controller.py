@@ -1,0 +1,352 @@
+"""The controller's loop against a small API server and a real Redis, with the faults of both."""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from common.settings_table import settings_from_fields
+from controller import controller as loop
+from controller import informer as reflector
+from controller import leader_election
+from controller.api import ClusterApi
+from controller.controller import Controller, WorkQueue
+from controller.informer import Informer
+from controller.leader_election import Leadership
+from controller.model_reconciler import ModelReconciler
+from controller.objects import ClusterObjects, Key
+from controller.pools import PoolRegistries
+from controller.resources import Kind
+from controller.settings import ControllerSettings
+from registry.domain.cluster import ClusterState
+from registry.domain.model import ModelName
+from tests import servers
+from tests.controller.api_server import ApiServer, connect, running
+from tests.controller.objects import service
+from tests.registry.redis.clients import until
+
+_pools = itertools.count(1)
+NAME = ModelName("team", "translate")
+PATH = str(NAME)
+
+
+@dataclass
+class Replica:
+    """One replica of the controller, without its webhooks."""
+
+    objects: ClusterObjects
+    informer: Informer
+    models: ModelReconciler
+    controller: Controller
+    registries: PoolRegistries
+
+
+@contextlib.asynccontextmanager
+async def replica(
+    url: str, redis_url: str, agent: str = "one", *, leads: bool = True
+) -> AsyncIterator[Replica]:
+    objects = ClusterObjects()
+    async with connect(url, agent) as connection, asyncio.TaskGroup() as tasks:
+        api = ClusterApi(connection, component="controller", instance=agent)
+        registries = PoolRegistries(redis_url, tasks, lambda: controller.on_registry_change())
+        settings = settings_from_fields(ControllerSettings, {})
+        models = ModelReconciler(settings, api, objects, registries)
+        controller = Controller(
+            objects,
+            {**dict.fromkeys(Kind, _nothing), Kind.SERVICE: models.reconcile},
+            models.changed_in_registries,
+        )
+        informer = Informer(connection, objects)
+
+        async def act() -> None:
+            await informer.listed.wait()
+            await controller.run()
+
+        running_tasks = [tasks.create_task(informer.run()), tasks.create_task(act())]
+        controller.set_leading(leads)
+        yield Replica(objects, informer, models, controller, registries)
+        for each in running_tasks:
+            each.cancel()
+        await registries.close()
+
+
+async def _nothing(_: ModelName | None) -> None:
+    return None
+
+
+@dataclass
+class Stage:
+    server: ApiServer
+    url: str
+    redis_url: str
+    pool: str
+
+    def model(self, **metadata: Any) -> dict[str, Any]:
+        annotations = {
+            "pilotlight.io/pool": self.pool,
+            "serving.kserve.io/deploymentMode": "ModelMesh",
+        }
+        return service(annotations=annotations, **metadata)
+
+    def status(self) -> dict[str, Any]:
+        return dict(self.server.objects[PATH].get("status") or {})
+
+    def is_ready(self) -> bool:
+        conditions = self.status().get("conditions") or []
+        return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+
+    def statuses_written(self) -> int:
+        return sum(what == "status" and status == 200 for _, what, status in self.server.writes)
+
+    def state(self, of: Replica) -> ClusterState:
+        return of.registries.get(self.pool).state
+
+
+@pytest.fixture
+async def stage(
+    redis: servers.RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Stage]:
+    monkeypatch.setattr(reflector, "RETRY_S", 0.05)
+    monkeypatch.setattr(loop, "RETRY_DELAYS_S", dict.fromkeys(loop.RETRY_DELAYS_S, 0.05))
+    server = ApiServer()
+    async with running(server) as url:
+        stage = Stage(server, url, redis.url, f"controlled-{next(_pools)}")
+        labels = {"pilotlight.io/pool": stage.pool}
+        grants = {"pilotlight.io/storage-prefixes": "*=s3://"}
+        server.put(
+            service(name="pool", namespace="pilotlight", uid="p", labels=labels, annotations=grants)
+        )
+        yield stage
+
+
+async def test_a_model_costs_a_finalizer_a_status_and_an_event(stage: Stage) -> None:
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the model is ready")
+        await until(lambda: bool(stage.server.events), what="its event is posted")
+        assert [write[1:] for write in stage.server.writes] == [("translate", 200), ("status", 200)]
+        assert NAME in stage.state(one).models
+
+
+async def test_a_deleted_model_is_unloaded_and_forgotten(stage: Stage) -> None:
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the model is ready")
+        document = stage.server.objects[PATH]
+        document["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+        stage.server.put(document)
+        await until(lambda: PATH not in stage.server.objects, what="its finalizer is gone")
+        await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
+        await until(lambda: NAME not in one.models._known, what="nothing of it is kept")
+
+
+async def test_an_object_that_vanishes_during_its_reconciliation_does_not_stay(
+    stage: Stage,
+) -> None:
+    async def vanish(_: web.Request) -> None:
+        if PATH in stage.server.objects:
+            stage.server.delete(PATH)
+
+    stage.server.put(stage.model())
+    stage.server.before_write = vanish
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(lambda: bool(stage.server.writes), what="a write met no object")
+        await until(lambda: NAME not in one.objects.services, what="the object is forgotten")
+        await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
+
+
+@pytest.mark.parametrize("status", [409, 422, 429, 500, 503])
+async def test_a_write_that_failed_is_made_again(stage: Stage, status: int) -> None:
+    left = [3]
+
+    def fail(request: web.Request) -> int | None:
+        if request.method != "PATCH" or not left[0]:
+            return None
+        left[0] -= 1
+        return status
+
+    stage.server.put(stage.model())
+    stage.server.fault = fail
+    async with replica(stage.url, stage.redis_url):
+        await until(stage.is_ready, what="the model is ready")
+
+
+async def test_an_event_that_could_not_be_posted_is_posted_later(stage: Stage) -> None:
+    left = [2]
+
+    def fail(request: web.Request) -> int | None:
+        if not request.path.endswith("/events") or not left[0]:
+            return None
+        left[0] -= 1
+        return 500
+
+    stage.server.put(stage.model())
+    stage.server.fault = fail
+    async with replica(stage.url, stage.redis_url):
+        await until(lambda: stage.server.events == ["Served"], what="the event is posted")
+        assert stage.statuses_written() == 1
+
+
+async def test_a_deletion_that_a_lost_watch_missed_is_found(stage: Stage) -> None:
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(lambda: NAME in stage.state(one).models, what="the model is registered")
+        await until(stage.is_ready, what="the model is ready")
+        stage.server.delete(PATH, is_sent=False)
+        stage.server.expire_watches()  # 410: the version is too old
+        await until(lambda: NAME not in one.objects.services, what="the deletion is found")
+        await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
+        stage.server.put(stage.model(uid="later"))
+        await until(lambda: NAME in one.objects.services, what="the watch goes on")
+
+
+async def test_an_object_of_any_size_passes_the_watch(stage: Stage) -> None:
+    async with replica(stage.url, stage.redis_url, leads=False) as one:
+        await one.informer.listed.wait()
+        await until(lambda: bool(stage.server._watches), what="the watch is open")
+        document = stage.model()
+        document["metadata"]["annotations"]["note"] = "x" * (3 << 20)
+        stage.server.put(document)
+        await until(lambda: NAME in one.objects.services, what="the object is known")
+
+
+async def test_nothing_is_taken_for_removed_while_a_kind_could_not_be_listed(stage: Stage) -> None:
+    asked = list[str]()
+
+    def fail(request: web.Request) -> int | None:
+        if "watch" in request.query or not request.path.endswith("inferencegraphs"):
+            return None
+        asked.append(request.path)
+        return 500 if len(asked) < 4 else 404
+
+    stage.server.fault = fail
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(lambda: len(asked) == 3, what="a kind could not be listed")
+        assert not one.informer.listed.is_set()
+        assert not stage.server.writes
+        await until(stage.is_ready, what="a kind that is not installed has no objects")
+
+
+async def test_a_replica_that_loses_the_lead_in_a_slow_write_writes_nothing_more(
+    stage: Stage,
+) -> None:
+    reached, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: web.Request) -> None:
+        if request.headers["user-agent"] == "one":
+            reached.set()
+            await goes_on.wait()
+
+    stage.server.put(stage.model())
+    stage.server.before_write = hold
+    async with (
+        replica(stage.url, stage.redis_url) as one,
+        replica(stage.url, stage.redis_url, "two", leads=False) as two,
+    ):
+        await asyncio.wait_for(reached.wait(), 30)
+        one.controller.set_leading(False)
+        two.controller.set_leading(True)
+        goes_on.set()
+        await until(stage.is_ready, what="the new leader has made the model ready")
+        await until(lambda: bool(stage.server.events), what="its event is posted")
+        assert {who for who, what, _ in stage.server.writes if what == "status"} == {"two"}
+        assert stage.server.events == ["Served"]
+
+
+async def test_a_registry_without_data_gets_all_models_again(stage: Stage) -> None:
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(lambda: NAME in stage.state(one).models, what="the model is registered")
+        await one.registries.get(stage.pool).client.delete_models([NAME])
+        await until(lambda: NAME in stage.state(one).models, what="it is registered again")
+
+
+async def test_a_key_is_processed_by_one_worker_and_again_if_it_changed_meanwhile() -> None:
+    queue, key = WorkQueue(), Key(Kind.SERVICE, NAME)
+    queue.add(key)
+    queue.add(key)
+    assert await queue.get() == key
+    queue.add(key)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.get(), 0.05)
+    queue.done(key)
+    assert await queue.get() == key
+    queue.done(key)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.get(), 0.05)
+
+
+async def test_a_change_comes_before_a_retry_that_is_due_later() -> None:
+    queue, key = WorkQueue(), Key(Kind.SERVICE, NAME)
+    queue.add_after(key, 0.05)
+    queue.add(key)
+    assert await queue.get() == key
+    queue.done(key)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.get(), 0.2)
+
+
+# Leader election
+
+
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("LEASE_S", 1), ("RENEW_S", 0.7), ("RETRY_S", 0.1)):
+        monkeypatch.setattr(leader_election, name, value)
+
+
+async def test_two_replicas_never_lead_at_a_time(stage: Stage, short_lease: None) -> None:
+    """The first is cut off from the API server, as one that hangs or was killed."""
+    leading, history, is_cut = set[str](), list[set[str]](), [False]
+
+    def note(who: str, is_leading: bool) -> None:
+        (leading.add if is_leading else leading.discard)(who)
+        history.append(set(leading))
+
+    stage.server.fault = lambda request: (
+        500 if is_cut[0] and request.headers["user-agent"] == "one" else None
+    )
+    async with connect(stage.url, "one") as first, connect(stage.url, "two") as second:
+        one = Leadership(first, "pilotlight", "one", lambda leads: note("one", leads))
+        two = Leadership(second, "pilotlight", "two", lambda leads: note("two", leads))
+        tasks = [asyncio.create_task(one.run())]
+        await until(lambda: leading == {"one"}, what="the first leads")
+        tasks.append(asyncio.create_task(two.run()))
+        is_cut[0] = True
+        await until(lambda: leading == {"two"}, what="the second leads")
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert {"one", "two"} not in history
+
+
+async def test_a_lease_that_another_took_is_given_up(stage: Stage, short_lease: None) -> None:
+    changes = list[bool]()
+    async with connect(stage.url) as connection:
+        task = asyncio.create_task(Leadership(connection, "ns", "one", changes.append).run())
+        await until(lambda: changes == [True], what="it leads")
+        lease = stage.server.lease
+        assert lease is not None
+        stage.server.version += 1
+        lease["spec"]["holderIdentity"] = "other"
+        lease["metadata"]["resourceVersion"] = str(stage.server.version)
+        await until(lambda: changes[:2] == [True, False], what="it follows")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_leader_that_ends_releases_the_lease(stage: Stage, short_lease: None) -> None:
+    changes = list[bool]()
+    async with connect(stage.url) as connection:
+        task = asyncio.create_task(Leadership(connection, "ns", "one", changes.append).run())
+        await until(lambda: changes == [True], what="it leads")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert stage.server.lease is not None
+    assert stage.server.lease["spec"]["holderIdentity"] is None
