@@ -46,7 +46,7 @@ class ApiServer:
             self._send({"type": "DELETED", "object": gone})
 
     def expire_watches(self) -> None:
-        """End all watches as the API server does once their version is too old."""
+        """Tell all watches that their version is too old; the connections stay open."""
         self._send(
             {"type": "ERROR", "object": {"code": 410, "message": "too old", "reason": "Expired"}}
         )
@@ -83,18 +83,16 @@ class ApiServer:
             self._watches.append(sent)
         try:
             while True:
-                line = await sent.get()
-                await response.write(line)
-                if b'"ERROR"' in line[:20]:
-                    return response
+                await response.write(await sent.get())
         finally:
             if is_ours:
                 self._watches.remove(sent)
 
     async def patch(self, request: web.Request) -> web.Response:
+        document = await request.json()
         if self.before_write is not None:
             await self.before_write(request)
-        status, document = self.fault(request), await request.json()
+        status = self.fault(request)
         path = f"{request.match_info['ns']}/{request.match_info['name']}"
         known = self.objects.get(path)
         if status is None:
