@@ -7,6 +7,7 @@ each error, and every five minutes, the kind is listed again; the last copy stay
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -138,6 +139,7 @@ class Informer:
         if not version:
             await asyncio.sleep(duration_s)
             return
+        began_s = time.monotonic()
         with api_errors("watch", source.kind):
             response = await self._get(
                 source,
@@ -152,6 +154,8 @@ class Informer:
                     self._apply(source, event)
             finally:
                 response.close()
+        if time.monotonic() - began_s < RETRY_S:
+            raise ClusterUnreachable(f"the watch of {source.kind} ended at once")
 
     def _apply(self, source: _Source, event: dict[str, Any]) -> None:
         match event["type"]:

@@ -30,6 +30,8 @@ class ApiServer:
     before_write: Callable[[web.Request], Any] | None = None
     """Called, and awaited, before a patch is looked at."""
     _watches: list[asyncio.Queue[bytes]] = field(default_factory=list)
+    _sent: list[tuple[int, bytes]] = field(default_factory=list)
+    """Version and text of each event."""
 
     # What the test does
 
@@ -60,8 +62,9 @@ class ApiServer:
         self._send({"type": kind, "object": document})
 
     def _send(self, event: dict[str, Any]) -> None:
+        self._sent.append((self.version, json.dumps(event).encode() + b"\n"))
         for each in self._watches:
-            each.put_nowait(json.dumps(event).encode() + b"\n")
+            each.put_nowait(self._sent[-1][1])
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         if (status := self.fault(request)) is not None:
@@ -77,10 +80,13 @@ class ApiServer:
 
     async def _watch(self, request: web.Request, *, is_ours: bool) -> web.StreamResponse:
         response, sent = web.StreamResponse(), asyncio.Queue[bytes]()
-        await response.prepare(request)
         if is_ours:
-            assert int(request.query["resourceVersion"]) <= self.version
+            since = int(request.query["resourceVersion"])
+            for version, line in self._sent:
+                if version > since:
+                    sent.put_nowait(line)
             self._watches.append(sent)
+        await response.prepare(request)
         try:
             while True:
                 await response.write(await sent.get())

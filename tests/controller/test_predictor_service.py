@@ -40,7 +40,7 @@ class ApiServer:
 
     async def patch(self, request: web.Request) -> web.Response:
         self.patches.append(await request.json())
-        return web.json_response({"message": "test failed"}, status=self.status or 200)
+        return web.json_response(service(), status=self.status or 200)
 
 
 @pytest.fixture
