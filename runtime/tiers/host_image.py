@@ -17,7 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from runtime.weights.safetensors_files import SlabLayout, StoredTensor, aligned, view_of
-from runtime.weights.weight_source import WeightSource, map_file, read_exactly, touch_pages
+from runtime.weights.weight_source import (
+    WeightSource,
+    map_file,
+    map_shared,
+    read_exactly,
+    touch_pages,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -38,19 +44,24 @@ class HostImage(WeightSource):
     def __init__(self, descriptor: int, name: str) -> None:
         """Take over the descriptor and check the file; raises ImageDamaged."""
         self._descriptor = descriptor
-        self._name = name
+        self.image_name = name
         self.layout, self._slab_offset = _read_header(descriptor, name)
+
+    def map_shared(self) -> torch.Tensor:
+        """The slab, mapped for a device to read; a write to it is a fatal signal."""
+        end = self._slab_offset + self.layout.size_bytes
+        return map_shared(self._descriptor, end, name=self.image_name)[self._slab_offset :]
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped, so that the pods of a node share the memory."""
         end = self._slab_offset + self.layout.size_bytes
-        whole = map_file(self._descriptor, end, name=self._name)
-        touch_pages(whole, name=self._name)
+        whole = map_file(self._descriptor, end, name=self.image_name)
+        touch_pages(whole, name=self.image_name)
         slab = whole[self._slab_offset :]
         return {tensor.name: view_of(slab, tensor) for tensor in self.layout.tensors}
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        read_exactly(self._descriptor, self._slab_offset + offset, target, name=self._name)
+        read_exactly(self._descriptor, self._slab_offset + offset, target, name=self.image_name)
 
     def close(self) -> None:
         """Close the file; a mapping has its own descriptor with the same lock."""

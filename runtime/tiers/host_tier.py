@@ -59,6 +59,8 @@ class HostTier:
     def __init__(self, folder: HostFolder | None, budget_bytes: int) -> None:
         self._folder = folder
         self.budget_bytes = budget_bytes if folder else 0
+        self.on_no_room: Callable[[], bool] = lambda: False
+        """Called where images in use leave too little room; True if it has let go of some."""
         self._closing = threading.Event()
         self._bytes: dict[str, int] = {}
         """Bytes of each model's image at the last refresh, which replaces the whole dictionary: any
@@ -211,7 +213,9 @@ class HostTier:
         partial = partial_path(path)
         if partial.exists():
             return PutOutcome.UNDER_WAY
-        if not self._evict_for(folder, size_bytes):
+        if not self._evict_for(folder, size_bytes) and not (
+            self.on_no_room() and self._evict_for(folder, size_bytes)
+        ):
             return PutOutcome.NO_ROOM
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(partial, flags, 0o600)

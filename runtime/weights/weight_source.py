@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from runtime.errors import ModelInvalid
@@ -60,6 +61,8 @@ class WeightSource:
     """
 
     layout: SlabLayout
+    image_name = ""
+    """Of a file in memory that holds the slab as it is on a device; empty: there is none."""
 
     def parts(self, max_bytes: int) -> Iterator[SlabPart]:
         """The whole slab, part by part as it becomes readable; raises LoadFailed, LoadCancelled."""
@@ -77,6 +80,10 @@ class WeightSource:
 
         Bytes between tensors are left unchanged. Many threads may read at once.
         """
+        raise NotImplementedError
+
+    def map_shared(self) -> torch.Tensor:
+        """The whole slab of an image, mapped to be read alone."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -209,11 +216,27 @@ def map_file(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
     if size_bytes == 0:
         return torch.empty(0, dtype=torch.uint8)
     # Private: a write to a tensor changes a copy of the page, never the file.
+    mapping = _mapped(descriptor, size_bytes, mmap.ACCESS_COPY, name)
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+def map_shared(descriptor: int, size_bytes: int, *, name: str) -> torch.Tensor:
+    """As `map_file`, but shared and read-only: a driver that pins the pages copies none of them.
+
+    Of a private mapping it would make copies of all pages, as for a write.
+    """
+    mapping = _mapped(descriptor, size_bytes, mmap.ACCESS_READ, name)
+    # By its address: torch makes no tensor of a buffer that may not be written.
+    pages = (ctypes.c_uint8 * size_bytes).from_address(np.frombuffer(mapping, "u1").ctypes.data)
+    pages.mapping = mapping  # type: ignore[attr-defined]  # lives as long as the tensor
+    return torch.frombuffer(pages, dtype=torch.uint8)
+
+
+def _mapped(descriptor: int, size_bytes: int, access: int, name: str) -> mmap.mmap:
     try:
-        mapping = mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)
+        return mmap.mmap(descriptor, size_bytes, access=access)
     except ValueError as error:
         raise ModelInvalid(f"{name} was cut short: it had {size_bytes} bytes") from error
-    return torch.frombuffer(mapping, dtype=torch.uint8)
 
 
 def touch_pages(region: torch.Tensor, *, name: str) -> None:
