@@ -127,6 +127,18 @@ class RuntimeSettings:
         "cpu, cuda (without one the pod ends, with the reason), or auto: cuda if"
         " the pod can use one",
     )
+    cuda_graphs: bool = option(
+        False,
+        parse_bool,
+        "CUDA graphs of inferences, for small networks whose Python takes longer than the GPU; no"
+        " GPU has run this yet",
+    )
+    registered_bytes: int = option(
+        0,
+        parse_size_from(0),
+        "bytes of tier host that stay registered with the GPU's driver, for copies from where they"
+        " lie; no GPU has run this yet; 0: none",
+    )
     tf32: bool = option(
         True,
         parse_bool,

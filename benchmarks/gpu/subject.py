@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from runtime.device.accelerator import CPU, available_bytes
+from runtime.device.forward_graphs import GraphMaker
 from runtime.device.staged_memory import CopyEngine
 
 
@@ -55,6 +56,7 @@ class _Done:
 class _CpuEngine:
     device = torch.device("cpu")
     has_bfloat16 = False
+    graphs: GraphMaker | None = None
 
     def allocate(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8)
@@ -68,6 +70,12 @@ class _CpuEngine:
 
     def free_bytes(self) -> int:
         return available_bytes(CPU)
+
+    def register(self, region: torch.Tensor) -> None:
+        """A CPU reads all memory alike."""
+
+    def unregister(self, region: torch.Tensor) -> None:
+        """See `register`."""
 
     def end_of(self, slab: torch.Tensor) -> None:
         """Memory that is dropped is free."""

@@ -7,7 +7,9 @@ what types of numbers the device takes.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,7 @@ import torch
 
 from registry.domain.model import Precision
 from runtime.device.accelerator import CPU, available_bytes
+from runtime.device.forward_graphs import CudaGraphMaker, GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
 from runtime.storage.load_ticket import LoadTicket
@@ -33,6 +36,7 @@ class CpuMemory:
     device = torch.device("cpu")
     has_bfloat16 = False
     """Of a device that multiplies such numbers in software."""
+    graphs: GraphMaker | None = None
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """The tensors of `source`; raises DeviceFull, LoadFailed."""
@@ -47,6 +51,9 @@ class CpuMemory:
     def free_bytes(self) -> int:
         return available_bytes(CPU)
 
+    def drop_registered(self) -> bool:
+        return False
+
     def check(self) -> None:
         """A CPU does not fail for good."""
 
@@ -58,10 +65,16 @@ DeviceMemory = CpuMemory | StagedMemory
 """Puts weights on a device. Methods block and are thread-safe."""
 
 
-def open_device(name: str, memory_share: float = 1.0) -> DeviceMemory:
+def open_device(
+    name: str, memory_share: float = 1.0, *, registered_bytes: int = 0, cuda_graphs: bool = False
+) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 
-    `memory_share`: part of the GPU's memory that this process may take.
+    Args:
+        name: the setting `device`.
+        memory_share: part of the GPU's memory that this process may take.
+        registered_bytes: the setting of that name.
+        cuda_graphs: the setting of that name.
     """
     if name == "cpu":
         return CpuMemory()
@@ -76,7 +89,10 @@ def open_device(name: str, memory_share: float = 1.0) -> DeviceMemory:
             extra = {"gpus": [node.name for node in held], "reason": reason}
             logger.warning("the pod has a GPU, but serves on the CPU", extra=extra)
         return CpuMemory()
-    return StagedMemory(CudaEngine(memory_share))
+    from runtime.device.memory import CudaEngine
+
+    engine = CudaEngine(memory_share, cuda_graphs=cuda_graphs)
+    return StagedMemory(engine, registered_bytes=registered_bytes)
 
 
 def cuda_problem() -> str:
@@ -109,25 +125,33 @@ def use_tf32() -> None:
     torch.set_float32_matmul_precision("high")
 
 
+# CUDA is initialised by the constructor of `CudaEngine`.
+
+
+REGISTER_READ_ONLY = 8
+"""`cudaHostRegisterReadOnly`: of a shared mapping the driver pins the pages of the file itself."""
 LOWEST_PRIORITY = 0
 """Of streams; torch's default stream has it, too."""
 
 
 class CudaEngine:
-    """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share).
+    """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share)."""
 
-    Each slab has a pool of torch's allocator for itself, whose memory goes back to the driver when
-    it is freed. In torch's own cache it would be split, and other processes could not use it until
-    an allocation of this one fails.
-    """
+    def __init__(self, memory_share: float = 1.0, *, cuda_graphs: bool = False) -> None:
+        """`cuda_graphs`: forwards are captured (`forward_graphs`).
 
-    def __init__(self, memory_share: float = 1.0) -> None:
-        """Initialises CUDA."""
+        Each slab has a pool of torch's allocator for itself, whose memory goes back to the driver
+        when it is freed. In torch's own cache it would be split, and other processes could not
+        use it until an allocation of this one fails.
+        """
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
         self._memory_share = memory_share
         if memory_share < 1:  # MPS divides the compute only
             torch.cuda.set_per_process_memory_fraction(memory_share, self.device)
+        self._captures = threading.Lock()
+        """No memory is freed during a capture: that waits for the device, which CUDA refuses."""
+        self.graphs: GraphMaker | None = CudaGraphMaker(self._captures) if cuda_graphs else None
         self._pools: dict[int, torch.cuda.MemPool] = {}
         """By address of the slab."""
         # Of the lowest priority, which orders kernels alone: CUDA says that it has no effect on
@@ -146,7 +170,8 @@ class CudaEngine:
         try:
             return self._slab(size_bytes)
         except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()  # what inferences have left may take the memory
+            with self._captures:
+                torch.cuda.empty_cache()  # what inferences have left may take the memory
             try:
                 return self._slab(size_bytes)
             except torch.OutOfMemoryError as error:
@@ -164,15 +189,33 @@ class CudaEngine:
         return slab
 
     def free_bytes(self) -> int:
-        """By the driver, with what torch keeps of freed memory, within the process's share."""
+        """By the driver, with what torch keeps of freed memory, within the process's share.
+
+        With graphs what torch keeps counts as taken: it may be their pools', for nothing else.
+        """
         free, total = torch.cuda.mem_get_info(self.device)
-        taken = torch.cuda.memory_allocated(self.device)
-        kept = torch.cuda.memory_reserved(self.device) - taken
-        return min(int(free) + kept, int(self._memory_share * total) - taken)
+        reserved = torch.cuda.memory_reserved(self.device)
+        taken = reserved if self.graphs else torch.cuda.memory_allocated(self.device)
+        return min(int(free) + reserved - taken, int(self._memory_share * total) - taken)
+
+    def register(self, region: torch.Tensor) -> None:
+        """Raises RuntimeError, as where the container's limit of locked memory is too low."""
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.check_error(
+            cudart.cudaHostRegister(region.data_ptr(), region.nbytes, REGISTER_READ_ONLY)
+        )
+
+    def unregister(self, region: torch.Tensor) -> None:
+        cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        torch.cuda.check_error(cudart.cudaHostUnregister(region.data_ptr()))
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None]:
         """The end of its pool, which waits for the device."""
-        return [self._pools.pop(slab.data_ptr())].clear
+        return partial(self._end, [self._pools.pop(slab.data_ptr())])
+
+    def _end(self, pools: list[torch.cuda.MemPool]) -> None:
+        with self._captures:
+            pools.clear()
 
     def allocate_pinned(self, size_bytes: int) -> torch.Tensor:
         return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)

@@ -20,6 +20,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from runtime.device.device_errors import release_frames
+from runtime.device.forward_graphs import GraphMaker
+from runtime.device.registered_images import RegisteredImages
 from runtime.storage.load_ticket import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights, view_of
 from runtime.weights.weight_source import SlabPart, WeightSource
@@ -211,6 +213,9 @@ class CopyEngine(Protocol):
     has_bfloat16: bool
     """Whether the device multiplies numbers of this type as such."""
 
+    graphs: GraphMaker | None
+    """What captures forwards; None: nothing does."""
+
     def allocate(self, size_bytes: int) -> torch.Tensor:
         """Uninitialised uint8 memory on the device; raises DeviceFull."""
 
@@ -222,6 +227,12 @@ class CopyEngine(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> CopyDone:
         """Start copying pinned memory to the device, after all copies started earlier."""
+
+    def register(self, region: torch.Tensor) -> None:
+        """Pin memory of the host that the device only reads; raises RuntimeError."""
+
+    def unregister(self, region: torch.Tensor) -> None:
+        """Undo `register`."""
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
         """What lets other processes have the slab's memory, once its tensors are dropped.
@@ -326,14 +337,18 @@ class StagedMemory:
         buffer_bytes: int = BUFFER_BYTES,
         readers: int = READERS,
         max_copies: int = MAX_COPIES,
+        registered_bytes: int = 0,
     ) -> None:
+        """`registered_bytes`: of images of tier `host` that stay registered with the driver."""
         self.device = engine.device
         self.has_bfloat16 = engine.has_bfloat16
+        self.graphs = engine.graphs
         self._engine = engine
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)
         self._readers = ReaderPool(readers)
         self._slab_ends = _SlabEnds()
+        self._images = RegisteredImages(engine, registered_bytes)
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """Allocate a slab and fill it with the source's parts as they become readable.
@@ -356,16 +371,34 @@ class StagedMemory:
         return DeviceWeights(tensors, layout.size_bytes, end)
 
     def _fill(self, slab: torch.Tensor, source: WeightSource, ticket: LoadTicket | None) -> None:
-        copy = partial(self._copy_part, slab, source)
+        image = self._images.acquire(source)
+        copy = (
+            partial(self._copy_registered, slab, image[1])
+            if image
+            else partial(self._copy_part, slab, source)
+        )
         try:
             self._readers.run(source.parts(self._ring.buffer_bytes), copy, ticket)
             source.wait_verified()
         finally:
             self._engine.synchronize(slab)  # no copy may write to freed memory
+            if image:
+                self._images.release(image[0])
+        if not image:
+            self._images.register_later(source)
+
+    def _copy_registered(self, slab: torch.Tensor, region: torch.Tensor, part: SlabPart) -> None:
+        """In parts, as through the ring, so that inputs of inferences do not wait for all."""
+        where = (0, part.offset, part.size_bytes)
+        self._copies.start(slab.narrow(*where), region.narrow(*where))
 
     def free_bytes(self) -> int:
         """Memory that no process has taken, or that this one can use again."""
         return self._engine.free_bytes()
+
+    def drop_registered(self) -> bool:
+        """Let tier `host` evict images that no load copies from; False without any."""
+        return self._images.drop_unused()
 
     def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
         buffer = self._ring.take()
@@ -385,3 +418,4 @@ class StagedMemory:
         """Stop the readers; pinned memory is freed with the object."""
         self._readers.close()
         self._slab_ends.close()
+        self._images.close()

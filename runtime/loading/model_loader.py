@@ -22,6 +22,7 @@ from runtime.device.device_errors import (
     is_out_of_memory,
     release_frames,
 )
+from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeleton
@@ -148,6 +149,9 @@ class ModelLoader:
             entry.memory_bytes = max(opened.memory_bytes, network.memory_bytes)
             return entry
         model = ServedModel(opened.spec, processor=processor, network=network, device=device)
+        # Of text generation no forward is captured: its caches are no tensors.
+        is_text = isinstance(processor, TextOutputs)
+        model.pads_to_buckets = skeleton.has_graphs and not is_text
         try:
             await _warm_up(model, skeleton)
             await self.padding.try_out(network, processor, device, model.device_model)
@@ -237,7 +241,12 @@ class ModelLoader:
         key = engine.skeleton_key(model)
         device, threads = resolver.memory.device, self.device.thread_count
         build = partial(engine.build_skeleton, model, key=key, device=device, threads=threads)
-        return resolver.skeletons.take(key, build)
+        skeleton = resolver.skeletons.take(key, build)
+        graphs = resolver.memory.graphs
+        # Those of networks of transformers are captured.
+        if graphs is not None and engine.takes_dtype and not skeleton.has_graphs:
+            skeleton.use_graphs(ForwardGraphs(skeleton.network, graphs))
+        return skeleton
 
     async def _start_generator(
         self, opened: OpenWeights, model: ServedModel, skeleton: Skeleton, processor: TextOutputs

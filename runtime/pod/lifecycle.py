@@ -53,7 +53,12 @@ def run_pod(settings: RuntimeSettings) -> int:
     torch.set_num_threads(settings.threads)
     server = process = None
     try:
-        memory = open_device(settings.device, mps_share(os.environ))
+        memory = open_device(
+            settings.device,
+            mps_share(os.environ),
+            cuda_graphs=settings.cuda_graphs,
+            registered_bytes=settings.registered_bytes,
+        )
         if settings.has_server:
             server, process = _open_server(settings)
     except (NoDevice, LoadFailed) as error:

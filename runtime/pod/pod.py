@@ -284,6 +284,7 @@ class Pod:
             lease_ttl_s=settings.lease_ttl,
         )
         agent.is_held = self._opened.server is not None  # until the server answers
+        host.on_no_room = self._opened.memory.drop_registered
         processors = Processors(
             cache,
             self.load_threads,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from runtime.device.forward_graphs import GraphMaker
 from runtime.errors import DeviceFull
 
 
@@ -52,9 +53,11 @@ class FakeEngine:
         memory_bytes: int = 1 << 40,
         *,
         has_bfloat16: bool = False,
+        graphs: GraphMaker | None = None,
         driver: FakeDriver | None = None,
     ) -> None:
         self.has_bfloat16 = has_bfloat16
+        self.graphs: GraphMaker | None = graphs
         self._driver = driver or FakeDriver(memory_bytes)
         self._is_shared = driver is not None
         self._freed_bytes = 0
@@ -69,6 +72,10 @@ class FakeEngine:
         """Copies whose source was changed before they were made."""
         self.failure: Exception | None = None
         """What every call would raise of a device that has failed for good."""
+        self.registered: list[int] = []
+        """Addresses of memory that is registered now."""
+        self.registrations = 0
+        self.refuses_to_register = False
         self.may_copy = threading.Event()
         self.may_copy.set()
         self._lock = threading.Lock()
@@ -101,6 +108,15 @@ class FakeEngine:
     def free_bytes(self) -> int:
         with self._lock:
             return self.memory_bytes - self._driver.taken_bytes
+
+    def register(self, region: torch.Tensor) -> None:
+        if self.refuses_to_register:
+            raise RuntimeError("CUDA error: out of memory")
+        self.registered.append(region.data_ptr())
+        self.registrations += 1
+
+    def unregister(self, region: torch.Tensor) -> None:
+        self.registered.remove(region.data_ptr())
 
     def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
         return self._end_pools if self._is_shared else None

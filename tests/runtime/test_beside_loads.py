@@ -19,8 +19,10 @@ from tests.servers import wait_until
 PIECE_BYTES = 64 * 1024
 
 
-def staged(engine: FakeEngine) -> StagedMemory:
-    return StagedMemory(engine, buffers=4, buffer_bytes=PIECE_BYTES, readers=2)
+def staged(engine: FakeEngine, registered_bytes: int = 0) -> StagedMemory:
+    return StagedMemory(
+        engine, buffers=4, buffer_bytes=PIECE_BYTES, readers=2, registered_bytes=registered_bytes
+    )
 
 
 async def until(condition: Callable[[], object], what: str) -> None:
@@ -96,13 +98,19 @@ def test_copies_come_in_pieces(models: Path, tmp_path: Path) -> None:
             self.sizes.add(target.nbytes)
             return super().copy(target, source)
 
-    async def run(engine: Watching) -> None:
-        async with local_pod(tmp_path, memory=staged(engine), host_bytes=1 << 28) as pod:
+    async def run(engine: Watching, registered_bytes: int) -> None:
+        memory = staged(engine, registered_bytes)
+        folder = tmp_path / str(registered_bytes)
+        async with local_pod(folder, memory=memory, host_bytes=1 << 28) as pod:
             await pod.load(spec)
             await pod.demote(spec)
             await pod.unload(spec)
             await pod.load(spec)
+            await until(lambda: engine.registrations == bool(registered_bytes), "registered")
+            await pod.unload(spec)
+            await pod.load(spec)
 
-    engine = Watching()
-    asyncio.run(run(engine))
-    assert max(engine.sizes) == PIECE_BYTES
+    for registered_bytes in (0, 1 << 28):
+        engine = Watching()
+        asyncio.run(run(engine, registered_bytes))
+        assert max(engine.sizes) == PIECE_BYTES
