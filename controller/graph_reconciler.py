@@ -41,6 +41,8 @@ class GraphReconciler:
         wait_s = None
         graphs = [each for each in self._objects.graphs.values() if not each.is_deleted]
         problems = {each.uid: self._problems(each) for each in graphs}
+        for pool in self._objects.pools():  # whose own keys may wait behind this one
+            self._registries.get(pool)
         for pool, registry in self._registries.opened().items():
             log = WorkflowLog(registry.client)
             served = [each for each in graphs if each.pool == pool and not problems[each.uid]]

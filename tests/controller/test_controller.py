@@ -16,6 +16,7 @@ from controller import informer as reflector
 from controller import leader_election
 from controller.api import ClusterApi
 from controller.controller import Controller, WorkQueue
+from controller.graph_reconciler import GraphReconciler
 from controller.informer import Informer
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
@@ -190,6 +191,32 @@ async def test_an_event_that_could_not_be_posted_is_posted_later(stage: Stage) -
     async with replica(stage.url, stage.redis_url):
         await until(lambda: stage.server.events == ["Served"], what="the event is posted")
         assert stage.statuses_written() == 1
+
+
+async def test_an_event_that_the_api_server_refuses_keeps_nothing_else_from_being_done(
+    stage: Stage,
+) -> None:
+    """A quota of events is used up, or the namespace is ending."""
+    stage.server.put(stage.model())
+    stage.server.fault = lambda request: 403 if request.path.endswith("/events") else None
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the model is ready")
+        changed = stage.model()
+        changed["metadata"]["finalizers"] = stage.server.objects[PATH]["metadata"]["finalizers"]
+        changed["spec"]["predictor"]["model"]["storageUri"] = "s3://models/changed"
+        stage.server.put(changed)
+        registered = stage.state(one).models
+        await until(lambda: "changed" in str(registered[NAME].spec), what="the change is served")
+
+
+async def test_graphs_reconciled_before_their_pool_is_open_are_found(stage: Stage) -> None:
+    async with replica(stage.url, stage.redis_url) as one, connect(stage.url) as connection:
+        await one.informer.listed.wait()
+        registries = PoolRegistries(stage.redis_url, one.registries._tasks, lambda: None)
+        api = ClusterApi(connection, component="controller", instance="two")
+        await GraphReconciler(api, one.objects, registries).reconcile_all()
+        assert list(registries.opened()) == [stage.pool]
+        await registries.close()
 
 
 async def test_a_deletion_that_a_lost_watch_missed_is_found(stage: Stage) -> None:
