@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+import orjson
+
 from common.frames import BadFrame
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import TensorReference
@@ -53,6 +55,9 @@ class RunControl:
     def on_message(self, run: Run, message: Mapping[str, Any]) -> None:
         """What a run's code did; messages of ended runs are ignored."""
         if run.status is not RunStatus.RUNNING:
+            return
+        if not _is_writable(message):
+            self.fail(run, "the runner sent values nested too deeply", "runner-failed", 500)
             return
         match message:
             case {"type": "step", "step": int(number), "model": str(model), "inputs": dict(inputs)}:
@@ -314,6 +319,15 @@ class RunControl:
         return asyncio.get_running_loop().call_later(
             left_s, partial(self.fail, run, message, "deadline", 504)
         )
+
+
+def _is_writable(message: Mapping[str, Any]) -> bool:
+    """Whether a document can hold what it holds: more levels are read than are written."""
+    try:
+        orjson.dumps([message])
+    except TypeError:
+        return False
+    return True
 
 
 def _error(message: str, reason: str, status: int) -> dict[str, Any]:

@@ -318,7 +318,10 @@ def text_of(model: str, outputs: Mapping[str, StoredTensor]) -> str:
     """The text in the outputs of a step that has ended. Raises StepError where there is none."""
     texts = {name: each for name, each in outputs.items() if each.datatype == BYTES}
     if "text" in texts or len(texts) == 1:
-        value = plain_value(texts.get("text") or next(iter(texts.values())))
+        try:
+            value = plain_value(texts.get("text") or next(iter(texts.values())))
+        except InvalidRequest as error:
+            raise StepError(str(error), "bad-output", 502) from error
         return value if isinstance(value, str) else "\n".join(map(str, value))
     raise StepError(
         f"`async for` iterates a text; the outputs of model {model} are: "

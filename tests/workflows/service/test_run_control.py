@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+import pytest
+
 from common.frames import frame
 from common.pod_secret import PodSecret
 from registry.domain.model import ModelName, ModelRecord, ModelSpec
@@ -23,7 +26,7 @@ from workflows.plan.planner import Planner
 from workflows.preloads import Preloads
 from workflows.run import Run, RunStatus, RunStep, StepState
 from workflows.run_control import RunControl
-from workflows.values import text_tensor
+from workflows.values import StoredTensor, text_tensor
 
 WRITER = ModelName("default", "writer")
 MAX_FRAME_BYTES = 1000
@@ -112,6 +115,42 @@ async def test_a_text_too_large_for_a_message_fails_its_iteration(
         it.control.on_message(it.run, {"type": "stream", "step": 0})
         assert it.sent[0]["type"] == "failure"
         assert it.sent[0]["error"]["reason"] == "bad-output"
+
+
+async def test_a_broken_text_fails_its_iteration(redis: servers.RedisServer) -> None:
+    async with controlled(redis) as (it, _):
+        step = RunStep(0, WRITER, {}, 0.0, state=StepState.DONE)
+        step.outputs = {"text": StoredTensor("text", "BYTES", (1,), b"\x05\x00\x00\x00ab")}
+        it.run.steps.append(step)
+        it.control.on_message(it.run, {"type": "stream", "step": 0})
+        assert it.sent[0]["type"] == "failure"
+        assert it.sent[0]["error"]["reason"] == "bad-output"
+
+
+def _nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth - 1):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "item", "value": _nested(253)},
+        {"type": "done", "result": _nested(1000)},
+        {"type": "failed", "error": {"message": _nested(1000), "reason": "a", "status": 422}},
+        {"type": "step", "step": 0, "model": "writer", "inputs": {"a": {"value": _nested(1000)}}},
+    ],
+)
+async def test_a_message_that_no_record_of_the_run_can_hold_ends_only_it(
+    redis: servers.RedisServer, message: dict[str, Any]
+) -> None:
+    async with controlled(redis) as (it, _):
+        it.control.on_message(it.run, message)
+        assert it.run.error is not None
+        assert it.run.error["reason"] == "runner-failed"
+        orjson.dumps(it.run.outcome())
 
 
 async def test_a_step_without_outputs_is_no_input(redis: servers.RedisServer) -> None:
