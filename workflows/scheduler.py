@@ -378,6 +378,10 @@ class Scheduler:
 
     async def _take_over(self, taken: TakenRun) -> None:
         """Resume a run from its journal."""
+        if (ended := self._unrecorded.get(taken.run)) is not None:  # only its end was not heard
+            ended.token = taken.token
+            await self._record(ended)
+            return
         run = resumed_run(taken)
         active = self._active.get(run.identity)
         if active is not None:  # its lease had expired, but this scheduler has it

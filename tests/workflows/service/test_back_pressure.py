@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
+from registry.redis.workflow_log import TakenRun
 from tests import servers
 from workflows import scheduler as scheduler_module
 from workflows.errors import TooManyRuns
@@ -31,7 +32,7 @@ async def waits():
 
 
 @asynccontextmanager
-async def scheduling(redis_url: str) -> AsyncIterator[Scheduler]:
+async def scheduling(redis_url: str, *, keeps_leases: bool = True) -> AsyncIterator[Scheduler]:
     """A scheduler in this process, without a gateway: the steps of its runs wait for one."""
     registry = Registry(redis_url, "back-pressure")
     await registry.put_models([ModelSpec(ModelName("default", "writer"), "s3://m/writer")])
@@ -39,7 +40,9 @@ async def scheduling(redis_url: str) -> AsyncIterator[Scheduler]:
     settings = SchedulerSettings(gateway_url="http://127.0.0.1:1", pool="back-pressure")
     async with asyncio.TaskGroup() as group:
         scheduler = Scheduler(settings, watch, group, PodSecret(), SchedulerMetrics())
-        tasks = [group.create_task(each) for each in (watch.run(), scheduler.keep_leases())]
+        tasks = [group.create_task(watch.run())]
+        if keeps_leases:
+            tasks.append(group.create_task(scheduler.keep_leases()))
         await _until(lambda: _of(scheduler.is_ready))
         await scheduler.deployments.deploy(NAME, SOURCE)
         yield scheduler
@@ -104,3 +107,29 @@ async def test_an_end_is_recorded_once_the_registry_answers(tmp_path: Path) -> N
                 return record is not None and record.result is not None
 
             await _until(is_recorded)
+
+
+async def test_a_run_whose_end_was_not_heard_is_not_executed_again(tmp_path: Path) -> None:
+    """Its lease is over when the registry answers, and its own scheduler finds that."""
+    options = ("--appendonly", "yes", "--appendfsync", "always")
+    with servers.redis_server(tmp_path, options=options) as redis:
+        async with scheduling(redis.url, keeps_leases=False) as scheduler:
+            run = await scheduler.begin(NAME, {})
+            redis.stop()
+            await scheduler.cancel(NAME, run.identity)
+            await run.ended.wait()
+            redis.start()
+            taken: list[TakenRun] = []
+
+            async def is_taken() -> bool:
+                with suppress(RegistryUnavailable):
+                    taken.extend(await scheduler.log.take_runs(scheduler._owner, lease_s=60.0))
+                return bool(taken)
+
+            await _until(is_taken)
+            await scheduler._take_over(taken[0])
+            record = await scheduler.log.run(run.identity)
+            assert record is not None
+            assert record.result is not None
+            assert record.result["status"] == "cancelled"
+            assert scheduler._runs[run.identity] is run
