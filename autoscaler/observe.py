@@ -50,13 +50,17 @@ class Observer:
         self, now_s: float, *, limits: Limits | None, paused: Collection[str]
     ) -> Observed:
         """Raises RegistryUnavailable."""
-        ongoing, waiting, reports, hints, _ = await asyncio.gather(
-            self._log.ongoing(),
-            self._queues.queue_stats(),
-            read_copy_reports(self._watch.registry),
-            self._hints.read(),
-            self._reader.read(now_s, sorted(self._watch.state.models)),
-        )
+        counting = asyncio.create_task(self._reader.read(now_s, sorted(self._watch.state.models)))
+        try:
+            ongoing, waiting, reports, hints, _ = await asyncio.gather(
+                self._log.ongoing(),
+                self._queues.queue_stats(),
+                read_copy_reports(self._watch.registry),
+                self._hints.read(),
+                counting,
+            )
+        finally:  # where another read failed, it would add its counts in the middle of later ticks
+            counting.cancel()
         state = self._watch.state
         seen = Observations(
             arrived=self._arrivals.take_arrived(),
