@@ -63,17 +63,15 @@ from registry.domain.records import (
 )
 from registry.redis.autoscaler_log import AutoscalerLog
 
-# Plans placements in a process of its own: no plan delays a tick or ends the autoscaler.
-#
-# A plan is compared with what runs now, both by the predicted goodput.
-
-
 _NICENESS: Final = 10
 """Plans may take seconds of a core that pods compute on."""
 
 
 class PlanningProcess:
-    """One planning process, started with the first plan and again after its death."""
+    """Plans in a process of its own, so that no plan delays a tick or ends the autoscaler.
+
+    The process starts with the first plan, and again after its death.
+    """
 
     def __init__(self) -> None:
         self._pool: ProcessPoolExecutor | None = None

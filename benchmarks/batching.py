@@ -135,9 +135,6 @@ def _check_equal_predictions(urls: dict[str, str]) -> None:
             raise RuntimeError(f"the servers give different predictions: {responses}")
 
 
-# Servers
-
-
 def _servers(stack: contextlib.ExitStack, subject: Subject, folder: Path) -> dict[str, str]:
     """URL of each server's endpoint, after its warm-up."""
     redis_port = free_port()
@@ -218,9 +215,6 @@ def _wait_warm(server: BenchmarkProcess, url: str) -> None:
     until_s = time.monotonic() + 1.0
     while time.monotonic() < until_s:
         post(url, _body())
-
-
-# The table
 
 
 def summary(samples: Sequence[Sample]) -> str:

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from common.http_connection import RawHeaders
 
 
-# Connections to servers, kept by address between exchanges.
-
-
 CONNECT_TIMEOUT_S: Final = 2.0
 MAX_IDLE_S: Final = 30.0
 """Pods and gateways close idle connections after 65 s."""
@@ -39,7 +36,7 @@ Kind = TypeVar("Kind", bound=Connection)
 
 
 class ConnectionPool(Generic[Kind]):
-    """Belongs to one event loop."""
+    """Idle connections to servers, kept by address. Belongs to one event loop."""
 
     def __init__(
         self,

@@ -252,12 +252,9 @@ def waker(loop: asyncio.AbstractEventLoop) -> RequestRun | asyncio.Future[None]:
     return RequestRun.current or loop.create_future()
 
 
-# How far the gateway's shutdown is: every part that serves requests looks.
-
-
 @dataclass(slots=True)
 class Shutdown:
-    """One per gateway."""
+    """The gateway's progress in shutting down, read by all parts that serve requests."""
 
     is_leaving: bool = False
     """Requests are served, but each response closes its connection."""

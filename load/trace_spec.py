@@ -38,17 +38,6 @@ from load.traces.tables import TraceTable, matching_files, read_header
 from load.traces.trace_formats import FORMATS, Format, detect_format, require_format
 from load.traces.transforms import DeadlineParameters, MapParameters
 
-# The syntax of trace specifications, without their meaning.
-#
-#     spec      = chain { " + " chain }
-#     chain     = ( source | "(" spec ")" ) { "|" transform }
-#     source    = FORMAT ":" PATH { "," KEY "=" VALUE } | PATH
-#               | GENERATOR ":" KEY "=" VALUE { "," … }
-#     transform = NAME [ "=" VALUE ] { "," KEY "=" VALUE }
-#
-# Quotes, single or double, make `| + , ( )` part of a path.
-
-
 _QUOTES: Final = "'\""
 _PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]+):(.*)", re.DOTALL)
 _EXAMPLE: Final = "write a trace as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
@@ -73,7 +62,16 @@ class Chain:
 
 
 def parse_spec(text: str) -> tuple[Chain, ...]:
-    """Parse a specification into the traces that it mixes. Raises InvalidTraceSpec."""
+    """Parse a specification into the traces that it mixes. Raises InvalidTraceSpec.
+
+        spec      = chain { " + " chain }
+        chain     = ( source | "(" spec ")" ) { "|" transform }
+        source    = FORMAT ":" PATH { "," KEY "=" VALUE } | PATH
+                  | GENERATOR ":" KEY "=" VALUE { "," … }
+        transform = NAME [ "=" VALUE ] { "," KEY "=" VALUE }
+
+    Quotes, single or double, make `| + , ( )` part of a path.
+    """
     if not isinstance(text, str):
         raise InvalidTraceSpec([f"a trace must be text, was {text!r}"])
     return tuple(_parsed_chain(part) for part in _split(text, " + "))

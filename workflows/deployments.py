@@ -33,9 +33,6 @@ from workflows.run import Run, RunStatus
 from workflows.runner import Printed
 from workflows.settings import SchedulerSettings
 
-# The scheduler's side of a runner: starts it, exchanges frames, kills one that does not answer.
-
-
 _REPOSITORY: Final = str(Path(__file__).resolve().parents[1])
 _START: Final = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "

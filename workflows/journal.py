@@ -209,9 +209,6 @@ async def _adopt(log: WorkflowLog, run: Run) -> bool:
     return True
 
 
-# What predictions are made of, read from the registry and added to it by all schedulers.
-
-
 logger = logging.getLogger(__name__)
 
 

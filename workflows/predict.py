@@ -116,14 +116,6 @@ def most_likely(probabilities: Mapping[str, float]) -> str | None:
     return min(probabilities, key=lambda model: (-probabilities[model], model))
 
 
-# What follows the longest stretch of the latest steps that was seen often enough.
-#
-# Contexts of growing length, up to all steps so far, are blended by how much each has been seen
-# (Witten and Bell 1991, method C): a context with n observations of k different steps counts
-# n / (n + k), shorter ones the rest. Features of the request then weigh each step by how much more
-# often it came with them (naive Bayes).
-
-
 HALF_LIFE_S: Final = 6 * 3600.0
 """A workflow's habits of yesterday evening count a sixteenth of today's."""
 _MAX_LATEST: Final = 6
@@ -136,7 +128,13 @@ _MAX_FEATURE_CONTEXTS: Final = 16_384
 
 
 class LongestContext:
-    """Counts of one workflow's steps by context, and by feature and latest step."""
+    """Counts of one workflow's steps by context, and by feature and latest step.
+
+    Contexts of growing length, up to all steps so far, are blended by how much each has been seen
+    (Witten and Bell 1991, method C): a context with n observations of k different steps counts n /
+    (n + k), shorter ones the rest. Features of the request then weigh each step by how much more
+    often it came with them (naive Bayes).
+    """
 
     def __init__(self, half_life_s: float = HALF_LIFE_S) -> None:
         self._counts = StepCounts(half_life_s)
@@ -245,13 +243,6 @@ def _features(value: object) -> Iterator[str]:
             yield f"length-{len(value).bit_length()}"
 
 
-# The steps that a run is expected to take from here, to its end, and the outputs that they take.
-#
-# Zhang et al. 2025, section 5.2: sampled one after the other until the end is. The paper has no
-# horizon; here predictions stop at 32 steps and below a probability of 0.05 for the path. It
-# predicts models only; a placement needs to know what moves where as well.
-
-
 class InputPositions:
     """Counts of relative input positions by a step's model and all models before it.
 
@@ -318,7 +309,11 @@ def predicted_steps(
     features: Collection[str],
     now_s: float,
 ) -> list[PredictedStep]:
-    """Continue the known steps by the likeliest ones."""
+    """Continue the known steps by the likeliest ones, one after the other until the run's end.
+
+    Zhang et al. 2025, section 5.2. The paper has no horizon; here predictions stop at 32 steps and
+    below a probability of 0.05 for the path.
+    """
     run, path, found = list(known), 1.0, list[PredictedStep]()
     while len(found) < MAX_STEPS:
         probabilities = predictor.probabilities(run, features, now_s)
@@ -331,9 +326,6 @@ def predicted_steps(
         found.append(PredictedStep(model, positions.expected(run, model, now_s), path))
         run.append(model)
     return found
-
-
-# What is known of workflows' runs: which steps follow, which inputs they take.
 
 
 class WorkflowCounts:

@@ -363,9 +363,6 @@ def forget_unneeded(run: Run) -> list[TensorReference]:
     return freed
 
 
-# What the code gets
-
-
 def _is_at_hand(step: RunStep) -> bool:
     """Whether a step is over, with outputs whose data is here or an error."""
     if step.state is StepState.FAILED:

@@ -240,9 +240,6 @@ def _by_address(kept: Sequence[TensorReference]) -> dict[str, list[str]]:
     return found
 
 
-# The request
-
-
 def _request(
     run: Run, step: RunStep, inputs: Sequence[StoredTensor]
 ) -> tuple[str, dict[str, str], bytes]:
@@ -317,9 +314,6 @@ def _output(name: str, output: str | None, outputs: Mapping[str, StoredTensor]) 
     else:
         text = f"takes output {output!r}; the model has: {known}"
     raise StepError(f"input {name!r} {text}", "unknown-output", 400)
-
-
-# The response
 
 
 def _outputs(

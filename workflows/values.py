@@ -193,12 +193,6 @@ def outputs_bytes(outputs: Mapping[str, StoredTensor]) -> int:
     return sum(each.size_bytes for each in outputs.values())
 
 
-# Text of a step as it is generated: OpenAI's completions, as server-sent events.
-#
-# Without a temperature the likeliest tokens are taken, and the seed follows from the step, so that
-# another attempt gives the same text.
-
-
 _DONE: Final = b"[DONE]"
 _WHOLE: Final = ("max_tokens", "seed")
 _NUMBERS: Final = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -207,7 +201,11 @@ OPTIONS: Final = (*_WHOLE, *_NUMBERS, "stop")
 
 
 def completion_body(model: str, tensors: Sequence[StoredTensor], step: str) -> bytes:
-    """The request of a streamed step; `step` names it. Raises StepError."""
+    """The request of a streamed step; `step` names it. Raises StepError.
+
+    Without a temperature the likeliest tokens are taken, and the seed follows from the step, so
+    that another attempt gives the same text.
+    """
     seed = int.from_bytes(hashlib.sha256(step.encode()).digest()[:6])
     document: dict[str, Any] = {"model": model, "stream": True, "temperature": 0, "seed": seed}
     for tensor in tensors:

@@ -154,19 +154,6 @@ def _summary(arrived: Floats, usable: Booleans, level: Floats) -> Seasonal:
     return Seasonal(mean=mean, p_arrival=p_arrival, is_known=count >= 2)
 
 
-# Classifies models by the pattern of their arrivals.
-#
-# Rules, in this order (classification before forecasting: SPES, Lee et al. 2024):
-#
-# - periodic: the autocorrelation of its counts has a peak of at least 0.5 at a lag of 5 minutes to
-#   12 hours; or the gaps between its active minutes are longer and vary by less than 0.25 of their
-#   mean.
-# - sparse: arrivals in less than 25 % of minutes.
-# - steady: all others.
-#
-# Reasons for these three: research/docs/forecasting.md.
-
-
 _MIN_CORRELATION: Final = 0.5
 _MAX_GAP_VARIATION: Final = 0.25
 _MAX_SPARSE_SHARE: Final = 0.25
@@ -198,6 +185,16 @@ class PatternAssignment:
 
 
 def classify(history: History) -> PatternAssignment:
+    """Pattern of each model; the first rule that holds decides.
+
+    - periodic: the autocorrelation of its counts has a peak of at least 0.5 at a lag of 5 minutes
+      to 12 hours; or the gaps between its active minutes are longer and vary by less than 0.25 of
+      their mean.
+    - sparse: arrivals in less than 25 % of minutes.
+    - steady: all others.
+
+    Classification before forecasting: SPES, Lee et al. 2024; reasons: research/docs/forecasting.md.
+    """
     correlation, period = _periods(history)
     gap = _regular_gaps(history)
     active_share = (history.minutes != 0).sum(axis=1) / history.known_minutes

@@ -191,21 +191,6 @@ def _log_odds(p: Floats) -> Floats:
     return result
 
 
-# P(arrival) by the intervals between a model's arrivals, and between its bursts.
-#
-# By gaps between arrivals, given the time since the last one: the empirical hazard of the model's
-# own gaps, shrunk towards that of a Lomax distribution with shape 1 and the mean gap as its scale.
-# Gaps are in operational minutes (`day_profile`). Source: the histogram of idle times of Shahrad
-# et al. 2020, section 4.2, here conditioned on the time since the last arrival.
-#
-# By bursts at regular intervals of seconds: a burst starts with an arrival after `QUIET_S` without
-# any. If the last intervals between starts are similar, the next start is due one interval after
-# the last; after k similar intervals it comes with probability k / (k + 1), Laplace's rule of
-# succession without its prior of one half. The forecasts by pattern cover periods of five minutes
-# and more; this one covers intervals of up to two and a half minutes, since counts per second are
-# kept for five.
-
-
 _GAPS_BEFORE: Final = 3.0
 """Weight of the Lomax hazard, in gaps of the model's own that are longer than the current one."""
 _FADE: Final = 0.985
@@ -219,7 +204,13 @@ _OVERDUE_RATIO: Final = 1.5
 
 
 def p_arrival_by_interarrival(history: History, profile: Floats, windows_min: Floats) -> Floats:
-    """(models, windows). `profile`: the day profile that all models share."""
+    """(models, windows): P(arrival) by the gaps between arrivals, given the age of the last.
+
+    The empirical hazard of the model's gaps, shrunk towards that of a Lomax distribution with shape
+    1 and the mean gap as its scale. Gaps are in operational minutes (`profile`: the day profile
+    that all models share). Source: the histogram of idle times of Shahrad et al. 2020, section 4.2,
+    here conditioned on the time since the last arrival.
+    """
     gaps, age = _gaps(history, profile), _age(history, profile)[:, None]
     start = history.origin_s / 60
     ends = operational_minutes(start + windows_min, profile)
@@ -262,7 +253,14 @@ def _mean_gap(gaps: Floats, age: Floats) -> Floats:
 
 
 def p_next_burst(seconds: Integers, *, window_s: float) -> Floats:
-    """(models,): P(a burst starts within the window). `seconds`: counts per second, latest last."""
+    """(models,): P(a burst starts within the window). `seconds`: counts per second, latest last.
+
+    A burst starts with an arrival after `QUIET_S` without any. After k similar intervals between
+    starts, the next start is due one interval after the last with probability k / (k + 1):
+    Laplace's rule of succession without its prior of one half. Covers intervals of up to two and a
+    half minutes, half of the counts per second; the forecasts by pattern cover those of five and
+    more.
+    """
     models, length = seconds.shape
     p = np.zeros(models)
     rows, columns = np.nonzero(_starts(seconds > 0))

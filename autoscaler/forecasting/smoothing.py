@@ -15,11 +15,8 @@ from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.history import MINUTES_OF_DAY, MINUTES_OF_TEN, Floats, History
 from autoscaler.forecasting.patterns import recurring_means
 
-# Relative load by time of day: per model, shrunk towards the profile that all models share.
-#
-# It defines *operational time*: time stretched so that all arrivals together are uniform over the
-# day. In operational time, a quiet night does not lengthen the gap between two arrivals.
-
+# Operational time: time stretched so that all models' arrivals together are uniform over the day.
+# In it, a quiet night does not lengthen the gap between two arrivals.
 
 BINS: Final = MINUTES_OF_DAY // MINUTES_OF_TEN
 _FLOOR: Final = 0.03

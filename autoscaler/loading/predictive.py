@@ -29,8 +29,6 @@ from registry.domain.model import Preload, RoutingPolicy, Tier
 from registry.domain.pod_state import ANY_COPIES
 from registry.domain.prices import COPY_FACTOR
 
-# How many pods should hold each model on their device.
-
 
 @dataclass(frozen=True, slots=True)
 class CopyParams:
@@ -134,9 +132,6 @@ def _plan(params: Predictive, view: PoolView, _: None) -> tuple[tuple[Action, ..
     return (*demotions, *_loads(params, view, value, targets, demotions)), None
 
 
-# Demotions
-
-
 def _demotions(
     params: Predictive, view: PoolView, value: HoldingValue, keep: list[int]
 ) -> list[Action]:
@@ -186,9 +181,6 @@ def _device_demotions(
 def _tier_below_device(value: HoldingValue, row: int) -> Tier:
     """The tier of a demoted model. Nodes delete files from disk by their own budgets."""
     return Tier.HOST if value.is_worth_holding[Tier.HOST][row] else Tier.DISK
-
-
-# Loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,14 +16,6 @@ from autoscaler.planning.policy import Action, Demote
 from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
 from registry.domain.model import Tier
 
-# The value of a copy for all models together, in seconds of delay saved per second.
-#
-# A copy does work that no other copy does in time (`work_allocation`: queued and expected
-# requests) and saves cold starts (`registry.domain.prices`, as in the gateway's price). A second
-# of late work counts as much as a second of cold start, so that the queue of one model can be
-# compared with the only copy of another.
-
-
 _DIGITS: Final = 9
 """Of unserved seconds: by the last digits of sums, work that is all served would not be 0, and a
 copy would be evicted for a model that needs one as much."""
@@ -98,7 +90,12 @@ class WorkAllocation:
 
 
 class MarginalValue:
-    """Gain and loss by adding and removing copies, while a plan is made."""
+    """Gain and loss, in s of delay per s, by adding and removing copies while a plan is made.
+
+    A copy does work that no other copy does in time (`WorkAllocation`) and saves cold starts
+    (`registry.domain.prices`, as in the gateway's price). A second of late work counts as much as a
+    second of cold start, so that one model's queue and another's only copy can be compared.
+    """
 
     def __init__(
         self,

@@ -12,9 +12,6 @@ from autoscaler.placement.planners.plan import replica_order
 from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView, Profiles, Workload
 from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
 
-# When to plan anew, whether to adopt the new plan, and in which order copies move. Pure.
-
-
 _OFF_RATIO: Final = 0.2
 """How far a forecast may be from the planned rate."""
 _TIMES_OFF: Final = 2

@@ -249,9 +249,6 @@ def _profiles(
     ]
 
 
-# The record of a new plan beside the pods that run, and how far latencies are from it. Pure.
-
-
 _MAX_AGE_S: Final = 15.0
 """Older measurements say nothing about the latency now."""
 

@@ -112,9 +112,6 @@ def _python(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-m", module, *arguments]
 
 
-# The pod behind the proxies
-
-
 def start_pod(stack: contextlib.ExitStack, setup: RoundSetup) -> tuple[BenchmarkProcess, str]:
     """A running pod and its address: uvicorn, or nginx where the pod must not be the limit."""
     port = free_port()
@@ -134,9 +131,6 @@ def start_pod(stack: contextlib.ExitStack, setup: RoundSetup) -> tuple[Benchmark
 def _direct(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
     pod, address = start_pod(stack, setup)
     return ReadySystem(f"http://{address}{PATH}", pod, [])
-
-
-# Pilotlight
 
 
 def _pilotlight(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
@@ -166,9 +160,6 @@ def start_pilotlight(
     command = _python("gateway", "--redis-url", redis_url, "--port", str(port))
     gateway = start_process(stack, setup, "gateway", command, setup.system_cores)
     return ReadySystem(f"http://127.0.0.1:{port}{PATH}", gateway, [redis, pod, registrar], redis)
-
-
-# Proxies
 
 
 def _nginx(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:
@@ -313,9 +304,6 @@ def _python_proxy(module: str) -> StartSystem:
         return ReadySystem(f"http://127.0.0.1:{port}{PATH}", proxy, [pod])
 
     return start_system
-
-
-# Systems that serve themselves
 
 
 def _kserve(stack: contextlib.ExitStack, setup: RoundSetup) -> ReadySystem:

@@ -164,9 +164,6 @@ def select_outputs(tensors: Sequence[Tensor], request: V2Request) -> list[tuple[
     return [(by_name[output.name], output.is_binary) for output in request.outputs]
 
 
-# Decoding
-
-
 def split_body(body: bytes, header_length: str | None) -> tuple[dict[str, Any], memoryview]:
     """The JSON document and the binary tail of a body; raises InvalidRequest, BodyTooLarge."""
     length = len(body)
@@ -310,9 +307,6 @@ def _binary_size(entry: dict[str, Any], tail: memoryview, path: str) -> int | No
     if entry.get("data") is not None:
         raise InvalidRequest(f"{path}: 'data' and {BINARY_SIZE} exclude each other")
     return size
-
-
-# Encoding
 
 
 def _encode_tensors(

@@ -122,12 +122,6 @@ def _problems(entry: object) -> Iterator[str]:
             yield f"{field} {_RULES[field]}, was {shown(entry.get(field))}"
 
 
-# An issuer's public keys (JWKS, RFC 7517): read, cached, and read again when they rotate.
-#
-# Documents are read in a thread. A token with an unknown key id causes one read, and all such
-# tokens together cause at most one every few seconds; a read that fails leaves the keys unchanged.
-
-
 logger = logging.getLogger(__name__)
 
 MIN_REFRESH_INTERVAL_S: Final = 5.0
@@ -151,7 +145,11 @@ Key = tuple[PyJWK, frozenset[str]]
 
 
 class KeySet:
-    """The keys at one URL or file."""
+    """Public keys (JWKS, RFC 7517) at a URL or file; read in a thread, again when they rotate.
+
+    Tokens with unknown key ids together cause at most one read every few seconds; a read that fails
+    leaves the keys unchanged.
+    """
 
     def __init__(
         self,

@@ -36,9 +36,6 @@ from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
 
-# What the console's pages show: one model, the recent requests and one of them, the interface.
-
-
 _TIERS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
 MAX_SHOWN: Final = 200
 

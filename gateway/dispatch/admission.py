@@ -27,9 +27,6 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.domain.pod_state import LoadMode, PodState, ProbeBudget
 
-# Requests with a deadline that are tried although they are expected to miss it: a few.
-
-
 _FIRST_PROBE_S: Final = 1.0
 """From a model's first request with a deadline to its first probe."""
 

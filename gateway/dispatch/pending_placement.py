@@ -16,15 +16,6 @@ from registry.domain.demand import TenantUsage
 from registry.domain.model import ModelSpec
 from registry.domain.pod_state import LoadMode, PlacedRequest
 
-# Queued requests by tenant and model, and the order in which they are dispatched.
-#
-# Tenants take turns; the one that used least lately comes first. Within a tenant: priority, then
-# models that a pod can serve now, then those that need a load; within each, the earliest deadline,
-# then the earliest arrival. A load holds a slot that requests of warm models could use many times
-# meanwhile, and requests that gather before a load share it. Every head becomes ready in time: see
-# `is_ready`. Pure bookkeeping without clock or tasks, shared with the simulator.
-
-
 URGENT_LOADS: Final = 2.0
 """Loads before its deadline at which a head no longer waits for requests of warm models; with less
 time left than one load it would be late all the same."""
@@ -52,7 +43,13 @@ def queue_key(
 
 
 class FairQueue:
-    """Keys by tenant and model."""
+    """Queued requests by tenant and model, and the order in which they are dispatched.
+
+    Tenants take turns; the one that used least lately comes first. Within a tenant: priority, then
+    models that a pod can serve now, then those that need a load, so that a load holds no slot that
+    warm models could use meanwhile (`is_ready` bounds their delay); then the earliest deadline,
+    then the earliest arrival. Without clock and tasks: the simulator uses it too.
+    """
 
     def __init__(self) -> None:
         self._tenants: dict[str, dict[str, list[QueueKey]]] = {}
@@ -235,12 +232,8 @@ class PlacementDriver(Generic[P]):
         """Called before queued requests are tried."""
 
 
-# Decisions for a pod that others have chosen: a scheduler of workflows, or an application's plan.
-#
-# A workflow's step takes a place in a pod's step queue, which the pod bounds, and no slot. The
-# scheduler names the pod, or leaves its choice to the routing policy; if the named pod accepts no
-# requests, the step is routed like any other request. A planned request takes a slot. Pure.
-
+# Requests for a given pod: a workflow's step takes a place in the pod's step queue and no slot; a
+# planned request takes a slot.
 
 ANY_POD: Final = "*"
 """In place of a pod's name: the routing policy chooses."""

@@ -88,11 +88,10 @@ async def send_request(connection: PodConnection, head: bytes, body: IncomingBod
     await connection.wait_head()
 
 
-# The parts of the gateway that every request uses.
-
-
 @dataclass(frozen=True, slots=True)
 class RequestContext:
+    """The parts of the gateway that every request uses."""
+
     loop: asyncio.AbstractEventLoop
     placer: Placer[Placement]
     reservations: Reservations

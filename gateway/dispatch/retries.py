@@ -188,13 +188,6 @@ def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotE
     return _RETRIED.get(refusal or "")
 
 
-# Requests with which pods were lost: one that lost two is refused for a while, by its digest.
-#
-# A pod that dies takes innocent requests with it, so each of them is tried once more; a response
-# acquits a request, also one that others send with the same body. Pods lost at the same moment, as
-# with their node, prove nothing: one such request is tried again after a few seconds.
-
-
 MAX_PODS: Final = 2
 PAUSE_S: Final = 300.0
 TRIAL_S: Final = 5.0
@@ -214,7 +207,13 @@ class _Record:
 
 
 class LostPods:
-    """By digest of path, size and the body's part in memory: the pods lost with such a request."""
+    """The pods lost with a request, by digest of its path, size and the body's part in memory.
+
+    A pod that dies takes innocent requests with it, so each of them is tried once more; one that
+    lost two pods is refused for `PAUSE_S`. A response acquits a request and all others with the
+    same body. Pods lost at the same moment, as with their node, prove nothing: one such request is
+    tried again after `TRIAL_S`.
+    """
 
     def __init__(self, now_s: Callable[[], float], pause_s: float = PAUSE_S) -> None:
         self._now_s = now_s

@@ -28,8 +28,6 @@ from gateway.upstream.pod_connection import PodConnection
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod_state import LoadMode, PlacedRequest
 
-# A request that goes by callbacks: what its client's connection needs, how it is handed over.
-
 
 class RequestCycle(Reservation):
     """A request cycle, as uvicorn calls what its connections serve."""

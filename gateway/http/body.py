@@ -22,15 +22,14 @@ from gateway.errors import (
 )
 from gateway.http.openai import find_model_field
 
-# What the bodies of all requests together occupy, and may, in memory and temporary files.
-
-
 UNCOUNTED_BYTES: Final = 64 << 10
 """The beginning of each body, which connections bound: small requests are served even when
 large ones have filled the budget."""
 
 
 class HeldBodies:
+    """Bytes that all requests' bodies occupy in memory and in temporary files, with limits."""
+
     def __init__(self, memory_limit: int, disk_limit: int) -> None:
         self._memory_limit = memory_limit
         self._disk_limit = disk_limit

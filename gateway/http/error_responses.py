@@ -24,10 +24,10 @@ from gateway.http.headers import Headers
 from gateway.http.targets import ModelTarget
 from gateway.request_run import RequestRun
 
-# Who sent an inference request, by HTTP or gRPC: its body, and the way of the response.
-
 
 class InferenceClient(BodySource, Protocol):
+    """The sender of an inference request, by HTTP or gRPC."""
+
     target: ModelTarget
     headers: Headers
     head: KnownHead | None

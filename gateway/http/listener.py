@@ -205,12 +205,6 @@ class ConnectionStarts:
         self.later = RequestStarts()
 
 
-# The end of a connection whose client was refused half-way: what it still sends is dropped.
-#
-# To close with unread bytes resets the connection, and the client may lose the response (RFC 9112,
-# section 9.6).
-
-
 LINGER_S: Final = 30.0
 """For which bytes of a client whose request was refused half-way are read and dropped, however many
 they are: many clients send all of a body before they read. As nginx' `lingering_time`."""
@@ -219,7 +213,11 @@ LINGER_PAUSE_S: Final = 5.0
 
 
 class Lingering:
-    """Closes the connection once its client closes; soon, if it does not."""
+    """Drops what a refused client still sends, and closes the connection once the client does.
+
+    Closing with unread bytes would reset the connection, and the client might lose the response
+    (RFC 9112, section 9.6).
+    """
 
     def __init__(
         self, transport: asyncio.Transport, flow: FlowControl, loop: asyncio.AbstractEventLoop

@@ -145,19 +145,17 @@ def queue_cost_s(held_s: float, request: RequestView, cluster: ClusterState) -> 
     return held_s * request.queued / sum([pod.slots for pod in cluster.pods.values()])
 
 
-# Ski rental: time that each model's requests lost for lack of another copy, credited to a load.
-#
-# Karlin, Manasse, McGeoch, Owicki 1990, "Competitive randomized algorithms for non-uniform
-# problems": queueing or sharing a device costs a little each time, a load costs much once. When
-# the losses reach the cost of a load, `auto` starts one; such loads never cost more than was lost
-# without them. A loss counts only once it is one load time old, since no load could have finished
-# sooner to avoid it. A request that is rejected since the model's load would take too long loses
-# the time that it had.
-
-
 @dataclass(slots=True)
 class ColdStartCredit:
-    """Seconds that one model's requests at one gateway lost; callers pass the time in."""
+    """Seconds that one model's requests at one gateway lost; callers pass the time in.
+
+    Ski rental (Karlin, Manasse, McGeoch, Owicki 1990, "Competitive randomized algorithms for
+    non-uniform problems"): queueing or sharing a device costs a little each time, a load costs much
+    once. When the losses reach the cost of a load, `auto` starts one; such loads never cost more
+    than was lost without them. A loss counts once it is one load time old, since no load could have
+    avoided it sooner. A request that is rejected because the load would take too long loses the
+    time to its deadline.
+    """
 
     started_s: float
     """Start of the latest span."""

@@ -1,7 +1,10 @@
-"""Colocation: prefer pods where the model is warm, with or without queueing for a slot there.
+"""The baselines: colocation, model-oblivious policies, and remote proxying.
 
-Source: Liu 2025, section 4.5. If no warm or warming pod has a free slot, `colocation` starts cold
-at another pod at once. `colocation_queueing` starts cold only if no pod is warm or warming.
+Colocation (Liu 2025, section 4.5) prefers pods where the model is warm. If no warm or warming pod
+has a free slot, `colocation` starts cold at another pod at once; `colocation_queueing` starts cold
+only if no pod is warm or warming. The model-oblivious ones choose any pod with a free slot, as
+KServe with Knative does, and load the model there; `random` is the default scheduler of Liu 2025,
+6.2.
 """
 
 from collections.abc import Sequence
@@ -49,13 +52,6 @@ def colocation_queueing(request: RequestView, cluster: ClusterState, now_s: floa
     return SendTo(cold.name, cold.name, LoadMode.LOAD, Reason.COLD, max_other_copies=0)
 
 
-# Model-oblivious baselines: how KServe with Knative routes today.
-#
-# Any pod with a free slot, chosen at random (`random`), in turn (`round-robin`) or by load
-# (`least-loaded`); it loads the model if it does not hold it. `random` is the default scheduler of
-# Liu 2025, section 6.2.
-
-
 def random_pod(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Any pod with a free slot, by the request's draw."""
     del now_s
@@ -85,18 +81,15 @@ def _wait(cluster: ClusterState) -> Wait:
     return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
 
 
-# Central registry with remote proxying: pre- and postprocess anywhere, infer where it is warm.
-#
-# Source: Liu 2025, section 4.6. The entry pod holds the slot; the predict pod is a warm or warming
-# one with fewer ongoing requests than the target. If the model is nowhere, the entry pod loads it;
-# if all pods that hold or load it are at the target, a pod below the target with free memory does,
-# and without one the request waits. A copy that evicts others costs more loads than proxying
-# avoids: with memory for half of the models, loads at any entry pod took 1.3 s on average where
-# waiting took 0.2.
-
-
 def remote_proxy(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
-    """Entry: the least loaded pod; predict: the least busy warm or warming pod below the target."""
+    """Entry: the least loaded pod; predict: the least busy warm or warming pod below the target.
+
+    Pre- and postprocess anywhere, infer where the model is warm; the entry pod holds the slot (Liu
+    2025, section 4.6). If the model is nowhere, the entry pod loads it. If all pods that hold or
+    load it are at the target of ongoing requests, a pod below the target with free memory loads it;
+    without one the request waits, since a copy that evicts others costs more than it saves: with
+    memory for half of the models 1.3 s on average, and waiting 0.2 s.
+    """
     entry = least_loaded_free(cluster, request.draw)
     if entry is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)

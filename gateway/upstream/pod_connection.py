@@ -238,9 +238,6 @@ class PodConnectionPool(ConnectionPool[PodConnection]):
             self.close_idle_since(asyncio.get_running_loop().time() - self._max_idle_s)
 
 
-# Recognises responses that a queue-proxy sends itself, in place of the pod behind it.
-
-
 MESSAGES: Final = {
     QueueProxyFailure.NOT_REACHED: "the pod was lost during the request",
     QueueProxyFailure.BROKEN: (

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from load.generator.records import RequestResult
 
 
-# Labelled examples that requests carry, and whether the responses are right.
-
-
 _MAX_CLASSES: Final = 1000
 MAX_RESPONSE_BYTES: Final = 1 << 20
 
@@ -82,12 +79,6 @@ def predicted_label(body: bytes, output: str) -> int | None:
     return None
 
 
-# Request bodies: an arrival and the content of its model, encoded in the protocol of the run.
-#
-# `input_size` counts items (texts, images, rows of a batch), each text of eight words; for
-# OpenAI's completions it counts the words of the prompt, about one token each.
-
-
 _WORDS_PER_ITEM: Final = 8
 _JSON: Final = (("content-type", "application/json"),)
 
@@ -132,7 +123,11 @@ class RequestBody:
 
 
 class RequestBodies:
-    """Encodes bodies; the same seed, row and content give the same bytes."""
+    """Encodes bodies in the run's protocol; the same seed, row and content give the same bytes.
+
+    `input_size` counts items (texts of eight words, images, rows of a batch); for OpenAI's
+    completions it counts the words of the prompt, about one token each.
+    """
 
     def __init__(self, protocol: RequestProtocol, seed: int) -> None:
         self._protocol = protocol

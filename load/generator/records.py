@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from load.generator.trace_arrivals import TraceArrival
 
 
-# The result of one request: times, status, and the headers and errors of its response.
-
-
 MAX_KEPT_BYTES: Final = 4096
 """Bytes kept of the end of a response, for the text of an error."""
 _MAX_ERROR_LENGTH: Final = 300

@@ -13,8 +13,6 @@ from typing import Any, Final
 from load.errors import GeneratorError
 from registry.domain.application import Penalty
 
-# Content of requests: from `--payload`, else by the model's V2 metadata, else text.
-
 
 @dataclass(frozen=True, slots=True)
 class ExampleRules:
@@ -169,9 +167,6 @@ class RunSettings:
         """One worker's share of `max_in_flight`; the shares of all add up to it."""
         share, rest = divmod(self.max_in_flight, self.processes)
         return share + (worker < rest)
-
-
-# Progress of a run: counts of each worker with a latency histogram, and their totals.
 
 
 _MIN_S: Final = 1e-5

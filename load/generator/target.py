@@ -119,13 +119,6 @@ def _prefix(layout: Layout, tenant: str, model: str, *, is_openai: bool) -> str:
     return ""
 
 
-# What an HTTP target says of itself: before a run its layout and inputs, around it memory.
-#
-# The memory is what idle models held during a run. A gateway has the total of its whole pool,
-# deleted pods included, as of each pod's last heartbeat; a pod has its own current total. Both are
-# counters, so the value of a run is a difference.
-
-
 _TIMEOUT_S: Final = 10.0
 _MAX_CONCURRENT: Final = 16
 
@@ -229,7 +222,11 @@ _METRIC: Final = "pilotlight_idle_memory_byte_seconds"
 
 
 class IdleMemoryProbe:
-    """Reads the counter at the beginning and at the end of a run."""
+    """Reads the memory of idle models at the beginning and at the end of a run: a counter.
+
+    A gateway has the total of its pool, deleted pods included, as of each pod's last heartbeat; a
+    pod has its own current total.
+    """
 
     def __init__(self, settings: RunSettings) -> None:
         self._settings = settings

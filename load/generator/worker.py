@@ -29,11 +29,6 @@ from load.generator.target import parse_url
 from load.generator.trace_arrivals import TraceArrival, worker_share
 from load.trace_spec import open_trace
 
-# The open loop: every request is sent at its time, regardless of responses to others.
-#
-# A request that could not be sent in time is sent at once and visible by `sent_s`. Latency counts
-# from the scheduled time: a generator that falls behind shows high latency instead of hiding it.
-
 
 class Sender(Protocol):
     """Sends requests over HTTP or gRPC."""
@@ -48,7 +43,11 @@ class Sender(Protocol):
 
 @dataclass(slots=True)
 class OpenLoop:
-    """Sends one worker's share of a trace."""
+    """Sends one worker's share of a trace, each request at its time, regardless of responses.
+
+    A request that is late is sent at once; its `sent_s` shows it. Latency counts from the scheduled
+    time, so that a generator that falls behind shows high latency instead of hiding it.
+    """
 
     settings: RunSettings
     sender: Sender

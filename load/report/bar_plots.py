@@ -216,9 +216,6 @@ def utility(runs: Sequence[Run]) -> Plot | LeftOut:
     return Plot("utility", heading, caption, figure)
 
 
-# Trade-offs: goodput against offered load, wasted memory against cold starts.
-
-
 _GB: Final = 1e9
 _AXIS_MARGIN: Final = 1.15
 """End of an axis, as a multiple of the largest value on it."""

@@ -19,9 +19,6 @@ from load.report.run_file import format_duration
 from load.report.style import COLOURS, DPI, LeftOut, Plot, styled
 from load.report.summary import PERCENTILES, summarise
 
-# The report as one HTML page without outside resources: tables as text, plots as inline PNG.
-
-
 _MAX_MODELS: Final = 25
 _STYLE: Final = """
 :root { color-scheme: light; }

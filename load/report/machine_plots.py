@@ -223,9 +223,6 @@ def _caption(
     )
 
 
-# A workflow's run over time, by pod: when its steps queued, loaded, moved data and inferred.
-
-
 _STAGES: Final = ("queue", "network", "load", "preprocess", "infer", "postprocess")
 """In the order in which a request passes them (`server-timing`)."""
 _COLOUR_OF: Final = dict(

@@ -184,9 +184,6 @@ def _json_object(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-# Readable times: bins of a round length, axis units, durations as text.
-
-
 _BINS_S: Final = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 300, 600, 1800, 3600, 6 * 3600, 86400)
 _MAX_BINS: Final = 240
 _MIN_MINUTES: Final = 5

@@ -186,9 +186,6 @@ def styled() -> AbstractContextManager[None]:
     return mpl.rc_context(SETTINGS)
 
 
-# Plots with a row per run
-
-
 def row_height_in(runs: Sequence[Run]) -> float:
     """Height of a figure with a row per run."""
     return 1.5 + 0.42 * len(runs)

@@ -14,9 +14,6 @@ import numpy as np
 from load.generator.settings import LATE_S
 from load.report.run import Answers, Bools, Floats, GroupedNames, Ints, Requests, Run, rate_rps
 
-# Counts and latencies of requests, grouped by the name of their model, policy or tenant.
-
-
 PERCENTILES: Final = (50, 90, 95, 99)
 PERCENTILE_NAMES: Final = tuple(f"p{each}" for each in PERCENTILES)
 Percentiles: TypeAlias = dict[str, float | None]
@@ -146,12 +143,6 @@ def groups(keys: Ints) -> Iterator[Ints]:
     return (each for each in np.split(rows, edges) if len(each))
 
 
-# When models were loading, loaded and inferring on each pod, as far as the requests show it.
-#
-# A request's stages follow one another from when it was sent: queue, load, preprocess, infer. The
-# times of requests that wait for one load overlap, so a pod's loading time is their union.
-
-
 @dataclass(frozen=True, slots=True)
 class TimeSpans:
     """Disjoint spans of time, sorted. Seconds."""
@@ -177,7 +168,11 @@ class PodUsage:
 
 
 def pod_usages(run: Run) -> list[PodUsage]:
-    """Every pair of pod and model that has requests, by pod, then by model."""
+    """Every pair of pod and model that has requests, by pod, then by model.
+
+    A request's stages follow one another from when it was sent: queue, load, preprocess, infer. The
+    times of requests that wait for one load overlap, so a pod's loading time is their union.
+    """
     keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
     rows = np.flatnonzero(run.predict_pod.codes >= 0)
     found = [_usage(run, rows[group]) for group in groups(keys[rows])]

@@ -129,9 +129,6 @@ class Block:
         return self.error(index, f"{name} must be {allowed}, was {seen!r}")
 
 
-# Arrivals in order of time: nearly sorted rows within a window, and several traces merged.
-
-
 def sort_within_window(blocks: Iterable[Block], *, window_s: float) -> Iterator[pa.RecordBatch]:
     """Sort the arrivals by time (stable); only the rows of one window are in memory.
 

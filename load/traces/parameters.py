@@ -202,9 +202,6 @@ def _as_written(value: object) -> str:
     return repr(value)
 
 
-# Seeded randomness: one independent random stream per purpose, and Zipf's law over models.
-
-
 @dataclass(frozen=True, slots=True)
 class Seed:
     """A node in a tree of random streams: the same root and path always give the same numbers."""
@@ -267,13 +264,6 @@ class Popularity:
             self._epoch += 1
 
 
-# Arrivals drawn from counts per bin of time: as many as were counted, each inside its bin.
-#
-# Sources: Shahrad et al. 2020 publish counts per minute. Blinowski et al. 2024, section 5.4, draw
-# the arrivals of a minute uniformly; Li et al. 2023 (AlpaServe), section 6.1, from a Gamma
-# process.
-
-
 BIN_COUNT: Final = np.dtype([("start_s", "f8"), ("model", "i4"), ("count", "i8")])
 BinCounts: TypeAlias = "NDArray[np.void]"
 """Rows of `BIN_COUNT`: arrivals of one model in the bin from `start_s` on; counts above 0."""
@@ -311,9 +301,10 @@ def expand(
 ) -> ExpandedArrivals:
     """Draw every counted arrival in [start, start + bin), each row of `counts` independently.
 
-    Uniform where `cv` is None. Otherwise gaps are Gamma distributed with that coefficient of
-    variation, scaled so that the counted gaps and one more fill the bin: 0 spaces arrivals evenly,
-    1 has the uniform distribution, higher values are bursty.
+    Uniform where `cv` is None (Blinowski et al. 2024, section 5.4). Otherwise gaps are Gamma
+    distributed (Li et al. 2023, AlpaServe, section 6.1) with that coefficient of variation, scaled
+    so that the counted gaps and one more fill the bin: 0 spaces arrivals evenly, 1 has the uniform
+    distribution, higher values are bursty.
     """
     count = counts["count"]
     share = rng.random(int(count.sum())) if cv is None else _gamma_shares(count, cv, rng)

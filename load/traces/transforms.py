@@ -1,10 +1,10 @@
-"""Attributes of arrivals set: tenant, model, sizes, deadline; functions mapped to models.
+"""Transformations of traces: which arrivals are kept or copied, when they are, their attributes.
 
-A deadline is the same for all, or follows from the model's latency. Source of the second rule: the
-simulator of Blinowski et al. 2024, where a model's deadline is twice its latency plus a time
-between 0.5 and 1 s, drawn once per model. A function is a pair of tenant and model of the original
-trace. Sources of maps: Zhang et al. 2025, section 8 (round robin); Blinowski et al. 2024, section
-5.4, after Clockwork (a fixed number of functions per model, which may differ between models).
+A deadline is the same for all, or follows from the model's latency: as in the simulator of
+Blinowski et al. 2024, twice the latency plus a time between 0.5 and 1 s, drawn once per model. A
+function is a pair of tenant and model of the original trace. Sources of maps: Zhang et al. 2025,
+section 8 (round robin); Blinowski et al. 2024, section 5.4, after Clockwork (a fixed number of
+functions per model, which may differ between models).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -202,9 +202,6 @@ def _assignment(given: MapParameters, seed: Seed) -> Callable[[int, str], int]:
                 int(np.searchsorted(cumulative, seed.derive(name).rng().random(), side="right")),
                 models - 1,
             )
-
-
-# Which arrivals a trace keeps or copies, and when they are.
 
 
 def slice_time(

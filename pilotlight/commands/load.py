@@ -1,4 +1,4 @@
-"""The flags of `load run`. The libraries come with an extra, and are imported when it runs."""
+"""`load run` and `report`: flags. The libraries come with an extra, imported when they run."""
 
 from dataclasses import replace
 from functools import partial
@@ -144,9 +144,6 @@ def run(
     for settings in all_settings:
         path = output_of(output, str(settings.policy), policies)
         run_load(settings, path, Output(json_), overwrite=overwrite, start=start)
-
-
-# `report`: compare recorded runs in one HTML page. The libraries come with the extra `load`.
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""`make-model`: write a model folder with random weights."""
+"""`make-model`: a folder with random weights. `convert`: scikit-learn's pickle to skops or ONNX."""
 
 import json
 import os
@@ -57,9 +57,6 @@ def make_model(
     output.result(
         {"kind": kind, "folder": str(folder), "bytes": size}, made.stdout.strip().splitlines()
     )
-
-
-# `convert`: a pickled scikit-learn model as a skops or ONNX file, made in a confined process.
 
 
 TIMEOUT_S = 600.0

@@ -26,12 +26,6 @@ from pilotlight.placement_files import read_profile_files, read_rates_file
 from registry.domain.model import PlacementName
 from registry.domain.records import PlacedReplica
 
-# Why each model is where a plan puts it, in sentences; and two measures, the same for every plan.
-#
-# Profiled goodput counts what the batches can compute one after the other; predicted in time
-# counts the requests that are answered within the SLO, with waiting, batch building and
-# neighbours.
-
 
 def explain(
     placement: Placement,
@@ -101,7 +95,11 @@ def _shared_line(
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Requests per second over all models."""
+    """Requests per second over all models, computed alike for every plan.
+
+    Profiled: what the batches can compute one after the other. Predicted in time: requests answered
+    within the SLO, with waiting, batch building and neighbours.
+    """
 
     profiled_rps: float
     """Sum of min(rate, throughputs of the replicas' batches): Elvinger 2024, section 5.4.1."""

@@ -217,9 +217,6 @@ def _label(spec: ApplicationSpec, name: ModelName, document: dict[str, Any]) -> 
     return label
 
 
-# Profiles as a JSON document, and back; those of other generations of a model are refused.
-
-
 KIND: Final = "pilotlight accuracy profiles"
 
 

@@ -21,12 +21,6 @@ from registry.inference_service.annotations import PREFIX
 from registry.inference_service.predictors import needs_in_pool
 from registry.plugins import PolicyNames
 
-# The running platform as a cluster file of the simulator: pods, models, and their measured times.
-#
-# What was not measured keeps the simulator's defaults. Rates of links and disks are not known to
-# the registry: measured times of loads take their place.
-
-
 LIVE: Final = "live"
 """Value of `--cluster` for the running platform."""
 _LOADS: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
@@ -34,7 +28,10 @@ _STAGES: Final = ("preprocess", "postprocess")
 
 
 def live_cluster_file(state: ClusterState, *, more_pods: int = 0) -> str:
-    """YAML of the platform as it is now.
+    """YAML of the platform as it is now, as a cluster file of the simulator.
+
+    What was not measured keeps the simulator's defaults. Rates of links and disks are not known to
+    the registry: measured times of loads take their place.
 
     Args:
         state: of a platform with a pod that accepts requests.

@@ -37,9 +37,6 @@ from pilotlight.errors import (
 from pilotlight.output import Output, progress_bar
 from registry.domain.loading_choice import LOADING, ROUTING, SELECTION
 
-# The runs of a `simulate` command: every combination of policy, loading policy and swept value.
-
-
 NO_LOADING: Final = "none"
 """Value of `--loading` for no loading policy: only requests load models."""
 _OWN: Final = "own"

@@ -23,9 +23,6 @@ from pilotlight.commands.target import KEY_HINT, PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import format_bytes
 
-# What `top` shows, and what keys do to it. Fits 80 columns and 24 lines.
-
-
 MAX_PODS: Final = 6
 _STYLES: Final = {"device": "green", "loading": "magenta", "host": "blue", "disk": "yellow"}
 _HELP: Final = "q quit  s order  / filter  up, down select  Enter details  space next page"
@@ -112,7 +109,7 @@ class Screen:
 
 
 def render(screen: Screen, width: int, height: int) -> RenderableType:
-    """The whole screen."""
+    """The whole screen; fits 80 columns and 24 lines."""
     grid = Table.grid(expand=True)
     grid.add_column(no_wrap=True, overflow="ellipsis")
     grid.add_row(_headline(screen))

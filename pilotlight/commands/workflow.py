@@ -233,9 +233,6 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-# Why the steps of a workflow's run went where they went, and when: `explain` of a run.
-
-
 SUFFIXES = (".svg", ".png", ".pdf")
 
 

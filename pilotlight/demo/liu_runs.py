@@ -10,11 +10,6 @@ from typing import Any
 
 from registry.domain.pod import STAGES
 
-# Liu's workloads, and the thesis's figures that the demo prints beside its own.
-#
-# Source: Liu 2025, sections 6.2 and 6.4, tables 6.1 to 6.3. Values only.
-
-
 SENTENCE = "quick brown fox jumps over"
 """The five words of every request, as in the thesis."""
 SIMPLE_REQUESTS = 10

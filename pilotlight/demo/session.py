@@ -242,9 +242,6 @@ def _image() -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-# Liu's workloads (thesis sections 6.2 and 6.4) on a running platform.
-
-
 _MEASURED_TIMEOUT_S = 10.0
 
 

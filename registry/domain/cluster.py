@@ -146,12 +146,6 @@ class ClusterState:
         return sorted(found, key=lambda profile: profile.product)
 
 
-# Applies the registry's snapshots and published changes to a `ClusterState`.
-#
-# Changes may arrive twice (with the reply to our own call, and published) and in either order, so
-# every entity keeps the version that last changed it. Pure.
-
-
 LATE_VERSIONS: Final = 16_384
 """No change arrives later than so many versions after its own: Redis makes fewer in the time after
 which a reply is lost."""
@@ -159,7 +153,11 @@ _FEW_VERSIONS: Final = 4_096
 
 
 class ChangeApplier:
-    """Writes one `ClusterState` until its next snapshot."""
+    """Applies published changes to one `ClusterState` until its next snapshot. Pure.
+
+    Changes may arrive twice (with the reply to our own call, and published) and in either order, so
+    every entity keeps the version that last changed it.
+    """
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state

@@ -142,19 +142,16 @@ def _is_rate(value: object) -> bool:
     return 0 <= value <= MAX_PER_S
 
 
-# What each tenant used lately, so that one that uses little does not wait behind another's flood.
-#
-# Tenants that always have requests get equal shares: the one that used least comes next. Use counts
-# half after `HALF_LIFE_S`, so that one that was idle is ahead of all others that long.
-
-
 HALF_LIFE_S: Final = 0.5
 MAX_TENANTS: Final = 4096
 """Tenants whose use is known; all others come first."""
 
 
 class TenantUsage:
-    """Seconds of devices by tenant. The clock is passed in, and may be set back."""
+    """Seconds of devices by tenant; the one that used least comes next, for equal shares.
+
+    Use counts half after `HALF_LIFE_S`. The clock is passed in, and may be set back.
+    """
 
     def __init__(self) -> None:
         self._used: OrderedDict[str, tuple[float, float, int]] = OrderedDict()

@@ -17,15 +17,9 @@ from typing import Final
 from registry.domain.model import Tier
 from registry.domain.pod import AcceleratorKind
 
-# What pods measure by size: inferences by that of the request, transfers by that of the output.
-#
-# One model serves small and large requests. Estimates that take all of them for alike refuse small
-# ones because large ones were slow. A size is a number of bytes at gateways, of rows in a batch at
-# pods. A transfer is how a step's output comes to the pod of the next step. Other pods get outputs
-# from host memory, so its times are those of hosts and networks, and of the copy from a device for
-# an output that was there. All are stored by the kind of the receiving pod's accelerator. Pure;
-# seconds and bytes.
-
+# Measures by size, since estimates that ignore size would refuse small requests because large ones
+# were slow: inferences by the request's bytes (gateways) or a batch's rows (pods), transfers of
+# steps' outputs between pods by the output's bytes.
 
 MAX_AGE_S: Final = 60.0
 """Measurements older than this refuse no request: what was slow then may be fast now."""

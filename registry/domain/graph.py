@@ -92,12 +92,9 @@ def nodes_of(graph: Mapping[str, Any]) -> dict[str, GraphNode]:
     }
 
 
-# Conditions of InferenceGraphs: whether a path exists in a JSON document. Pure.
-#
-# A subset of GJSON (tidwall/gjson, SYNTAX.md, version 1.18) with its meaning: keys with `*`, `?`
-# and escapes, indexes, `#`, `#(query)`, `#(query)#`, `|`, `@this` and `[@this]`. Other modifiers,
-# multipaths, literals and `~` in queries are refused.
-
+# Conditions of InferenceGraphs: a subset of GJSON (tidwall/gjson, SYNTAX.md, version 1.18): keys
+# with `*`, `?` and escapes, indexes, `#`, `#(query)`, `#(query)#`, `|`, `@this` and `[@this]`.
+# Other modifiers, multipaths, literals and `~` in queries are refused.
 
 MAX_CHARACTERS: Final = 1000
 MAX_PARTS: Final = 100
@@ -295,9 +292,6 @@ def _literal(text: str) -> str:
     if text.startswith('"') and _end_of_quote(text, 0) == len(text):
         return re.sub(r"\\(.)", r"\1", text[1:-1])
     return text
-
-
-# Evaluation
 
 
 def _value(value: Any, parts: Sequence[_Part]) -> Any:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-# What an InferenceService asks of its task beyond the model's own files.
-
 
 class Answers(StrEnum):
     """Forms of answers, as annotation values."""

@@ -10,10 +10,6 @@ from enum import StrEnum
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
-# Accelerators, and the share of one that a pod has.
-#
-# A profile applies to one product; an estimate of a duration to one product and share.
-
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
@@ -58,12 +54,6 @@ class AcceleratorKind(NamedTuple):
         """Read `product|share`; raises ValueError."""
         product, _, share = text.rpartition("|")
         return cls(product, float(share)) if text else cls()
-
-
-# Cost of a model's inference by batch size on one kind of accelerator, and the best batch size.
-#
-# `pilotlight profile` measures or imports profiles, pods refine them by live batches, and the
-# batcher reads them.
 
 
 MEASURED: Final = "measured"
@@ -130,7 +120,11 @@ class PairFactor:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The batch sizes known for one generation of a model on accelerators of one product."""
+    """Cost of inferences by batch size: one generation of a model, accelerators of one product.
+
+    `pilotlight profile` measures or imports it, pods refine it by live batches, the batcher reads
+    it.
+    """
 
     key: str
     product: str

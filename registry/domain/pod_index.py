@@ -171,16 +171,16 @@ def _without(names: list[str], excluded: Collection[str]) -> list[str]:
     return left
 
 
-# Some pods' free ones in order, updated as their counts change rather than sorted per request.
-
-
 _FEW: Final = 4
 """Pods up to which sorting them is faster than to move those that have changed."""
 _Ranked = tuple[int, int, str, "PodState"]
 
 
 class FreePods:
-    """Those with a free slot: fewest inferences first, then fewest slots taken, then by name."""
+    """Those with a free slot: fewest inferences first, then fewest slots taken, then by name.
+
+    Updated as counts change rather than sorted per request.
+    """
 
     __slots__ = ("_changes", "_count", "_entries", "_only", "_pods", "_ranked")
 
@@ -230,12 +230,6 @@ class FreePods:
                 entry = (pod.inferring, pod.slots_busy, pod.name, pod)
                 self._entries[pod] = entry
                 insort(self._ranked, entry)
-
-
-# Tier of every model at every pod, with cached lists of the pods that hold or load each model.
-#
-# Policies read these lists per request; residency changes far less often. A list is built on first
-# use and dropped when the model's residency changes or any pod starts or stops accepting requests.
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +284,11 @@ _NOTHING: Final[Mapping[str, Residency]] = {}
 
 
 class ResidencyIndex(dict[str, "dict[str, Residency]"]):
-    """Residency by model key, then pod name. Write through `put` and `drop` only."""
+    """Residency by model key, then pod name. Write through `put` and `drop` only.
+
+    Policies read its lists of pods per request: each is built on first use, and dropped when the
+    model's residency changes or any pod starts or stops accepting requests.
+    """
 
     def __init__(self, pods: PodIndex) -> None:
         super().__init__()

@@ -17,14 +17,6 @@ from registry.domain.estimates import Measurements, StageTimes
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase
 
-# Work that this process has placed at one pod: what each request there still needs.
-#
-# Counts of the registry say how many requests a pod has, not whose they are. A gateway knows the
-# models of those it has placed, from the reservation on, and so when the device and each slot is
-# expected to be free. Pure; times in seconds on the registry's clock, which may jump: what is left
-# of a request is never negative and never more than it was at first.
-
-
 _ASSUMED_FOR_S: Final = 1.0
 _placed = attrgetter("placed_s")
 _MEAN_WEIGHT: Final = 0.125
@@ -70,7 +62,12 @@ class MeanTimes:
 
 @dataclass(eq=False, slots=True)
 class PodWork(DeviceQueue[PlacedRequest]):
-    """The placed requests of one pod, in the order of placement."""
+    """The requests that this process placed at one pod, in the order of placement. Pure.
+
+    The registry counts a pod's requests; a gateway also knows the models of its own, and so when
+    the device and each slot is expected to be free. Times in seconds on the registry's clock, which
+    may jump: what is left of a request is never negative and never more than at first.
+    """
 
     proxied: dict[PlacedRequest, None] = field(default_factory=dict)
     """Those that hold a slot here, with their inference elsewhere."""
@@ -306,14 +303,12 @@ def divide_free_bytes(pods: Sequence[PodState]) -> None:
         pod.changes.add(pod)
 
 
-# Steps of workflows that wait at a pod or run there, as the registry counts them.
-#
-# Their reservations carry their model, so that every scheduler knows what the others have queued.
-
-
 @dataclass(frozen=True, slots=True)
 class QueuedSteps:
-    """Of one pod: steps that have been sent and whose inference has not ended."""
+    """Steps of workflows at one pod that have been sent and whose inference has not ended.
+
+    Their reservations name their model, so that every scheduler knows what others have queued.
+    """
 
     counts: Mapping[str, int] = field(default_factory=dict)
     """By model key; each at least 1."""
@@ -334,9 +329,6 @@ NO_STEPS: Final = QueuedSteps()
 def step_reservation_id(identity: str, key: str) -> str:
     """The id of a step's reservation, which names the model for the registry's script."""
     return f"{identity}|{key}"
-
-
-# Values of reservations and load claims: what is requested, how it is granted or refused.
 
 
 CLAIM_TTL_S: Final = 5.0
@@ -407,13 +399,6 @@ class Refusal(StrEnum):
     """More than `max_other_copies` other pods hold or load the model."""
 
 
-# How often work that measurements call hopeless is tried all the same.
-#
-# Measurements may be of larger requests, or out of date, and a model that serves nothing gets no
-# others. A share of the refusals would be most of the work under overload, so probes are limited by
-# the time that they take. Pure; times in seconds of the caller's clock, which may jump.
-
-
 TIME_SHARE: Final = 1 / 64
 """Of the time, what probes of one model may take."""
 MAX_PAUSE_S: Final = 10.0
@@ -425,9 +410,11 @@ MAX_MODELS: Final = 4096
 
 
 class ProbeBudget:
-    """The time of each model's next probe, by key.
+    """How often work is tried although measurements call it hopeless: the next probe by model key.
 
-    `first_pause_s`: from `begin`, or the first question, to the first probe.
+    Measurements may be out of date or of larger requests, and a model that serves nothing gets no
+    others. Probes are limited by the time that they take. Times in seconds of the caller's clock,
+    which may jump. `first_pause_s`: from `begin`, or the first question, to the first probe.
     """
 
     def __init__(self, first_pause_s: float = 0.0) -> None:

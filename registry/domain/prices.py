@@ -1,7 +1,8 @@
-"""Room on the pods' devices, and the price of an eviction there, cached by pod.
+"""Free memory of the pods' devices, and the price of an eviction there, cached by pod.
 
-Room counts loads in progress, which heartbeats do not. A price is the expected waiting time, in
-seconds, of the evicted models' later requests (`registry.domain.prices`). Rates of arrival and the
+Free memory excludes loads in progress, which heartbeats leave out. A price is the expected waiting
+time, in seconds, of the evicted models' later requests: the gateway compares it with what a request
+gains by a load, the autoscaler with what holding another model saves. Rates of arrival and the
 characteristic time are computed once a second, not with a decision; a pod's victims when they are
 asked for after a change at the pod, or of another copy of one of its models.
 """
@@ -17,14 +18,6 @@ from registry.domain.estimates import ModelEstimates
 from registry.domain.model import Tier
 from registry.domain.pod_index import PodIndex, ResidencyIndex
 from registry.domain.pod_state import PodState
-
-# What an eviction costs: arrivals per second by model, and the loss expected by them.
-#
-# Rates are one process's own moving averages, and published forecasts. The loss is that of taking
-# one copy of a model off a device, in seconds of waiting: the gateway compares it with what a
-# request gains by a load, the autoscaler with what holding another model saves. Times come from
-# the caller's clock, which may jump.
-
 
 WINDOW_S: Final = 60.0
 """Time constant of the averages: 15 to 600 s lead to equally good decisions."""

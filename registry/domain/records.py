@@ -38,9 +38,6 @@ from registry.domain.pod import (
     ShareFactor,
 )
 
-# What autoscalers record: actions with their reasons, the pods wanted, the leader's lease.
-
-
 _ANY_KIND: Final = AcceleratorKind()
 POOL = "pool"
 """Subject of actions on pods; actions on a model have its name as subject."""
@@ -326,13 +323,6 @@ def declaration_steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, st
         yield step
 
 
-# The plan of which models share which accelerators, as autoscalers record it, and its pods.
-#
-# A placed pod serves one model on one accelerator. Written under the leader's fencing token. On
-# one machine the platform starts and drains the pods that the record lists; on a cluster they are
-# places, which pods of the pool take. Pods read their batch cap from it.
-
-
 START_TIMEOUT_S: Final = 120.0
 """A placed pod must be warm by then: importing torch takes a minute on a busy machine."""
 
@@ -379,7 +369,12 @@ class PlannedModel:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRecord:
-    """The plan that is carried out, and the pods that are wanted now."""
+    """The plan that is carried out, and the pods wanted now; written with the leader's token.
+
+    A placed pod serves one model on one accelerator. On one machine the platform starts and drains
+    the listed pods; on a cluster they are places that pods of the pool take. Pods read their batch
+    cap from it.
+    """
 
     planner: str
     reason: str

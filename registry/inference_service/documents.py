@@ -223,12 +223,6 @@ def read_yaml(text: str, *, keeps_nulls: bool = True) -> list[Any]:
         raise InvalidYaml(f"not valid YAML: {' '.join(str(error).split())}") from error
 
 
-# What readers of Kubernetes objects share: mistakes are collected, with the value seen.
-#
-# Of InferenceApplications and InferenceGraphs; InferenceServices have rules of their own
-# (`reader`).
-
-
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -341,9 +335,6 @@ def is_kind(kind: str, document: object) -> bool:
 
 def _part_text(value: object) -> str:
     return value if isinstance(value, str) else shown(value)
-
-
-# Storage URIs of models: the supported schemes, and which URIs are valid.
 
 
 LIBRARY_SCHEMES = ("gs", "hdfs", "hf", "http", "https", "modelscope", "oci", "webhdfs")

@@ -120,9 +120,6 @@ def _add(
     found.report.append(ReportLine(f"{document.get('kind', '?')} {name}", outcome, detail))
 
 
-# Secrets and runtimes
-
-
 def _entries(secret: Mapping[str, Any]) -> dict[str, _Entry]:
     """By name, those that can be read."""
     texts = {str(key): str(text) for key, text in _mapping(secret.get("stringData")).items()}
@@ -164,9 +161,6 @@ def _report_runtime(found: ModelmeshImport, runtime: Mapping[str, Any]) -> None:
 
 def _way_out(name: str) -> str:
     return f"{name}: {UNSERVED_FORMATS.get(name, 'no engine here; convert the model to ONNX')}"
-
-
-# Models
 
 
 def _service_of(predictor: Mapping[str, Any]) -> dict[str, Any]:
@@ -273,12 +267,6 @@ def _folder(path: str, notes: list[str]) -> str:
     return folder
 
 
-# MLflow's models as InferenceServices. Pure: `MLmodel` was read, and the folder's files listed.
-#
-# A flavor is a way to read a model: that of its own library is taken. `python_function`, which
-# most models have too, is code.
-
-
 _LIBRARIES: Final = ("xgboost", "lightgbm", "onnx")
 _FOLDERS: Final = {"sentence_transformers": "model.sentence_transformer"}
 _WAYS_OUT: Final = {
@@ -314,7 +302,11 @@ def import_mlflow(
     namespace: str,
     pool: str,
 ) -> MlflowImport:
-    """The model of the folder at `uri`, whose `files` are paths in it. Raises NotServed."""
+    """The model of the folder at `uri`, whose `files` are paths in it. Raises NotServed. Pure.
+
+    Of its flavors (ways to read it) that of its own library is taken; `python_function`, which most
+    models have too, is code.
+    """
     flavors = _mapping(mlmodel.get("flavors"))
     known = ("sklearn", *_LIBRARIES, "transformers", *_FOLDERS)
     flavor = next((each for each in known if each in flavors), None)

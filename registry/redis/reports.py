@@ -119,9 +119,6 @@ def _decoded(text: str | bytes) -> list[ArrivalHint]:
         return []
 
 
-# What the registry knows beside the watched copy: reports of heartbeats, times of declarations.
-
-
 async def read_copy_reports(
     registry: Registry,
 ) -> dict[str, tuple[float, Mapping[str, CopyReport]]]:

@@ -129,11 +129,6 @@ def _ignore(reply: Any) -> None:
     del reply
 
 
-# What waits to be sent to the script, as the calls of a batch, and what it answers.
-#
-# Reservations are many, so they are sent without JSON, and alike ones as one call.
-
-
 OnResult = Callable[[Any], None]
 """It may get a RegistryUnavailable in place of the result."""
 
@@ -162,6 +157,8 @@ class Call:
 
 
 class CallQueue:
+    """Calls of the next batch. Reservations are many: without JSON, and alike ones as one call."""
+
     def __init__(self) -> None:
         self._calls: list[Call] = []
         self._open: dict[tuple[str, ReservationRequest], Call] = {}

@@ -26,16 +26,6 @@ from registry.redis.script import ChannelVersions
 from registry.redis.server_address import find_server
 from registry.redis.transactions import REPLY_TIMEOUT_S, AppliedChanges, Transactions
 
-# One snapshot for many pods: taken by one of them, compressed, kept in Redis for a few seconds.
-#
-# A thousand pods that reconnect at once would each have Redis assemble the whole state. Instead
-# one takes a snapshot and stores it; the others read it. A stored snapshot is as good as an own
-# one for a client that has subscribed before: it needs at least the version that was current when
-# the client asked first, since every later change is pushed to the client.
-#
-# The stored snapshot is of the channel `news`, which leaves out counts: gateways take their own.
-
-
 logger = logging.getLogger(__name__)
 
 KEPT_MS: Final = 10_000
@@ -49,9 +39,12 @@ _KEY: Final = "snapshot"
 
 
 async def take_shared_snapshot(transactions: Transactions) -> tuple[ChannelVersions, int, Snapshot]:
-    """As `Transactions.snapshot`, for a client that is subscribed to `news` and buffers it.
+    """A snapshot for a client that is subscribed to `news`, taken once for many and kept in Redis.
 
-    The version of `changes` is 0 if the snapshot is another client's. Raises RegistryUnavailable.
+    A thousand pods that reconnect at once would each have Redis assemble the whole state. Instead
+    one stores a compressed snapshot for a few seconds. The client needs at least the version that
+    was current when it first asked, since it receives every later change. Counts are left out. The
+    version of `changes` is 0 if the snapshot is another client's. Raises RegistryUnavailable.
     """
     at_least = 0
     for attempt in count(1):

@@ -165,7 +165,6 @@ def _status_bytes(name: str) -> int:
 
 # NVML asks the driver beside CUDA, so it answers for a GPU that CUDA can no longer use.
 
-
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")

@@ -125,9 +125,6 @@ def use_tf32() -> None:
     torch.set_float32_matmul_precision("high")
 
 
-# CUDA is initialised by the constructor of `CudaEngine`.
-
-
 REGISTER_READ_ONLY = 8
 """`cudaHostRegisterReadOnly`: of a shared mapping the driver pins the pages of the file itself."""
 LOWEST_PRIORITY = 0
@@ -135,7 +132,10 @@ LOWEST_PRIORITY = 0
 
 
 class CudaEngine:
-    """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share)."""
+    """The current device of the pod's environment (`CUDA_VISIBLE_DEVICES`, MPS share).
+
+    The constructor initialises CUDA.
+    """
 
     def __init__(self, memory_share: float = 1.0, *, cuda_graphs: bool = False) -> None:
         """`cuda_graphs`: forwards are captured (`forward_graphs`).

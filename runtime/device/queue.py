@@ -25,13 +25,6 @@ if TYPE_CHECKING:
     from runtime.device.batch_times import BatchTimes
 
 
-# Which requests a model refuses: those whose inferences hang; or else the model is to blame.
-#
-# Each hang suspects the requests of its batch. A request that hangs have in common, or that was
-# alone in its batch, is the cause and is refused. The model is to blame once different requests
-# hang and no other has ended since the first, or once there are `MAX_CAUSES` of them. Pure.
-
-
 PAUSE_S: Final = 300.0
 """How long a suspicion lasts after its last hang."""
 MAX_CAUSES: Final = 4
@@ -66,7 +59,13 @@ class _Hang:
 
 @dataclass(slots=True)
 class Suspects:
-    """Of one model. Times are of one clock."""
+    """Requests of one model whose inferences may hang, and whether the model is to blame. Pure.
+
+    Each hang suspects the requests of its batch. A request that hangs have in common, or that was
+    alone in its batch, is the cause and is refused. The model is to blame once different requests
+    hang and no other has ended since the first, or once there are `MAX_CAUSES` of them. Times are
+    of one clock.
+    """
 
     hangs: list[_Hang] = field(default_factory=list)
     _has_served: bool = False

@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# Threads that transfer the parts of all running loads: those of urgent loads first.
-#
-# Of loads of equal urgency, the one with the fewest parts so far is next, so a small load does not
-# end after a large one that began before it. Preloads leave one thread free for urgent loads.
-
-
 @dataclass(eq=False, slots=True)
 class _Transfer:
     """One load. Mutable: guarded by the lock of the pool."""
@@ -58,7 +52,11 @@ def _ended(_: SlabPart) -> None:
 
 
 class ReaderPool:
-    """The readers of a pod. `run` is called by the threads of loads."""
+    """Threads that transfer the parts of all running loads. Threads of loads call `run`.
+
+    Urgent loads first; of equally urgent ones, the load with the fewest parts so far, so that a
+    small load does not end after a large one that began before it. Preloads leave one thread free.
+    """
 
     def __init__(self, readers: int) -> None:
         self._max_preload_readers = max(1, readers - 1)

@@ -1,7 +1,8 @@
 """Generation of one text at a time, as the network's own `generate` computes it.
 
-For networks whose texts would not be the same in a batch. Each token is a job of the device, so
-that other models, and other texts of this one, run in between.
+For networks whose texts would not be the same in a batch. Each token is a job of the device:
+`generate` itself runs until the last token, so here its preparations and its loop are a Python
+generator, which runs in the device's thread.
 """
 
 from __future__ import annotations
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessorList, PreTrainedModel
 
     from runtime.device.worker import DeviceWorker
-
-# The network's own generation, step by step. `generate` itself runs until the last token; here its
-# preparations and its loop are a Python generator, so that each step can be a job of the device.
-# Runs in the device's thread.
 
 ScoreSteps = Generator[torch.Tensor, torch.Tensor, None]
 """Scores of the next token of each row, in 32 bits; takes the tokens that are chosen."""

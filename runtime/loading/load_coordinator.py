@@ -290,16 +290,6 @@ class LoadCoordinator:
             logger.info("model loaded", extra=extra)
 
 
-# Actions when an inference hangs or the device fails: the model is removed, or the pod ends.
-#
-# A stuck thread keeps its model's memory and, on a CPU, perhaps a core, while other threads
-# continue. The worker interrupts it, which ends most; a model may have `MAX_STUCK_PER_MODEL`
-# others, so that it alone cannot end the pod of all tenants. On a GPU a kernel that does not end
-# blocks all later ones, so the first thread that stays stuck ends the pod, which drains first. A
-# GPU that failed permanently, as after an illegal address, works only in a new process. The pod's
-# supervisor restarts the pod.
-
-
 MAX_STUCK_THREADS = 2
 """Hung inferences at once above which a CPU pod drains and ends: each holds a core for good."""
 INTERRUPT_S = 1.0
@@ -309,7 +299,14 @@ MAX_STUCK_PER_MODEL = 1
 
 
 class Watchdog:
-    """Receives hung inferences from the device's threads and handles them on the event loop."""
+    """Receives hung inferences from the device's threads and handles them on the event loop.
+
+    A stuck thread keeps its model's memory and perhaps a core. The worker interrupts it, which ends
+    most; a model may have `MAX_STUCK_PER_MODEL` others, so that it alone cannot end the pod of all
+    tenants. On a GPU a kernel that does not end blocks all later ones, so the first thread that
+    stays stuck ends the pod, which drains first. A GPU that failed permanently, as after an illegal
+    address, works only in a new process: the pod's supervisor restarts the pod.
+    """
 
     def __init__(
         self,

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# Of an inference in steps each step is a job of the device, and other models run in between.
-
-
 Result = TypeVar("Result")
 
 

@@ -291,9 +291,6 @@ def _cause(*results: object) -> BaseException:
     return min(errors, key=lambda error: isinstance(error, LoadCancelled))
 
 
-# The check before any load reads the first bytes of each file of weights, so that absent, truncated
-# and corrupt ones show, and builds the network for their shapes, which the first load then uses.
-
 _START_BYTES: Final = 256 * 1024
 """Longer than most headers: one read is enough."""
 _PARALLEL: Final = 8
@@ -301,7 +298,11 @@ _ZIP: Final = b"PK"
 
 
 async def check_files(resolver: WeightResolver, spec: ModelSpec, *, build_threads: int) -> None:
-    """Raises LoadFailed where the model's files cannot be read, or do not fit together."""
+    """Check a model before any load; raises LoadFailed for absent, damaged or unfitting files.
+
+    Reads the first bytes of each file of weights, and builds the network for their shapes, which
+    the first load then uses.
+    """
     try:
         with await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key):
             await resolver.processors.get(spec)

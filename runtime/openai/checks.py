@@ -134,9 +134,6 @@ def _invalid_field(error: ValidationError, document: Mapping[str, Any]) -> Inval
     return InvalidField(message, param=first_field(problems[0]))
 
 
-# Mistakes in words
-
-
 def first_field(error: ErrorDetails) -> str:
     return str(error["loc"][0])
 

@@ -108,9 +108,6 @@ def _parse_head(path_model: str | None, body_model: str, headers: Mapping[str, s
     return parse_request_head(model.path_segment, headers)
 
 
-# Endpoints that run one inference per request: their shared part, and embeddings
-
-
 Kind = TypeVar("Kind")
 
 

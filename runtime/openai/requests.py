@@ -11,8 +11,6 @@ from pydantic_core import PydanticCustomError
 
 from common.inference_protocol import InvalidRequest
 
-# Messages of a conversation, as clients keep them, and as chat templates take them
-
 MAX_TOOL_CALLS = 128
 """Of a message."""
 

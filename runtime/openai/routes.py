@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-# Completions and chat completions, whole or streamed, here or at another pod
-
-
 GenerationCall = Call[ChatBody] | Call[CompletionBody]
 
 COMPLETION_TOKENS = 16

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-# Errors as responses
-
 Headers = list[tuple[str, str]]
 JSON = [("content-type", "application/json")]
 Failure = PodError | RemoteRefused
@@ -86,8 +84,8 @@ def server_sent_event(document: object) -> bytes:
     return b"data: " + orjson.dumps(document) + b"\n\n"
 
 
-# CloudEvents 1.0 over V1, answered in kind, as KServe's servers answer them: in binary mode
-# (attributes in headers `ce-…`) or structured mode (one JSON document)
+# CloudEvents 1.0 over V1, answered in the request's mode, as KServe's servers do: binary
+# (attributes in headers `ce-…`) or structured (one JSON document).
 
 STRUCTURED: Final = "application/cloudevents+json"
 _REQUIRED: Final = ("ce-specversion", "ce-id", "ce-source", "ce-type")
@@ -276,9 +274,6 @@ def _too_large(max_bytes: int, seen: str) -> BodyTooLarge:
     return BodyTooLarge(f"the body may have {max_bytes} bytes, has {seen}")
 
 
-# Responses
-
-
 class HttpResponse:
     def __init__(self, send: Send, headers: Sequence[tuple[str, str]], form: ErrorForm) -> None:
         """`send` is that of uvicorn's request cycle."""
@@ -361,9 +356,6 @@ async def respond(
         logger.exception("request failed with an unexpected error")
         await response.fail(InferenceFailed(repr(error)))
     request_counter(stage, str(response.status)).inc()
-
-
-# Headers
 
 
 def headers_of(scope: Scope) -> dict[str, str]:

@@ -254,9 +254,6 @@ def _json(document: Any, status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
 
 
-# `POST /v2/models/{model}/profile`: profile a model at this pod.
-
-
 RANGES = {
     "most_rows": (1, 1024),
     "tokens": (1, 100_000),

@@ -27,11 +27,6 @@ from common.process import extend_process_title
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression
 from runtime.metrics import EXPRESSIONS
 
-# The workers, which have no credential or socket of the pod. A process that has all libraries and
-# no thread, from the pod's start on, forks them: a worker is replaced in milliseconds. It ends when
-# the pod closes its control socket; the kernel kills it and the workers when their parent dies.
-
-
 MEMORY_BYTES: Final = 512 * 1024**2
 """What a worker may use beyond the libraries."""
 MAX_FRAME_BYTES: Final = 256 * 1024**2

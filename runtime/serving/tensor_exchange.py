@@ -63,14 +63,6 @@ from runtime.threads import in_thread
 from runtime.tiers.host_folder import HostSockets, check_user
 from runtime.wire import RequestHead
 
-# Shared blocks between pods of one node: over a Unix socket go their descriptors, not their bytes.
-#
-# One exchange a connection: a message that names tensors of one run, and a reply that says which
-# of them are blocks, with their descriptors. The client closes the connection when it uses none of
-# them any more; until then they are not written again. Whatever fails, it gets the bytes over
-# HTTP.
-
-
 logger = logging.getLogger(__name__)
 
 MAX_TENSORS: Final = 64
@@ -86,7 +78,13 @@ RETRY_S: Final = 1.0
 
 
 class BlockServer:
-    """Hands this pod's blocks to other pods of its node that have the pods' secret."""
+    """Hands shared blocks to other pods of the node: their descriptors, over a Unix socket.
+
+    One exchange a connection: a message that names tensors of one run, and a reply that says which
+    of them are blocks, with their descriptors. Blocks are not written again until the client, which
+    must have the pods' secret, closes the connection. On any failure the client gets the bytes over
+    HTTP.
+    """
 
     def __init__(
         self,

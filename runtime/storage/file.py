@@ -181,11 +181,9 @@ def _check_unchanged(path: Path, file: RemoteFile, name: str) -> None:
 
 
 # The libraries of `hf://` and of the schemes of KServe's storage library fetch whole models, take
-# settings from the environment of their process and cannot be stopped, so each fetch runs in a
-# process of its own (`library_fetch`), which is ended if it writes too much or takes too long. Its
-# result is read as a folder under the same rules on paths and kinds, so that no pickle is ever
-# loaded.
-
+# settings from their process's environment and cannot be stopped. So each fetch runs in a process
+# (`library_fetch`), which is ended if it writes too much or takes too long; its result is read as
+# a folder, under the same rules.
 
 FETCH_TIMEOUT_S = 3600.0
 FIRST_BYTE_TIMEOUT_S = 20.0

@@ -21,11 +21,8 @@ from typing import Final, Self
 
 from runtime.storage.listing import RemoteFile
 
-# Checksums of files that arrive in pieces: one per piece, combined into that of the whole file.
-#
 # The disk cache records zlib's CRC-32. S3 keeps CRC-32, CRC-32C or CRC-64/NVME of whole objects;
 # the latter two are compared where the package awscrt is installed.
-
 
 try:
     from awscrt import checksums as awscrt

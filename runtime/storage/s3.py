@@ -52,10 +52,8 @@ if TYPE_CHECKING:
     from mypy_boto3_s3.type_defs import HeadObjectOutputTypeDef
 
 
-# For endpoints that a tenant's Secret names, requests go to public addresses only: boto3 offers
-# its event `before-send` to send a request in its place; here botocore's own session sends it,
-# over connections that check the address they connect to.
-
+# For endpoints that a tenant's Secret names, requests go to public addresses only: on boto3's event
+# `before-send`, botocore's own session sends the request, over connections that check the address.
 
 MAX_ATTEMPTS = 5
 CONNECT_TIMEOUT_S = 5.0

@@ -250,12 +250,10 @@ def _error_of(response: http.client.HTTPResponse, path: str) -> Exception:
     return StorageFailed(f"{detail}: the object cannot be read")
 
 
-# Account, endpoint and certificates of a bucket. The first of three sources that covers the bucket
-# is used: the secret `storage-config`, mounted as a folder with one JSON object per key; the same
-# JSON in `STORAGE_CONFIG` (overridden by `STORAGE_OVERRIDE_CONFIG`); the environment that KServe
-# derives from a service account's secret. boto3's own chain supplies the rest. Names and meanings
-# are those of KServe 0.21, `kserve_storage.py` and `pkg/credentials/s3`.
-
+# Account, endpoint and certificates of a bucket, by the first source that covers it: the mounted
+# secret `storage-config`; the same JSON in `STORAGE_CONFIG` (overridden by
+# `STORAGE_OVERRIDE_CONFIG`); the environment that KServe derives from a service account's secret.
+# boto3's own chain supplies the rest. As KServe 0.21, `kserve_storage.py` and `pkg/credentials/s3`.
 
 DEFAULT_KEYS = ("default_s3", "default")
 SECRET_FIELDS = {

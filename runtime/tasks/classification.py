@@ -81,15 +81,14 @@ def _read_nested(data: Any) -> list[Any]:
     return [read_numbers(each) for each in data]
 
 
-# Scores are those of transformers' pipelines: by the softmax, or where labels do not exclude each
-# other the sigmoid, or as they are for a regression.
-
-
 Logits: TypeAlias = "npt.NDArray[np.float32]"
 
 
 def scores_of(config: PretrainedConfig) -> Callable[[Logits], Logits]:
-    """From logits to scores of each row's classes, as `TextClassificationPipeline` has them."""
+    """From logits to scores of each row's classes, as transformers' `TextClassificationPipeline`.
+
+    By the softmax; the sigmoid where labels do not exclude each other; unchanged for a regression.
+    """
     if config.problem_type == "regression":
         return lambda logits: logits
     if config.problem_type == "multi_label_classification" or config.num_labels == 1:

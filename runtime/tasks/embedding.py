@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 
 
 # `modules.json` lists the modules: Transformer, Pooling, then Dense and Normalize in any order.
-# What is not computed here is refused by its file and name. Without `modules.json`: the mean over
-# all tokens, of length one.
-
+# Others are refused. Without the file: the mean over all tokens, scaled to length one.
 
 POOLING_MODES: Final = {
     "pooling_mode_cls_token": "cls",

@@ -40,10 +40,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# Requests are concatenated along the first dimension, if all inputs and outputs share it, and only
-# if a check found that rows are independent (`TensorTask.warm_up`): no program declares it.
-
-
 POSITION_PREFIX = "INPUT__"
 """Triton's clients name the inputs of a program by their positions: INPUT__0 and so on."""
 EXAMPLE_SIZE = 4
@@ -51,6 +47,11 @@ EXAMPLE_SIZE = 4
 
 
 class ProgramBatching(Batching):
+    """Requests are concatenated along the first dimension, if all inputs and outputs share it.
+
+    Only if a check found that rows are independent (`TensorTask.warm_up`): no program declares it.
+    """
+
     def __init__(self, signature: Signature, *, allows_nan: bool = False) -> None:
         self._signature = signature
         self._allows_nan = allows_nan

@@ -165,8 +165,6 @@ def _parse_guidance(instance: Mapping[str, Any], path: str) -> float:
     return float(value)
 
 
-# The inference stage's tensors
-
 TENSORS = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guidance")
 
 

@@ -35,11 +35,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# The tasks that requests choose. Like the pipelines of transformers 4: `task_specific_params` of
-# config.json has, by task, a prefix of the text and parameters of the generation;
-# `text2text-generation` is the default. Languages name the task `translation_XX_to_YY`, or are
-# tokens of a multilingual tokenizer.
-
+# Like the pipelines of transformers 4: `task_specific_params` of config.json has, by task, a prefix
+# of the text and parameters of the generation. Languages name the task `translation_XX_to_YY`, or
+# are tokens of a multilingual tokenizer.
 
 DEFAULT_TASK: Final = "text2text-generation"
 _TRANSLATION: Final = "translation_{}_to_{}"

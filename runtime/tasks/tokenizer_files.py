@@ -115,8 +115,7 @@ def _is_readable(path: Path) -> bool:
 
 # A `tokenizer.json` is a program: its regular expressions may backtrack exponentially, its
 # replacements may multiply the text. One of the usual parts alone runs in the pod, all others in
-# the sandbox. Classes of transformers without this file have expressions of the library's own.
-
+# the sandbox.
 
 MAX_GROWTH: Final = 64
 """How much longer than its input a text may become."""

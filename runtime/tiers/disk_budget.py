@@ -28,14 +28,6 @@ from runtime.storage.listing import RemoteFile
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile, file_bytes, folder_bytes
 from runtime.tiers.generation_folder import key_of_cache_name
 
-# Locks between the pods of a node that share a disk cache, and errors of writing to it.
-#
-# The kernel releases a process's locks on files when it ends, also after a crash. Each generation
-# has two locks: `use`, shared by readers and exclusive for deletion (the time of its file is the
-# time of the last use), and `fetch`, for the one process that downloads. The lock `room` is held
-# while the cache is measured and disk space reserved.
-
-
 POLL_INTERVAL_S = 0.02
 """Time between attempts to lock: the kernel's own wait could not be cancelled."""
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -63,7 +55,13 @@ class FileLock:
 
 
 class CacheLocks:
-    """The locks of one cache folder. Methods raise StorageFailed, DiskFull."""
+    """Locks of one cache folder, between the pods of a node. Raise StorageFailed, DiskFull.
+
+    The kernel releases a process's locks when it ends. Each generation has two: `use`, shared by
+    readers and exclusive for deletion (its file's time is the time of the last use), and `fetch`,
+    for the one process that downloads. `room` is held while the cache is measured and space
+    reserved.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / ".locks"

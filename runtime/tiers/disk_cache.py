@@ -44,15 +44,12 @@ if TYPE_CHECKING:
     from runtime.tiers.download import Download
 
 
-# However many pods of a node need a model, one of them downloads it, and the others wait.
-
-
 MAX_PARALLEL_FILES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDownloader:
-    """Fetches listings and files from storage. Methods block."""
+    """Fetches files from storage: one pod of a node downloads, the others wait. Blocks."""
 
     storages: Storages
     bandwidth: Bandwidth

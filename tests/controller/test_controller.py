@@ -323,9 +323,6 @@ async def test_a_change_comes_before_a_retry_that_is_due_later() -> None:
         await asyncio.wait_for(queue.get(), 0.2)
 
 
-# Leader election
-
-
 @pytest.fixture
 def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("LEASE_S", 1), ("RENEW_S", 0.7), ("RETRY_S", 0.1)):

@@ -240,9 +240,6 @@ def v2_binary(draw: DrawFn) -> HttpRequest:
     return HttpRequest(with_head(b"POST", path, head + data, headers), is_plain(headers), to_pod)
 
 
-# Images
-
-
 def _picture(image_format: str, mode: str = "RGB", size: tuple[int, int] = (20, 10)) -> bytes:
     buffer = io.BytesIO()
     Image.new(mode, size).save(buffer, image_format)

@@ -202,17 +202,18 @@ def _fits(key: str, pod: PodState, state: ClusterState) -> bool:
     return state.residency.device_bytes.get(key, 0) <= pod.free_bytes
 
 
-# Cold variants. One would never be chosen while its load takes longer than requests wait, and so
-# never be loaded. What each request loses is the utility that it would gain were the variant warm,
-# times its deadline: the time that its accuracy is worth. Where the losses reach the time of the
-# load, it begins in the background, as in `gateway.routing.cold_start`.
-
 _FORGET_S: Final = 600.0
 """Losses without a further one for so long no longer count."""
 
 
 class ColdVariants:
-    """The losses of one gateway, by application and variant: seconds, and when the last was."""
+    """Losses of one gateway, by application and variant: seconds, and when the last was.
+
+    A cold variant would never be chosen while its load takes longer than requests wait. Each
+    request loses the utility that it would gain were the variant warm, times its deadline; when the
+    losses reach the time of the load, it begins in the background, as in
+    `gateway.routing.cold_start`.
+    """
 
     def __init__(self) -> None:
         self._losses: dict[tuple[str, str], tuple[float, float]] = {}

@@ -21,11 +21,6 @@ from registry.domain.estimates import (
 )
 from workflows.plan.problem import Placement, SchedulingProblem, Step, kinds_of
 
-# What it takes to move outputs between devices, by tier: Zhang et al. 2025, section 6.2.
-#
-# Measured where pods have measured it, else as assumed. Within one device an output is not moved.
-# Times in seconds.
-
 
 @dataclass(frozen=True, slots=True)
 class TransferCosts:

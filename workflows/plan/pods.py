@@ -184,9 +184,6 @@ class PodQueues:
         self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size
 
 
-# Places steps one by one when their inputs are there: `greedy` and plug-ins.
-
-
 logger = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from workflows.plan.problem import (
     end_of_step,
 )
 
-# Placing a run's steps one after the other, in the order of the calls.
-
 
 def place_in_call_order(
     problem: SchedulingProblem, choose: Callable[[Sequence[Placement]], Placement]

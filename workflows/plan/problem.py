@@ -141,13 +141,6 @@ def end_of_step(
     return (start_s, end_s) if end_s < inf else (inf, inf)
 
 
-# The devices that a plan weighs: those of the scheduler's group, and of them the few worth it.
-#
-# So planning does not grow with the cluster. Zhang et al. 2025, section 8.5: large clusters are
-# split behind a load balancer. A pod's group follows from its name alone, so groups are disjoint,
-# no pod is in none, and none changes its group when others come and go.
-
-
 MAX_PER_REASON: Final = 4
 """Steps of one model that may run beside each other need a device each."""
 PER_REASON: Final = 3
@@ -191,7 +184,11 @@ def candidate_devices(
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """One group of several."""
+    """One group of several, so that planning does not grow with the cluster.
+
+    Zhang et al. 2025, section 8.5: large clusters are split behind a load balancer. A pod's group
+    follows from its name alone: groups are disjoint, and none changes when other pods come and go.
+    """
 
     number: int = 0
     """From 0 on."""

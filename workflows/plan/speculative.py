@@ -272,13 +272,6 @@ def is_outdated(is_foreseen: bool, age_s: float) -> bool:
     return not is_foreseen or age_s > KEEPS_S
 
 
-# Interchangeable steps of one run as one batch, such as the agents of a debate's round.
-#
-# The search places each step by itself, one after the other on a device. But a pod runs steps of
-# one model that come together as one batch. So the steps are also placed with their twins as one
-# step of several calls, and the better schedule counts. Times in seconds.
-
-
 @dataclass(frozen=True, slots=True)
 class MergedSteps:
     """Steps of which some stand for several calls."""
@@ -337,7 +330,9 @@ def place_sharing_batches(
 ) -> Schedule:
     """The schedule of all calls whose last one ends earliest, with larger batches among equals.
 
-    It is exact if those of all ways are.
+    The search places steps one by one, but a pod runs steps of one model that come together as one
+    batch. So interchangeable steps, such as the agents of a debate's round, are also placed as one
+    step of several calls, and the better schedule counts. It is exact if those of all ways are.
     """
     best: Schedule | None = None
     exact = True

@@ -42,12 +42,6 @@ from workflows.runner.execution import (
 )
 from workflows.runner.graph import graph_workflow
 
-# Limits of a runner's process: memory, files, processes, network, and what the kernel grants more.
-#
-# Resource limits always hold. A user namespace without network, Landlock and a filter of system
-# calls are used where the kernel grants them; the runner reports which.
-
-
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 
 _LIMITS: Final = {resource.RLIMIT_FSIZE: 0, resource.RLIMIT_NOFILE: 32, resource.RLIMIT_NPROC: 16}
@@ -56,9 +50,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(memory_bytes: int) -> list[str]:
-    """Limit this process, and take what the kernel grants; the names of it.
+    """Limit this process's memory, files, processes and network; returns what the kernel granted.
 
-    `memory_bytes`: beyond what the process has.
+    Resource limits always hold. A user namespace without network, Landlock and a filter of system
+    calls are used where the kernel grants them. `memory_bytes`: beyond what the process has.
     """
     limit_resources(memory_bytes, _LIMITS)
     granted = []

@@ -24,11 +24,6 @@ from autoscaler.placement.planners.problem import (
 from autoscaler.placement.planners.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
 from registry.domain.records import PlacedReplica
 
-# Times of one batch: by batch size, share of the accelerator, and busy neighbours.
-#
-# Estimates, where nothing was measured, are fitted to what Elvinger 2024 states for a V100.
-
-
 _SHARE_EXPONENT: Final = 1.62
 """Slowdown by a share: (SM utilisation / share) to this power. Least squares over two values:
 resnet50 batch 4 at 17.55 % about 4 times (section 6.2.1), bert batch 4 at 31.83 % from 34 to 180
@@ -75,7 +70,10 @@ class BatchTimes:
 def batch_times(
     model: str, points: tuple[BatchPoint, ...], batch_size: int, share_pct: float | None
 ) -> BatchTimes:
-    """Times of batches up to `batch_size`, slower where the share is below the need."""
+    """Times of batches up to `batch_size`, slower where the share is below the need.
+
+    Slowdowns that were not measured are fitted to what Elvinger 2024 states for a V100.
+    """
     used = [each for each in points if each.batch_size <= batch_size] or list(points[:1])
     factors = [share_slowdown(each, share_pct) for each in used]
     return BatchTimes(

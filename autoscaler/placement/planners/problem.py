@@ -241,9 +241,6 @@ def _or_whole(value_pct: float | None) -> float:
     return WHOLE_PCT if value_pct is None else value_pct
 
 
-# Checks the input of planners; all mistakes are reported together.
-
-
 Missing = Callable[[Sequence[Workload], Sequence[str], Profiles], list[str]]
 
 

@@ -32,11 +32,6 @@ from autoscaler.placement.planners.problem import (
 )
 from registry.domain.records import PlacedReplica
 
-# Groups of at most four models whose needs of compute and memory balance (Elvinger 2024, 5.2.2).
-#
-# Two rounds of a matching of minimum weight merge groups in pairs.
-
-
 _ROUNDS: Final = 2
 """Groups of at most 2 ** rounds models."""
 _SQUARE_WEIGHT: Final = 1e-9
@@ -58,7 +53,11 @@ def distance(needs: Sequence[ModelNeed]) -> float:
 
 
 def group_models(needs: Sequence[ModelNeed]) -> list[tuple[ModelNeed, ...]]:
-    """The groups, by falling sum of needs: the order in which they are placed."""
+    """The groups, by falling sum of needs: the order in which they are placed.
+
+    Groups of at most four models whose needs of compute and memory balance, merged in pairs by two
+    rounds of a matching of minimum weight (Elvinger 2024, 5.2.2).
+    """
     groups: list[tuple[ModelNeed, ...]] = [(each,) for each in sorted(needs)]
     for _ in range(_ROUNDS):
         groups = _merge_pairs(groups)

@@ -136,9 +136,6 @@ def _claims_table(results: Sequence[SchedulerResult], facts: Mapping[int, float]
     )
 
 
-# Other settings
-
-
 def _by_setting(
     varied: Sequence[SchedulerResult],
 ) -> dict[str, list[Mapping[str, SchedulerResult]]]:

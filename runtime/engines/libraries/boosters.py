@@ -248,9 +248,6 @@ class _Reader:
         return found
 
 
-# LightGBM's text files, which the library reads without checks of its own.
-
-
 _MAX_CLASSES = 2**16
 """Each takes memory in every row of a prediction."""
 _CATEGORICAL = 1

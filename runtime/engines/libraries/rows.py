@@ -176,9 +176,7 @@ def import_library(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-# Metadata before a model is loaded, which says it more exactly. A file that does not say it, or is
-# damaged, has no signature here: its load tells why.
-
+# Metadata before a model is loaded. A file without it, or a damaged one, has no signature here.
 
 _UNREADABLE: Final = (
     OSError,

@@ -157,8 +157,7 @@ def _indexes(chosen: Any, names: Sequence[str] | None, count: int) -> list[int]:
 
 # skops reads arrays as they are written. A tree's node that names a child or a feature that does
 # not exist, or a support vector without coefficients, would make `predict` read foreign memory or
-# never end, so such a file is refused here.
-
+# never end.
 
 LEAF = -1
 NEIGHBOUR_INDEXES = frozenset(

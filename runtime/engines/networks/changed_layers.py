@@ -154,9 +154,8 @@ def _adapted(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Adapted{kind.__name__}", (kind,), {"forward": forward})
 
 
-# Weights of 8 bits stay so on the device: each use multiplies them with their scales, in the type
-# of the inputs, with the same answers as weights that are converted beforehand.
-
+# Weights of 8 bits stay so on the device: each use multiplies them by their scales, in the type of
+# the inputs.
 
 _METHODS: Final = ("fp8", "compressed-tensors")
 _FORMATS: Final = ("float-quantized", "int-quantized", "naive-quantized")

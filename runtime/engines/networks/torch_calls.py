@@ -96,22 +96,18 @@ def _has_float(values: Any) -> bool:
     return isinstance(values, float)
 
 
-# Less Python in each forward of a network: a third of it beside a device that waits for it.
-#
-# The operations stay the same, and their order. Torch looks at every call of a module for hooks,
-# and finds a module's parts by a method that Python calls where an instance has no such attribute.
-# Transformers asks for the signature of each layer's feed-forward, computed anew unless it is
-# stored.
-
-
 Call: TypeAlias = "Callable[[Tensor], Tensor]"
 Weights: TypeAlias = dict[str, Any]
 
 
 def shorten_calls(network: PreTrainedModel) -> None:
-    """Of a network in evaluation mode, whose modules stay the same; its weights may change.
+    """Replace the calls of a network's modules by shorter ones with the same operations.
 
-    Modules refer to themselves weakly: a cycle would keep a device's memory until it is collected.
+    A third less Python beside a device that waits for it: torch looks at every call for hooks, and
+    finds a module's parts by `__getattr__`; transformers computes the signature of each layer's
+    feed-forward anew. A call is torch's own while hooks are set. The network is in evaluation mode
+    and keeps its modules; its weights may change. Modules refer to themselves weakly: a cycle would
+    keep a device's memory until it is collected.
     """
     for module in network.modules():
         kind = type(module)
@@ -129,9 +125,6 @@ def shorten_calls(network: PreTrainedModel) -> None:
                 module._forward_hooks,
                 module._forward_pre_hooks,
             )
-
-
-# Each call is torch's own once something records the module's inputs or outputs.
 
 
 def _linear(module: Any, weights: Weights, hooks: object, before: object) -> Call:

@@ -153,9 +153,6 @@ def _ranges(document: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return ranges
 
 
-# Names of outputs: the keys of the dictionary that the model returned, if it returned one.
-
-
 def _output_names(module: Mapping[str, Any], count: int) -> list[str]:
     plain = [f"OUTPUT__{index}" for index in range(count)]
     try:

@@ -47,9 +47,6 @@ def _one(
     return _plan(pool(pods, [model("m", **values)], demand=demand([p], arrivals=[arrivals])))
 
 
-# Preloads
-
-
 def test_loads_an_expected_model_with_the_reason() -> None:
     [action] = _one(COMES)
     assert isinstance(action, Load)
@@ -115,9 +112,6 @@ def test_a_farther_tier_never_counts_as_faster() -> None:
     """An estimate of 0.25 s from object storage and a measured 10 s from disk: saves 10 s."""
     odd = {Tier.HOST: 10.0, Tier.DISK: 10.0, Tier.REMOTE: 0.25}
     assert _loads(_one(0.0151, load_s=odd)) == [("m", "p", Tier.DEVICE)]
-
-
-# Placement
 
 
 def test_chooses_the_pod_with_the_nearest_copy() -> None:
@@ -262,9 +256,6 @@ def test_does_not_evict_a_model_in_use() -> None:
     assert _plan(pool(full, [model("new"), there], demand=demand([0.9, 0.1]))) == []
 
 
-# Demotions
-
-
 def _demoted(p: float, **values: Any) -> list[tuple[str, Tier, ActionReason]]:
     values = {"at": {"p": Tier.DEVICE}, "last_arrival_s": NOW_S - 600, **values}
     return [
@@ -306,9 +297,6 @@ def test_hysteresis_at_the_price() -> None:
     assert _demoted(0.0130) != []
 
 
-# Free memory is free
-
-
 DEFAULT = predictive()
 
 
@@ -346,9 +334,6 @@ def test_does_not_load_a_broken_model_by_forecast() -> None:
     queued = replace(view.models[0], waiting=QueueStats(requests=1))
     without_gateway = predictive(Predictive(loads_for_queue=True))
     assert len(_loads(_plan(replace(view, models=(queued,)), without_gateway))) == 1
-
-
-# Wrong forecasts
 
 
 def test_loads_queued_models_whatever_the_forecast() -> None:
@@ -418,9 +403,6 @@ def test_invalid_forecasts_load_nothing(wrong: float) -> None:
 
 def test_an_empty_pool_plans_nothing() -> None:
     assert _plan(pool([], [])) == []
-
-
-# Invariants
 
 
 @st.composite

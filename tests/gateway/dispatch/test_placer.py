@@ -320,9 +320,6 @@ def test_the_error_of_a_timeout_does_not_depend_on_the_clock(elapsed_s: float) -
     assert [error.reason for error in virtual.errors] == [Reason.DEADLINE]
 
 
-# Passive health
-
-
 @pytest.mark.parametrize(
     ("reason", "for_slots", "for_s"),
     [
@@ -343,9 +340,6 @@ def test_a_pod_is_avoided_for_a_while(reason: NotExecuted, for_slots: int, for_s
     assert virtual.placed == []
     virtual.run_for(0.002)
     assert len(virtual.placed) == 1
-
-
-# Plans
 
 
 def planned(virtual: VirtualPlacer, spec: ModelSpec) -> PendingPlacement:

@@ -94,9 +94,6 @@ def reason(response: httpx.Response) -> tuple[int, str]:
     return response.status_code, response.headers["x-pilotlight-reason"]
 
 
-# Which component
-
-
 @pytest.mark.parametrize(
     "path", ["/v1/models/{}:predict", "/v2/models/{}/infer", "/v1/models/{}%3Apredict"]
 )
@@ -166,9 +163,6 @@ def test_a_transformer_declared_later_gets_the_next_requests(harness: GatewayHar
         assert "by" in harness.predict(spec, b"{}").json()
 
 
-# Headers and bodies
-
-
 def test_headers_are_those_of_kserves_router(harness: GatewayHarness) -> None:
     with component(says_so) as transformer:
         spec = declare(harness, transformer.address)
@@ -196,9 +190,6 @@ def test_a_large_body_reaches_the_transformer_unchanged(harness: GatewayHarness)
     with component(says_so) as transformer:
         assert harness.predict(declare(harness, transformer.address), body).status_code == 200
         assert transformer.bodies == [body]
-
-
-# Faults
 
 
 def test_a_transformer_that_is_not_there(harness: GatewayHarness) -> None:
@@ -297,9 +288,6 @@ def test_grpc_is_refused_by_name(
         assert error.code().name == "UNIMPLEMENTED"
         assert "transformer" in error.details()
         assert not transformer.seen
-
-
-# Access
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,6 @@ QUEUEING = RoutingPolicy.COLOCATION_QUEUEING
 MIB = 1 << 20
 
 
-# Refusals
-
-
 @pytest.mark.parametrize("refusal", ["slots", "draining"])
 def test_a_refused_request_is_retried_at_another_pod(harness: GatewayHarness, refusal: str) -> None:
     spec, pods = harness.start_warm_pod(routing=RoutingPolicy.COLOCATION)
@@ -150,9 +147,6 @@ def test_retries_end_with_the_retry_budget(harness: GatewayHarness) -> None:
     assert all(response.result().status_code == 503 for response in refused)
 
 
-# Connections
-
-
 def test_a_stale_connection_is_replaced_without_an_error(harness: GatewayHarness) -> None:
     spec, pods = harness.start_warm_pod()
     for _ in range(3):
@@ -249,9 +243,6 @@ def test_a_request_waits_for_a_pod_that_registered_again_while_busy(
     assert long.result().status_code == 200
     harness.wait_idle(pods)
     assert harness.predict(spec).status_code == 200
-
-
-# Death
 
 
 def test_a_killed_pod_costs_few_responses_and_no_slot(harness: GatewayHarness) -> None:

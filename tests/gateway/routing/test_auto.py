@@ -128,8 +128,6 @@ def test_no_loss_is_counted_that_a_load_could_not_avoid(pods: list[PodSketch]) -
     assert decision.loss is None
 
 
-# Memory
-
 RATES_PER_S = {"hot": 5.0, "hot-too": 5.0, "cold": 0.05, "cold-too": 0.05, "m": 1.0}
 WARM = Residency(Tier.DEVICE, None, NOW_S, 500)
 LOADING = Residency(Tier.DISK, Tier.DISK, NOW_S, 500)

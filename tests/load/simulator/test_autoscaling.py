@@ -90,9 +90,6 @@ def test_load_that_waits_for_memory_continues_after_a_demotion() -> None:
     assert rows[1]["finished_s"] > 10.0
 
 
-# Whole policies
-
-
 def _planned(
     policy: LoadingPolicy[Any], rows: list[Row], *, every_s: float = 10.0, **model: Any
 ) -> tuple[list[Any], PlannedAutoscaler, Simulation]:

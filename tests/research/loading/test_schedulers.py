@@ -81,9 +81,6 @@ def test_starts_no_load(plan: Any, values: dict[str, Any], of_pod: dict[str, Any
     assert plan(pool([pod("p", **of_pod)], [model("m", **values)])) == []
 
 
-# Baseline
-
-
 def test_baseline_loads_on_machines_in_turn() -> None:
     pods = [pod("p"), pod("q"), pod("r")]
     models = [model("a", waiting=WAITS), model("b", waiting=WAITS)]
@@ -188,9 +185,6 @@ def test_free_memory_follows_from_models_not_from_reports(plan: Any) -> None:
     assert plan(pool([reporting_late], [held, model("new", waiting=WAITS)])) == ["new>p"]
 
 
-# Clockwork
-
-
 def test_clockwork_loads_the_model_with_the_most_unserved_work() -> None:
     models = [model("a", waiting=_work(1)), model("b", waiting=_work(3))]
     assert _clockwork(pool([pod("p")], models)) == ["b>p"]
@@ -255,8 +249,6 @@ def test_clockwork_respects_max_copies() -> None:
     busy = model("m", at={"p": Tier.DEVICE}, waiting=_work(30), policy={"max_copies": 1})
     assert _clockwork(pool(pods, [busy])) == []
 
-
-# Round robin
 
 PLAIN = 0
 

@@ -64,9 +64,6 @@ def put_model(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(bytes(64))
 
 
-# The pod's own files
-
-
 def test_the_cached_weights_of_another_team_are_not_read(tmp_path: Path) -> None:
     cache = cache_of(tmp_path, prefixes="team=file:///")
     put_model(tmp_path / "weights")
@@ -123,9 +120,6 @@ def test_a_withdrawn_grant_ends_the_use_of_cached_files(tmp_path: Path) -> None:
         cache_of(tmp_path).fetch_assets(spec)
 
 
-# The pool's credentials
-
-
 def test_the_pools_keys_sign_nothing_that_is_not_granted(tmp_path: Path) -> None:
     with web() as store:
         cache = cache_of(tmp_path, prefixes="team=s3://team/", AWS_ENDPOINT_URL=store.url)
@@ -168,9 +162,6 @@ def test_a_library_gets_nothing_of_the_pods_environment(tmp_path: Path) -> None:
         StorageFailed, match=r"the cache of the hub \(.*/\.staging/.* does not have it"
     ):
         cache.fetch_assets(model("hf://acme/private"))
-
-
-# Private addresses
 
 
 @pytest.mark.parametrize(

@@ -169,9 +169,6 @@ def test_validates_tensors_from_other_pods(folder: Path) -> None:
         processor.batching.validate([steps if each.name == "steps" else each for each in inputs])
 
 
-# Models
-
-
 def test_load_without_diffusers_names_the_extra_to_install(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

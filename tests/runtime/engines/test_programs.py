@@ -141,9 +141,6 @@ def test_weights_with_several_names_are_mapped_once(tmp_path: Path) -> None:
     assert sum(each.size_bytes for each in source.layout.tensors) == expected + constants
 
 
-# Batching
-
-
 class Centred(torch.nn.Module):
     """Every row depends on the others; the shapes do not show it."""
 
@@ -200,9 +197,6 @@ def test_a_request_may_have_no_rows_unless_the_export_says_otherwise(
     batching = program.processor.batching
     assert batching.rows_of([empty]) == 1, "times and batches are counted per row"
     assert batching.batch_key([empty], program.network) is None
-
-
-# Requests
 
 
 @pytest.mark.parametrize(
@@ -285,9 +279,6 @@ def test_v1_instances_become_tensors(sound: Path, pair: Path) -> None:
 def test_refuses_invalid_instances(sound: Path, instances: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         load_processor(sound.parent, None).read_instances(instances)
-
-
-# TorchScript
 
 
 class WritesWhenLoaded(torch.nn.Module):

@@ -163,9 +163,6 @@ def test_experts_of_several_shapes_are_told(tmp_path: Path) -> None:
         load_network(tmp_path)
 
 
-# Types
-
-
 @pytest.mark.parametrize("part", ["norm", "embed_tokens", "lm_head", "experts.3.w1"])
 @pytest.mark.parametrize("other", [torch.float32, torch.float16, torch.float64])
 def test_mixed_types_become_that_of_the_configuration(
@@ -204,9 +201,6 @@ def test_numbers_without_end_in_a_configuration_are_read(tmp_path: Path) -> None
     write(tmp_path, "gpt_neox")
     change(tmp_path, layer_norm_eps={"__float__": "Infinity"})
     assert read_config(tmp_path).layer_norm_eps == math.inf
-
-
-# Tied weights
 
 
 @pytest.mark.parametrize("stored", ["both", "differing", "source", "target"])

@@ -60,9 +60,6 @@ def events(pod: servers.Pod, call: str, body: dict[str, Any]) -> list[dict[str, 
     return [json.loads(line) for line in lines[:-1]]
 
 
-# Responses
-
-
 def test_completes_with_usage_and_finish_reason(generating: servers.Pod) -> None:
     document = complete(generating, max_tokens=5)
     assert document["object"] == "text_completion"
@@ -209,9 +206,6 @@ def test_models_end_token_ends_the_text(
     document = complete(cluster.pod(), max_tokens=12)
     assert document["choices"][0]["finish_reason"] == "stop"
     assert document["usage"]["completion_tokens"] < 12
-
-
-# Concurrent requests
 
 
 def test_concurrent_requests_do_not_change_the_text(generating: servers.Pod) -> None:
@@ -361,9 +355,6 @@ def test_stream_longer_than_the_drain_ends_with_an_error(
         assert event["status"] == 0
 
 
-# Embeddings and models
-
-
 def test_embeddings_equal_those_of_v1(generating: servers.Pod) -> None:
     body = {"model": "embedder", "input": ["one", "quite another text"]}
     document = post(f"{generating.url}/openai/v1/embeddings", body).json()
@@ -416,8 +407,6 @@ def test_padding_does_not_change_v1_text(generating: servers.Pod) -> None:
     both = predict(generating.url, "chat", "ba", "dodo dada " * 9).json()["predictions"]
     assert both[0] == alone
 
-
-# Invalid input
 
 USER = [{"role": "user", "content": "x"}]
 USUAL: dict[str, dict[str, Any]] = {
@@ -549,9 +538,6 @@ def test_path_and_body_must_name_the_same_model(generating: servers.Pod) -> None
     for name, status in (("chat", 200), ("default/chat", 200), ("embedder", 404)):
         response = post(url, {"model": name, "prompt": "x", "max_tokens": 1})
         assert response.status_code == status, response.text
-
-
-# Another pod
 
 
 def test_generates_at_the_predict_pod(cluster: Cluster, models: Path) -> None:

@@ -190,9 +190,6 @@ def test_hung_program_is_unloaded(cluster: Cluster, programs: Path) -> None:
     assert predict(pod.url, "other", *ROWS.tolist()).status_code == 200
 
 
-# Memory
-
-
 async def infer_bytes(pod: LocalPod, spec: ModelSpec) -> bytes:
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None

@@ -49,9 +49,6 @@ def fetch(cache: DiskCache, uri: str) -> Path:
     return path
 
 
-# hf://
-
-
 @pytest.fixture
 def offline_hub(tmp_path: Path) -> dict[str, str]:
     """A cache in the layout of huggingface_hub with one model, whose files link to blobs."""
@@ -170,9 +167,6 @@ def test_a_hub_that_does_not_answer_is_named(tmp_path: Path) -> None:
     with pytest.raises(StorageFailed, match=f"the hub at {endpoint} does not answer") as told:
         fetch(cache_with(environment, tmp_path), "hf://acme/tiny")
     assert "OFFLINE" not in str(told.value)
-
-
-# KServe's library
 
 
 class Quiet(Handler, SimpleHTTPRequestHandler):

@@ -366,9 +366,6 @@ def test_closing_ends_downloads_and_waits_and_keeps_written_ranges(
     assert requested_bytes(proxy) == SIZE - here < SIZE
 
 
-# Several processes
-
-
 def test_reads_through_the_proxy_of_the_environment(
     proxy: FaultyProxy, spec: ModelSpec, s3: servers.S3Server, tmp_path: Path
 ) -> None:

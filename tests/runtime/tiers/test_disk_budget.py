@@ -60,9 +60,6 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-# The budget
-
-
 def test_evicts_the_least_recently_used_model_only(tmp_path: Path) -> None:
     specs = [make_model(tmp_path / "source" / name) for name in ("a", "b", "c", "d")]
     cache = make_cache(tmp_path / "cache", budget_bytes=int(3.5 * SIZE))
@@ -164,9 +161,6 @@ def test_default_budget_follows_the_free_space(tmp_path: Path) -> None:
         assert fetch(cache, spec).stat().st_size == SIZE
 
 
-# Damaged files
-
-
 def flip(path: Path) -> None:
     with path.open("r+b") as target:
         target.seek(SIZE // 2)
@@ -254,9 +248,6 @@ def test_partial_file_of_an_earlier_boot_is_discarded(tmp_path: Path) -> None:
     assert _crc32(fetch(cache, spec)) == _crc32(tmp_path / "source" / "a" / WEIGHTS)
 
 
-# Changes by other pods of the node
-
-
 def test_refresh_sees_changes_of_other_pods(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     ours, others = make_cache(tmp_path / "cache"), make_cache(tmp_path / "cache")
@@ -289,9 +280,6 @@ def test_deleted_cache_folder_is_created_again(tmp_path: Path) -> None:
     assert fetch(cache, spec).stat().st_size == SIZE
 
 
-# Limits
-
-
 def test_refuses_a_folder_with_too_many_files(tmp_path: Path) -> None:
     spec = make_model(tmp_path / "source" / "a")
     for number in range(MAX_LISTED):
@@ -304,9 +292,6 @@ def test_refuses_weights_above_the_limit() -> None:
     files = [RemoteFile(WEIGHTS, MAX_WEIGHT_BYTES + 1)]
     with pytest.raises(ModelInvalid, match=f"at most .* {MAX_WEIGHT_BYTES} bytes"):
         weight_files(files, "s3://b/m", None)
-
-
-# Claims
 
 
 def claim_cache(tmp_path: Path) -> DiskCache:

@@ -210,9 +210,6 @@ def test_jitter_depends_on_the_seed() -> None:
     assert ends(plan, rows) == ends(plan, rows) != ends(cluster(), rows)
 
 
-# Against a model of every single iteration
-
-
 @dataclass
 class ReferenceBatch:
     """One model's batch, computed token by token."""

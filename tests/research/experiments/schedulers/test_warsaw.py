@@ -36,9 +36,6 @@ from research.experiments.schedulers.workload import MODELS, Workload, deadlines
 SHORT = Workload(minutes=2, spikes=1, rate_per_min=600.0, work=(0.6, 0.9), most_busy=0.3)
 
 
-# Facts
-
-
 def _data(name: str) -> Path:
     folder = os.environ.get("PILOTLIGHT_DATA")
     path = Path(folder or "") / name
@@ -76,9 +73,6 @@ def test_a_file_of_figures_without_their_columns_is_refused(tmp_path: Path) -> N
     (tmp_path / FILE).write_text("number,figure\n6,70\n", encoding="utf-8")
     with pytest.raises(ExperimentError, match=r"warsaw_facts\.csv: must have the columns id"):
         run(Settings(data=tmp_path))
-
-
-# Workload
 
 
 def test_load_is_steady_except_for_spikes() -> None:
@@ -141,9 +135,6 @@ def test_the_load_of_every_setting_can_be_drawn(setting: Setting) -> None:
         rates = work.counts(seed)[:first].mean(axis=0) / 60
         busy = sum(rates * [each.infer_s for each in MODELS])
         assert 0.6 * work.work[0] < busy < 1.4 * work.work[1]
-
-
-# Runs
 
 
 @pytest.fixture(scope="module")
