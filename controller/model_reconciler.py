@@ -99,8 +99,8 @@ class ModelReconciler:
             return None
 
     def changed_in_registries(self) -> list[ModelName]:
-        """The models whose status shows something else than their registry has now."""
-        return [
+        """The models whose status shows something else than their registry, or a quota, has now."""
+        return self._objects.take_changed_quotas() + [
             name
             for name, known in self._known.items()
             if (service := self._objects.services.get(name)) is not None

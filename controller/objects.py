@@ -46,6 +46,8 @@ class ClusterObjects:
         }
         self.removed_pods: list[PodObject] = []
         """Removed pods that are perhaps still registered; `PodPhases` clears it."""
+        self._changed_quotas: set[tuple[str, str]] = set()
+        """By namespace and pool: of models that count otherwise against them."""
         self.on_change: Callable[[Key], None] = lambda _: None
 
     def replace(self, kind: Kind, listed: Iterable[ClusterObject], namespace: str = "") -> None:
@@ -101,6 +103,7 @@ class ClusterObjects:
         if found.role is Role.POOL:
             self._pools.add(name)
         if before is None or before.resource_version != found.resource_version:
+            self._note_quotas(before, found)
             self.on_change(Key(Kind.SERVICE, name))
             if self.is_pool(found):
                 self._report_models_of(found.pool)
@@ -114,6 +117,7 @@ class ClusterObjects:
             self.on_change(Key(found.kind))
             return
         self._pools.discard(name)
+        self._note_quotas(found, None)
         self.on_change(Key(Kind.SERVICE, name))
         if self.is_pool(found):
             self._report_models_of(found.pool)
@@ -124,6 +128,25 @@ class ClusterObjects:
         for each in self.services.values():
             if each.role is Role.MODEL and each.pool == pool:
                 self.on_change(Key(Kind.SERVICE, each.name))
+
+    def _note_quotas(self, before: ServiceObject | None, after: ServiceObject | None) -> None:
+        known = [each for each in (before, after) if each is not None]
+        shares = {each.quota_share for each in known}
+        if len(shares) > 1 or len(known) == 1:
+            self._changed_quotas |= {
+                (known[0].name.namespace, share[0]) for share in shares if share is not None
+            }
+
+    def take_changed_quotas(self) -> list[ModelName]:
+        """The models whose quotas other models use otherwise since the last call."""
+        changed, self._changed_quotas = self._changed_quotas, set()
+        return [
+            name
+            for name, each in self.services.items()
+            if changed
+            and each.quota_share is not None
+            and (name.namespace, each.quota_share[0]) in changed
+        ]
 
     def is_pool(self, service: ServiceObject) -> bool:
         """Whether the object describes a pool, in a namespace whose pools count."""

@@ -98,6 +98,14 @@ class ServiceObject:
         return int(self.resource_version) if self.resource_version.isdigit() else 0
 
     @property
+    def quota_share(self) -> tuple[str, bool, int] | None:
+        """Its pool, and what counts there against quotas of its namespace; None: nothing does."""
+        policy = None if self.spec is None or self.is_deleted else self.spec.policy
+        if policy is None or not (policy.pin or policy.min_copies):
+            return None
+        return self.pool, policy.pin, policy.min_copies
+
+    @property
     def concerns_us(self) -> bool:
         """False for those that KServe alone serves."""
         return self.role is not Role.OTHER or self.has_finalizer

@@ -219,6 +219,30 @@ async def test_graphs_reconciled_before_their_pool_is_open_are_found(stage: Stag
         await registries.close()
 
 
+async def test_an_earlier_model_that_uses_the_quota_later_displaces_a_later_one(
+    stage: Stage,
+) -> None:
+    def pinned(**metadata: Any) -> dict[str, Any]:
+        document = stage.model(**metadata)
+        document["metadata"]["annotations"]["pilotlight.io/pin"] = "true"
+        return document
+
+    pool = stage.server.objects["pilotlight/pool"]
+    pool["metadata"]["annotations"]["pilotlight.io/quotas"] = "*=pinned:1"
+    later = {"name": "later", "uid": "uid-2", "creationTimestamp": "2026-01-02T00:00:00Z"}
+    stage.server.put(stage.model())
+    stage.server.put(pinned(**later))
+    async with replica(stage.url, stage.redis_url) as one:
+
+        def served() -> set[str]:
+            return {name.name for name in stage.state(one).models}
+
+        await until(lambda: served() == {"translate", "later"}, timeout_s=20, what="both served")
+        stage.server.put(pinned(finalizers=stage.server.objects[PATH]["metadata"]["finalizers"]))
+        await until(lambda: served() == {"translate"}, timeout_s=20, what="one is withdrawn")
+        assert stage.state(one).models[NAME].spec.policy.pin
+
+
 async def test_a_deletion_that_a_lost_watch_missed_is_found(stage: Stage) -> None:
     stage.server.put(stage.model())
     async with replica(stage.url, stage.redis_url) as one:
