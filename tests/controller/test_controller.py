@@ -234,13 +234,19 @@ async def test_an_earlier_model_that_uses_the_quota_later_displaces_a_later_one(
     stage.server.put(pinned(**later))
     async with replica(stage.url, stage.redis_url) as one:
 
-        def served() -> set[str]:
-            return {name.name for name in stage.state(one).models}
+        def pins() -> dict[str, bool]:
+            models = stage.state(one).models
+            return {name.name: record.spec.policy.pin for name, record in models.items()}
 
-        await until(lambda: served() == {"translate", "later"}, timeout_s=20, what="both served")
+        def is_at_rest() -> bool:
+            queue = one.controller._queue
+            is_idle = not (queue._waiting or queue._active or queue._timers)
+            return is_idle and stage.server.events == ["Served", "Served"]
+
+        await until(lambda: pins() == {"translate": False, "later": True}, what="both are served")
+        await until(is_at_rest, what="nothing is left to do")
         stage.server.put(pinned(finalizers=stage.server.objects[PATH]["metadata"]["finalizers"]))
-        await until(lambda: served() == {"translate"}, timeout_s=20, what="one is withdrawn")
-        assert stage.state(one).models[NAME].spec.policy.pin
+        await until(lambda: pins() == {"translate": True}, timeout_s=20, what="one is withdrawn")
 
 
 async def test_a_deletion_that_a_lost_watch_missed_is_found(stage: Stage) -> None:
