@@ -173,6 +173,7 @@ class RegistryAgent:
         loop = asyncio.get_running_loop()
         next_heartbeat_s = loop.time()
         while not self._has_left:
+            self._wake.clear()
             try:
                 if self.is_held:
                     await self._step_back()
@@ -180,9 +181,10 @@ class RegistryAgent:
                 if loop.time() >= next_heartbeat_s or not self.is_registered:
                     next_heartbeat_s = loop.time() + self.heartbeat_s
                     await self._heartbeat()
-                self._wake.clear()
                 await self._send_tiers()
             except LeaseLost:
+                if self._has_left:
+                    return
                 logger.warning("lease lost, registering again")
                 HEARTBEATS.labels(outcome="lease-lost").inc()
                 self.is_registered = False
@@ -220,6 +222,9 @@ class RegistryAgent:
     async def _heartbeat(self) -> None:
         if not self.is_registered:
             self._epoch = await self.registry.register_pod(self.info, lease_ttl_s=self.lease_ttl_s)
+            if self._has_left:  # meanwhile, and found no lease to end
+                await self.registry.deregister_pod(self._name, self._epoch)
+                return
             if self._is_draining:
                 await self.registry.set_phase(self._name, self._epoch, PodPhase.DRAINING)
             self._unreported |= self.inventory.keys()
@@ -364,7 +369,7 @@ class RegistryAgent:
         """Send a last report and deregister, so that the lease need not expire."""
         self._has_left = True
         self._wake.set()
-        if not self.is_registered:
+        if not self._epoch:
             return
         try:
             await self._send_report(self.measurements.take())

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import LoadClaim
@@ -90,4 +92,30 @@ async def test_a_load_is_claimed_while_the_first_tiers_are_sent(redis: servers.R
     await agent.leave()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+    await registry.close()
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_a_pod_that_leaves_while_it_registers_has_no_lease(
+    redis: servers.RedisServer, is_late: bool
+) -> None:
+    """As one that is stopped in its first moments: gateways and the autoscaler would count it."""
+    registry = await Registry.connect(redis.url, f"left-while-registering-{is_late}")
+    leaving: list[asyncio.Task[None]] = []
+
+    def tier_state(_: str) -> TierState:  # the pod is registered, and sends its tiers
+        if not leaving:
+            leaving.append(asyncio.create_task(agent.leave()))
+        return TierState(Tier.DISK, 1)
+
+    keys = {"default/held@1", "default/other@1"}
+    agent = agent_of(registry, heartbeat_s=60, keys=lambda: keys, tier_state=tier_state)
+    running = asyncio.create_task(agent.run())
+    if not is_late:
+        await asyncio.sleep(0)
+        leaving.append(asyncio.create_task(agent.leave()))
+    async with asyncio.timeout(60):
+        await running
+        await leaving[0]
+    assert set((await registry.cluster()).pods) == set()
     await registry.close()
