@@ -1,7 +1,7 @@
-"""Second step of a tick: the pool's demand. Refits when due, and forecasts the models that are due.
+"""Second step of a tick: forecasts the pool's demand, for the models whose forecast is due.
 
 A forecast changes at once with new arrivals, and slowly with the time since the last one. So a
-model is due after an arrival, then after each growth of that time by a tenth, and in any case after
+model is due after an arrival, then whenever that time has grown by a tenth, and at the latest after
 `MAX_AGE_S`, since periodic arrivals come nearer. Pure.
 """
 
@@ -35,14 +35,15 @@ from autoscaler.planning.pool_view import NEVER_S
 from registry.domain.demand import ArrivalHint
 
 MIN_REFIT_INTERVAL_S: Final = 10.0
-"""Interval of refits to a history of a few minutes; later after each growth by a tenth."""
+"""Interval of refits while the history is short; later a tenth of the history's length."""
 MAX_AGE_S: Final = 10.0
 """Age at which every forecast is due."""
 MAX_ROWS: Final = 2_500
 """Maximum number of models per forecast; the oldest forecasts go first."""
 _IDLE_SHARE: Final = 0.1
+"""Part of the time since the last arrival after which a forecast is due."""
 MAX_ARRIVALS: Final = 1e12
-"""Sanity bound of arrivals in a window: more than `ForecastHorizon` allows in a day."""
+"""Forecasts of more arrivals in a window are refused as impossible."""
 FORECAST_INTERVAL_S: Final = 2.0
 _MIN_PAUSE_RATIO: Final = 5.0
 """Minimum pause after a forecast, as a multiple of the time that it took: forecasts then use at
@@ -54,7 +55,7 @@ class ImpossibleForecast(ForecastingError):
 
 
 class Forecaster(Protocol):
-    """Forecasts made now, or recorded ones."""
+    """Source of forecasts: the live forecaster, or the simulator's recorded ones."""
 
     def due(
         self, models: tuple[str, ...], changed: Collection[str], now_s: float
@@ -83,7 +84,7 @@ class DemandForecaster:
         *,
         is_partial: bool = True,
     ) -> None:
-        """Without `is_partial` every forecast is of all models, and has its history."""
+        """`is_partial`: forecast only the due models; else all models, with their history."""
         self._forecast_demand = forecast_demand
         self._is_partial = is_partial
         self._model: FittedModel | None = None
@@ -192,11 +193,12 @@ def _put(whole: Floats, part: Floats, rows: Integers) -> Floats:
 
 
 Report = Callable[[float, Exception | None], None]
+"""Called after each forecast with its duration in seconds, and its error if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """Of one forecast, and the seconds that it took."""
+    """Result of one forecast: the demand or the error, and its duration."""
 
     models: tuple[str, ...]
     demand: Demand | None
@@ -205,7 +207,7 @@ class _Outcome:
 
 
 def in_place(forecast: Callable[[], _Outcome]) -> Future[_Outcome]:
-    """A forecast made in the call, in virtual time; the live autoscaler has a thread for it."""
+    """Run the forecast in the caller's thread, for simulations."""
     done: Future[_Outcome] = Future()
     done.set_result(forecast())
     return done
@@ -229,7 +231,6 @@ class Forecasts:
         clock_s: Callable[[], float] = lambda: 0.0,
         report: Report = _raise,
     ) -> None:
-        """`report` is told the seconds of each forecast, and its error if it failed."""
         self._observed = observed
         self._forecaster = forecaster
         self._interval_s = self._pause_s = interval_s
@@ -255,7 +256,7 @@ class Forecasts:
         return with_announced(self._demand, models, hints, now_s)
 
     def _take(self) -> None:
-        """Keep the result of a finished forecast."""
+        """Take over the result of a finished forecast."""
         if self.running is None or not self.running.done():
             return
         finished, self.running = self.running.result(), None
@@ -281,6 +282,6 @@ class Forecasts:
         demand, failure = None, None
         try:
             demand = self._forecaster.forecast(inputs)
-        except Exception as error:  # a mistake of a forecast must not stop plans
+        except Exception as error:  # a failed forecast must not stop plans
             failure = error
         return _Outcome(inputs.models, demand, failure, self._clock_s() - started_s)

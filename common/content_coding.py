@@ -20,13 +20,13 @@ def coding_of(header: str | None) -> str:
 
 
 def unpack(body: bytes, coding: str, max_bytes: int, *, is_prefix: bool = False) -> bytes:
-    """The body, of one of `CODINGS`; of `is_prefix` as many bytes as there are. Blocks.
+    """Unpack a body of one of `CODINGS`; `is_prefix`: only its beginning is given. Blocks.
 
-    Raises ValueError for bytes of another form, UnpackedTooLarge over `max_bytes`.
+    Raises ValueError for bytes that are not of this coding, UnpackedTooLarge over `max_bytes`.
     """
     wbits = _GZIP_OR_ZLIB
     if coding == "deflate" and not _has_zlib_head(body):
-        wbits = -zlib.MAX_WBITS  # some clients send it without zlib's head and checksum
+        wbits = -zlib.MAX_WBITS  # some clients send no zlib header and checksum
     parts: list[bytes] = []
     total = 0
     while body:
@@ -43,7 +43,7 @@ def unpack(body: bytes, coding: str, max_bytes: int, *, is_prefix: bool = False)
             break
         if not unpacker.eof:
             raise ValueError(f"is not {coding}: it ends early")
-        body = unpacker.unused_data  # a further member of gzip
+        body = unpacker.unused_data  # gzip may have several members
     return b"".join(parts)
 
 

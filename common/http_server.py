@@ -1,7 +1,7 @@
-"""The server of ASGI applications: uvicorn with the options of all processes, without its signals.
+"""The server of ASGI applications: uvicorn with common options, and without its signal handlers.
 
-A process stops all its parts in order, so signals are its own (`common.process.on_stop_signals`):
-uvicorn would raise each once more at its end, which kills the process before that.
+Each process handles signals itself (`common.process.on_stop_signals`), to stop its parts in order:
+uvicorn would raise each signal again at its end and so kill the process before that.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 MAX_PIPELINED: Final = 16
-"""Requests of a connection that wait for the one before, while it is read on."""
+"""Pipelined requests of a connection up to which it is still read."""
 BODY_TIMEOUT_S: Final = 0.5
-"""After `stop`, for the rest of bodies that have begun to come."""
+"""Time after `stop` in which bodies in progress may be completed."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """A connection as uvicorn serves it, but for three faults.
+    """uvicorn's connection with three faults of it mended.
 
-    A request to upgrade to another protocol, such as Java's client sends with `Upgrade: h2c`, lost
-    its body. Of pipelined requests the running one was not told that its client is gone. A body
-    that never came held the end of the server.
+    uvicorn loses the body of a request to upgrade to another protocol, such as `Upgrade: h2c` of
+    Java's client; does not notify the running one of pipelined requests that its client has
+    disconnected; and waits without limit at shutdown for a body that never arrives.
     """
 
     running: Any = None
-    """uvicorn's cycle of the request that runs; `cycle` is that of the last one received."""
+    """uvicorn's cycle of the running request; `cycle` is that of the last one received."""
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
@@ -45,20 +45,20 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.send_400_response("Invalid HTTP request received.")
         except httptools.HttpParserUpgrade as found:
-            self._go_on_in_http(data[found.args[0] :])
+            self._parse_without_upgrade(data[found.args[0] :])
         if self.pipeline and len(self.pipeline) < MAX_PIPELINED:
-            self._read_on()
+            self._resume_reading()
 
-    def _read_on(self) -> None:
-        """Uvicorn pauses; a disconnect would be seen only once the pipelined requests have run."""
+    def _resume_reading(self) -> None:
+        """Undo uvicorn's pause: else a disconnect is noticed only after the pipelined requests."""
         if len(self.cycle.body) <= HIGH_WATER_LIMIT:
             self.flow.resume_reading()
 
     def _should_upgrade(self) -> bool:
-        """For the parser's callbacks: a request that wants to upgrade is parsed once more."""
+        """Have the parser stop at each upgrade, which `data_received` then parses again."""
         return True
 
-    def _go_on_in_http(self, rest: bytes) -> None:
+    def _parse_without_upgrade(self, rest: bytes) -> None:
         """Parse the head of a request again without the header that asks for another protocol."""
         if self.parser.get_method() == b"CONNECT":
             self.send_400_response("Invalid HTTP request received.")
@@ -87,7 +87,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().shutdown()
         cycle = self.running
         if cycle is not None and cycle.more_body and not cycle.response_complete:
-            cycle.message_event.set()  # the application may answer without the rest
+            cycle.message_event.set()  # the application may respond without the rest
             self.loop.call_later(BODY_TIMEOUT_S, self._end_without_body, cycle)
 
     def _end_without_body(self, cycle: Any) -> None:
@@ -98,7 +98,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class HttpServer(uvicorn.Server):
-    """One server; `serve` returns after `stop`, when requests in progress have ended."""
+    """`serve` returns after `stop`, once requests in progress have ended."""
 
     def __init__(
         self,
@@ -111,16 +111,10 @@ class HttpServer(uvicorn.Server):
         drain_s: int | None = None,
         **options: Any,
     ) -> None:
-        """Host and port are for `serve` without sockets.
+        """`host` and `port` (0: a free one) apply if `serve` gets no sockets.
 
-        Args:
-            app: the application.
-            host: address to listen on.
-            port: 0 takes a free one.
-            tls: None: plain HTTP.
-            keep_alive_s: idle connections are closed after it.
-            drain_s: requests that last longer after `stop` are cancelled; None: none is.
-            options: more of `uvicorn.Config`.
+        Idle connections are closed after `keep_alive_s`. Requests that last longer than `drain_s`
+        after `stop` are cancelled; None: no limit. `options`: further ones of `uvicorn.Config`.
         """
         fixed: dict[str, Any] = {
             "http": HttpProtocol,
@@ -145,10 +139,10 @@ class HttpServer(uvicorn.Server):
         )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Stop accepting, and let `serve` return; a second SIGINT waits for nothing."""
+        """Stop accepting, and let `serve` return; after a second SIGINT it does not wait."""
         self.handle_exit(number, None)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None: see the module."""
+        """Installs no handlers, see the module's docstring."""
         yield

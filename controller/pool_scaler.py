@@ -38,7 +38,7 @@ class ObservedPool:
     pool: str
     service: PoolObject
     owner: ScaledElsewhere | None
-    """What else scales the pool; None: nothing. `pods` and `version` are read only then."""
+    """Another scaler of the pool; None: there is none, and `pods` and `version` were read."""
     pods: int = 0
     """Replicas in the Deployment's spec."""
     version: str = ""
@@ -76,7 +76,7 @@ class PoolScaler:
         return decision
 
     async def observe(self, pool: str) -> ObservedPool:
-        """Raises PoolNotFound, KubernetesError."""
+        """Read a pool's InferenceService and scale. Raises PoolNotFound, KubernetesError."""
         service = await self._find(pool)
         if owner := find_owner(service, await self._competing_scalers(service.namespace)):
             return ObservedPool(pool, service, owner)
@@ -88,7 +88,7 @@ class PoolScaler:
         return ObservedPool(pool, service, None, int(scale.spec.replicas or 0), version)
 
     async def set_pods(self, observed: ObservedPool, pods: int) -> None:
-        """Raises Changed if the Deployment changed after it was observed."""
+        """Set the Deployment's scale. Raises Changed if it changed after it was observed."""
         service = observed.service
         patch = {"metadata": {"resourceVersion": observed.version}, "spec": {"replicas": pods}}
         with api_errors("set the scale of", service):

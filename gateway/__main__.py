@@ -57,7 +57,7 @@ KEEP_ALIVE_S = 75
 
 
 class GatewayServer(HttpServer):
-    """The server of HTTP; the application is draining before the server stops accepting."""
+    """The HTTP server: at shutdown it first lets clients leave, then drains, then stops."""
 
     def __init__(self, app: GatewayApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
         super().__init__(
@@ -73,7 +73,7 @@ class GatewayServer(HttpServer):
         self._metrics = metrics
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and accept all connections that wait at once. Raises OSError."""
+        """Listen on the ports for HTTP and TLS. Raises OSError."""
         config, tls_port = self.config, self._settings.tls_port
         self.lifespan = config.lifespan_class(config)
         protocol: Any = config.http_protocol_class
@@ -91,7 +91,10 @@ class GatewayServer(HttpServer):
         self.started = True
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Shut down after the delay; a second signal skips the delay."""
+        """Shut down after `shutdown_delay`, during which responses close their connections.
+
+        A second signal skips the delay.
+        """
         delay_s = self._settings.shutdown_delay
         if self._app.shutdown.is_leaving or not delay_s:
             super().stop(number)
@@ -109,7 +112,7 @@ class GatewayServer(HttpServer):
 def _tracer(settings: GatewaySettings, name: str) -> Tracer | None:
     if not settings.otlp_endpoint:
         return None
-    from gateway.telemetry.tracing import Tracer  # here: it takes memory and time to import
+    from gateway.telemetry.tracing import Tracer  # slow to import, and seldom used
 
     return Tracer(settings.trace_ratio, settings.otlp_endpoint, name)
 
@@ -118,7 +121,7 @@ def _tracer(settings: GatewaySettings, name: str) -> Tracer | None:
 async def running_app(
     settings: GatewaySettings, metrics: GatewayMetrics | None = None
 ) -> AsyncIterator[GatewayApp]:
-    """A gateway, composed and running, without its HTTP server."""
+    """All parts of a gateway, with their background tasks, but the HTTP server."""
     metrics = metrics or GatewayMetrics()
     gateway_id = uuid.uuid4().hex[:8]
     name = f"{socket.gethostname()}/{gateway_id}"
@@ -218,8 +221,8 @@ async def serve(settings: GatewaySettings) -> None:
     metrics = GatewayMetrics()
     async with running_app(settings, metrics) as app:
         server = GatewayServer(app, settings, metrics)
-        gc.freeze()  # excludes the objects of the start, which stay, from garbage collection
-        gc.set_threshold(5_000, 200, 20)  # pauses of about 1 ms; 50,000 objects took up to 60 ms
+        gc.freeze()  # startup's objects live on: garbage collection skips them
+        gc.set_threshold(5_000, 200, 20)  # pauses of 1 ms; at 50,000 objects up to 60 ms
         try:
             async with AsyncExitStack() as stack:
                 if settings.health_port:
@@ -240,7 +243,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 def _serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
-    try:  # here, for its library takes memory also where it is not served
+    try:  # not at the top: the library takes memory
         from gateway.grpc.server import serving_grpc
     except ImportError as error:
         logger.error("--grpc-port needs grpcio, protobuf and kserve", extra={"error": error})

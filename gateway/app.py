@@ -1,4 +1,4 @@
-"""The gateway's application: all requests but inference, through FastAPI."""
+"""The gateway's ASGI application: authorises requests other than inference, then calls FastAPI."""
 
 import re
 from dataclasses import replace
@@ -67,7 +67,7 @@ class GatewayApp:
             return
         if self.shutdown.is_leaving:
             send = _closing_connection(send)
-        if scope["method"] == "HEAD":  # the server drops the body, by its own scope's method
+        if scope["method"] == "HEAD":  # the server drops the body
             scope = {**scope, "method": "GET"}
         path: str = scope["path"]
         if b"%" in scope["raw_path"]:
@@ -85,7 +85,7 @@ class GatewayApp:
         await self._api(scope, receive, send)
 
     async def _resolve(self, scope: Scope, path: str) -> None:
-        """Let the scope name what its path does, with the caller's right to it."""
+        """Write namespace, name and path of the request to the scope, once authorised."""
         host: str = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         model_path = parse_path(path, host, self.pools.names)
         if path == "/" and model_path.name is None and scope["method"] == "POST":
@@ -95,7 +95,7 @@ class GatewayApp:
         if _is_action(model_path.path) and scope["method"] != "POST":
             raise MethodNotAllowed(scope["method"], path, ("POST",))
         if is_inference(model_path.path):
-            target_of(model_path)  # raises the error for which it was not resolved
+            target_of(model_path)  # raises the error that kept it from `infer`
         else:
             refuse_other_name(model_path)
         scope["pilotlight.namespace"] = model_path.namespace
@@ -106,7 +106,7 @@ class GatewayApp:
     async def _authorise_path(
         self, access: Access, path: str, model_path: ModelPath, scope: Scope
     ) -> ModelPath:
-        """As for inference, a Host that names another tenant's model is ignored."""
+        """The path that the caller may use; a Host that names another tenant's model is ignored."""
         headers: Headers = scope["headers"]
         if model_path.is_by_host and not await access.is_allowed(model_path.namespace, headers):
             model_path = replace(parse_path(path, "", None), is_plain=False)
@@ -132,8 +132,8 @@ def _closing_connection(send: Send) -> Send:
 
 
 def _is_action(path: str) -> bool:
-    """True for a path, without its prefix, that takes POST only: an inference, or a run.
+    """True for a path, without its prefix, that takes POST only: an inference or a workflow's run.
 
-    Routes of a model's or workflow's name match some of them as well.
+    FastAPI alone would take some of them for a model's or workflow's name.
     """
     return is_inference(path) or _RUN.fullmatch(path) is not None

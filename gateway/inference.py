@@ -1,7 +1,6 @@
-"""Inference requests, from their heads to the ends of their responses.
+"""Serves inference requests, from head to end of response, without ASGI and FastAPI.
 
-They skip ASGI, FastAPI's routing, validation and middleware, which would cost a multiple of the
-gateway's own work.
+Those would cost a multiple of the gateway's own work.
 """
 
 import asyncio
@@ -54,7 +53,7 @@ class Inference:
         self._shutdown = shutdown
         self._deadlines = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
         self.warm_path = None
-        """None: every request needs more than a decision."""
+        """None: with tracing or several pools no request can go by callbacks alone."""
         if pools.only is not None and telemetry.tracer is None:
             routes = WarmRoutes(
                 pools.only.watch.state,
@@ -120,7 +119,7 @@ class Inference:
         return read
 
     async def _read(self, client: InferenceClient) -> RequestHeaders:
-        """What its headers say. Raises GatewayError, also where they do not authorise it."""
+        """The request's headers, authorised. Raises GatewayError."""
         headers, head = client.headers, client.head
         if self._access is None:
             if head is None:
@@ -135,12 +134,12 @@ class Inference:
         return read_headers(without_credentials(headers)).with_id()
 
     def _is_callback(self, client: InferenceClient) -> bool:
-        """A transformer or explainer of the model sent it, which calls the model itself."""
+        """True if the model's own transformer or explainer sent the request."""
         token = credential(client.headers)
         return is_callback(self._secret, token, client.target.model, time.time())
 
     def _is_from_platform(self, headers: Headers) -> bool:
-        """A scheduler of workflows sent it, which has authorised the run that it belongs to."""
+        """True if a scheduler of workflows sent the request, which has authorised its run."""
         secret = self._secret
         if not secret.is_required:
             return False
@@ -149,7 +148,7 @@ class Inference:
     def _authorised_now(
         self, access: Access, target: ModelTarget, headers: Headers
     ) -> ModelTarget | None:
-        """As `_authorised`; None if it would wait."""
+        """As `_authorised` without waiting; None if it would wait."""
         if not access.knows(headers):
             return None
         work = self._authorised(access, target, headers)
@@ -187,7 +186,7 @@ class Inference:
         read: RequestHeaders,
         body: IncomingBody,
     ) -> None:
-        """Run the exchange until it ends, its client disconnects or its time is over."""
+        """Run the exchange until it ends, its client disconnects or its time limit passes."""
         now_s, run = client.loop.time(), client.run
         until_s = now_s + self._settings.request_timeout
         if read.deadline_s:

@@ -61,7 +61,7 @@ class Ring:
         self.head = new
 
     def add(self, rows: Integers, times_s: Floats, counts: Integers) -> None:
-        """Add what lies within the bins. Counters stop at the maximum of their type."""
+        """Add counts within the bins; others are dropped. Counters stop at their type's maximum."""
         bins = np.floor_divide(times_s, self.bin_s).astype(np.int64)
         is_kept = (bins <= self.head) & (bins > self.head - self.bins)
         cells = rows[is_kept] * self.bins + bins[is_kept] % self.bins
@@ -72,7 +72,7 @@ class Ring:
         flat[changed] = np.minimum(flat[changed] + sums, limit).astype(self.counts.dtype)
 
     def before(self, end: int, rows: Rows, length: int) -> Integers:
-        """(rows, length): the bins before `end`, oldest first; bins that are not kept are 0."""
+        """(rows, length): the bins before bin `end`, oldest first; bins that are not kept are 0."""
         shift = end % self.bins
         unrolled = np.concatenate([self.counts[rows, shift:], self.counts[rows, :shift]], axis=1)
         first = end - self.bins
@@ -95,7 +95,7 @@ class Ring:
 
 @dataclass(frozen=True, slots=True)
 class CountsParams:
-    """Number of bins of each length, of minutes with arrivals, and of models."""
+    """Limits: bins of each length, minutes with arrivals, models."""
 
     seconds: int = 300
     minutes: int = 2880
@@ -103,7 +103,7 @@ class CountsParams:
     active_minutes: int = 128
     models: int = 10_000
     step_back_s: float = 60.0
-    """A clock set back by more was wrong before: arrivals after the new time are dropped."""
+    """If the clock is set back by more, arrivals after the new time are dropped."""
     ahead_s: float = 5.0
     """Arrivals that are ahead of the clock by more are dropped."""
 
@@ -233,7 +233,7 @@ class Counts:
         return self.history(now_s, self.rows_of(models))
 
     def rows_of(self, models: Sequence[str]) -> Integers:
-        """Raises KeyError if a model is unknown."""
+        """Row numbers of the models. Raises KeyError if one is unknown."""
         return np.array([self._rows[model] for model in models], dtype=np.int64)
 
     def _last_minute(self, rows: Rows) -> Floats:
@@ -244,7 +244,7 @@ class Counts:
         return result
 
     def recent_seconds(self, rows: Rows | None = None) -> Integers:
-        """(models, seconds): the last seconds, the current one last."""
+        """(models, seconds): counts of the last seconds, the current one last."""
         rows = slice(len(self.names)) if rows is None else rows
         return self._seconds.before(self._seconds.head + 1, rows, self.params.seconds)
 
@@ -294,7 +294,7 @@ class ForecastInput:
 
 
 class ObservedDemand:
-    """The arrivals of one pool. Used by one task only."""
+    """Arrivals of one pool, as observed by its autoscaler. Used by one task only."""
 
     def __init__(
         self, counts: Counts | None, *, time_scale: float = 1.0, epoch_s: float = 0.0
@@ -365,7 +365,7 @@ class ObservedDemand:
             )
 
     def take_arrived(self) -> Mapping[ModelName, int]:
-        """The requests since the last call."""
+        """Arrivals by model since the last call."""
         taken, self._arrived = self._arrived, defaultdict(int)
         return taken
 

@@ -3,8 +3,8 @@
 A tier saves the time of a load from the next lower tier that is worth holding. A model is worth
 holding while P(arrival within a window) x seconds saved exceeds the cost: bytes x window x price of
 memory or, on a device without a price, what the load takes from other loads. The window is as short
-as a load allows, but at least a minute: what is not worth holding for the next minute can be loaded
-later. Rows of arrays are the models of the view.
+as a load allows, but at least a minute: a model that is not worth holding for the next minute can
+be loaded later. Rows of arrays are the models of the view.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,7 @@ class Prices:
     """Seconds of cold start that a gigabyte held for an hour must save, per tier."""
 
     device: float | None = None
-    """None: device memory costs only what other models lose without it, nothing where they fit, so
-    that models stay until another one needs the room."""
+    """None: no price; models stay on devices until another one needs the memory."""
     host: float = 0.05
     disk: float = 0.001
     load: float = 0.03
@@ -58,18 +57,18 @@ class HoldingValue:
     is_worth_holding: Mapping[Tier, Booleans]
     """(models,): margin above 1."""
     rates_per_s: Floats
-    """(models,): expected arrivals."""
+    """(models,): expected arrivals per second."""
     characteristic_s: float
-    """How long models stay on devices after a request; at most a minute, which plans are for."""
+    """How long models stay on devices after a request; at most a minute, the length of a plan."""
     cold_per_s: Floats
-    """(models,): expected arrivals, per pod, of models that no pod has on its device or loads."""
+    """(models,): expected arrivals per second and pod; 0 for models on a device or being loaded."""
     serve_s: Floats
-    """(models,): time of a device that a request takes."""
+    """(models,): device time of one request."""
 
     def saved_per_s(self, row: int, copies: int = 1) -> float:
-        """Seconds that requests wait less, per second, because of one of a model's copies.
+        """Seconds of waiting that one copy of a model saves per second.
 
-        The price of an eviction (`registry.domain.prices`) over the time that it is for.
+        The price of its eviction (`registry.domain.prices`) divided by the time that it covers.
         """
         reload_s, rate = float(self.saved_s[Tier.DEVICE][row]), float(self.rates_per_s[row])
         serve_s = float(self.serve_s[row])
@@ -77,13 +76,13 @@ class HoldingValue:
         return loss_s / self.characteristic_s if self.characteristic_s > 0 else 0.0
 
     def preload_per_s(self, tier: Tier, row: int) -> float:
-        """Seconds that requests wait less, per second, because of the model's first preload."""
+        """Seconds of waiting that the first preload of a model to a tier saves per second."""
         if tier is Tier.DEVICE:
             return self.saved_per_s(row)
         return float(self.p_per_s[row] * self.saved_s[tier][row])
 
     def delay_per_s(self, row: int, load_s: float) -> float:
-        """What a load delays at its pod, per second of the time for which its copy is held.
+        """Seconds that a load delays others at its pod, per second that its copy is held.
 
         Cold starts of other models that arrive during the load wait for half of it on average.
         """
@@ -95,7 +94,7 @@ class HoldingValue:
 
 
 def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValue:
-    """Host memory has no value if no pod has a budget for it."""
+    """The value of each tier for each model; host memory has none if no pod has a budget for it."""
     models = view.models
     load_s = _load_times(view)
     size = np.array([max(1, each.size_bytes) for each in models], dtype=np.float64)
@@ -136,10 +135,7 @@ def _cold_per_s(view: PoolView, rates: Floats) -> Floats:
 
 
 def _load_times(view: PoolView) -> dict[Tier, Floats]:
-    """(models,) by tier, never shorter from a farther tier than from a nearer one.
-
-    Estimates before the first measurement may contradict that.
-    """
+    """(models,) by tier: seconds of a load, never shorter from a farther tier."""
     found: dict[Tier, Floats] = {}
     minimum: Floats = np.zeros(len(view.models))
     for tier in (*reversed(_RISING), Tier.REMOTE):

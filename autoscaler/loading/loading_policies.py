@@ -25,12 +25,12 @@ TUNED: Final[Mapping[str, Callable[[float], LoadingPolicy[Any]]]] = {
     LoadingPolicyName.PREDICTIVE: lambda price: predictive(Predictive(prices=Prices(device=price))),
     LoadingPolicyName.KEEP_ALIVE: lambda minutes: keep_alive(KeepAlive(keep_s=60 * minutes)),
 }
-"""Policies by name, made with the parameter that trades memory for cold starts: price of a device's
-memory in seconds saved per GB and hour; minutes after the last request."""
+"""Policies with one parameter that trades memory for cold starts. `predictive`: price of device
+memory, in seconds saved per GB and hour; `keep-alive`: minutes after the last request."""
 
 
 def tuned_names() -> list[str]:
-    """Policies that have a parameter: a plug-in's function then takes a `value`."""
+    """Names of policies with a parameter; a plug-in's has one if its function takes `value`."""
     return [name for name in LOADING if name in TUNED or _takes_value(name)]
 
 
@@ -60,7 +60,7 @@ def policy_of(name: str, value: float | None = None) -> LoadingPolicy[Any]:
     policy = make() if value is None else make(value=value)
     if not isinstance(policy, LoadingPolicy):
         raise PluginError(f"loading policy {name} must be a LoadingPolicy, was {policy!r}")
-    return replace(policy, name=name)  # by which annotations ask for it
+    return replace(policy, name=name)  # the name that annotations use
 
 
 def _takes_value(name: str) -> bool:
@@ -68,5 +68,5 @@ def _takes_value(name: str) -> bool:
         return False
     try:
         return "value" in signature(LOADING.load(name)).parameters
-    except PluginError:  # which `policy_of` says where the policy is asked for
+    except PluginError:  # reported by `policy_of` when the policy is used
         return False

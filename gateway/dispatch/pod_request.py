@@ -17,7 +17,7 @@ from gateway.upstream.pod_connection import PodConnection, PodConnectionPool
 from registry.domain.model import ModelSpec
 
 MAX_HEADS: Final = 64
-"""Beginnings of heads that are kept for one kind of request: one for each pod that takes it."""
+"""Limit of cached heads for one kind of request, one per pod."""
 _BEGINNING: Final = b"""\
 POST %b HTTP/1.1\r
 host: %b\r
@@ -41,7 +41,7 @@ def head_beginning(
     secret_line: bytes,
     content_length: int,
 ) -> bytes:
-    """What the heads of like requests have in common; `forwarded`: the client's header lines."""
+    """The part of a head that similar requests share; `forwarded`: the client's header lines."""
     return _BEGINNING % (
         target.pod_path,
         address.encode(),
@@ -54,7 +54,7 @@ def head_beginning(
 
 
 def head_rest(reservation: Reservation, request_id: str, left_ms: float) -> bytes:
-    """What follows `head_beginning`; `left_ms` is the time until the deadline."""
+    """The part of a head after `head_beginning`; `left_ms`: time until the deadline."""
     more = b""
     if not reservation.takes_slot:
         more += b"\r\nx-pilotlight-step-queue: 1"
@@ -72,10 +72,7 @@ def head_rest(reservation: Reservation, request_id: str, left_ms: float) -> byte
 
 
 def resent_head(head: bytes) -> bytes:
-    """The head of a request that is sent again because its connection was lost.
-
-    A pod that has begun the request refuses it.
-    """
+    """The head of a request sent again after a lost connection; a pod that began it refuses it."""
     return head[:-2] + b"x-pilotlight-resent: 1\r\n\r\n"
 
 

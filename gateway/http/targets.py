@@ -1,4 +1,4 @@
-"""What an inference request is for: a model, and the request's path at its pods."""
+"""The target of an inference request: its model, by path or Host, and the serving component."""
 
 import re
 from dataclasses import dataclass, field, replace
@@ -11,12 +11,6 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.components import EXPLAINER, TRANSFORMER
 
-# Which model a Host names, in KServe's forms, and which of its components serves a request.
-#
-# The explainer serves `:explain`, the transformer all other requests, and the model itself what is
-# sent to `NAME-predictor`, as its components send it (KServe 0.20, `ingress_reconciler.go`). Pure.
-
-
 _ADDRESS: Final = re.compile(r"[0-9.]+|\[.*\]|localhost")
 _FOLDER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _OWN_SERVICE: Final = "pilotlight-gateway"
@@ -26,7 +20,7 @@ PREDICTOR_SUFFIX: Final = "-predictor"
 
 
 class Verb(StrEnum):
-    """What an inference path asks for, after KServe's protocols."""
+    """The operation that an inference path of KServe's protocols names."""
 
     PREDICT = "predict"
     EXPLAIN = "explain"
@@ -35,7 +29,7 @@ class Verb(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ComponentTarget:
-    """A component of a model, and how it is asked."""
+    """A component of a model, with the address and path of the request there."""
 
     component: str
     """`transformer` or `explainer`."""
@@ -46,7 +40,7 @@ class ComponentTarget:
 
     @property
     def host(self) -> str:
-        """For the header of that name: without the default port."""
+        """Value of the `host` header: without the default port."""
         return self.address.removesuffix(":80")
 
 
@@ -55,7 +49,9 @@ def component_of(
 ) -> ComponentTarget | None:
     """The component that serves a request to a declared model; None: the model itself.
 
-    `verb`: None for OpenAI's protocol; `is_direct`: it was sent to `NAME-predictor`.
+    The explainer serves `:explain`, the transformer all other requests, the model those that its
+    components send to `NAME-predictor` (`is_direct`). Source: KServe 0.20, `ingress_reconciler.go`.
+    `verb`: None for OpenAI's protocol.
     """
     component = EXPLAINER if verb is Verb.EXPLAIN else TRANSFORMER
     address = spec.explainer if verb is Verb.EXPLAIN else spec.transformer
@@ -67,7 +63,7 @@ def component_of(
 
 
 def kserve_path(name: str, verb: Verb) -> str:
-    """Of KServe's protocols; `name`: as a segment of a path."""
+    """Path of a request by KServe's protocols; `name`: escaped as a segment of a path."""
     return f"/v2/models/{name}/infer" if verb is Verb.INFER else f"/v1/models/{name}:{verb}"
 
 
@@ -75,15 +71,15 @@ class KnownNames:
     """The names that a Host may have: those of models and applications of all pools."""
 
     def __init__(self, *states: ClusterState, domain: str = "") -> None:
-        """`domain`: of models' Hosts, such as `example.com`; empty: it is not known."""
+        """`domain`: domain of models' Hosts, such as `example.com`; empty: unknown."""
         self.states = list(states)
-        """Of the pools."""
+        """One per pool."""
         self.domain = domain
         self._namespaces: frozenset[str] = frozenset()
         self._namespaces_version = -1
 
     def add(self, state: ClusterState) -> None:
-        """Know another pool's names."""
+        """Add another pool's names."""
         self.states.append(state)
 
     @property
@@ -96,9 +92,9 @@ class KnownNames:
 
     @property
     def namespaces(self) -> frozenset[str]:
-        """Those that have declared models or applications, or had them since this process began.
+        """Those with declared models or applications, now or earlier in this process.
 
-        The Host of a namespace's last model is none of the gateway's once that is deleted.
+        Else a Host of a namespace's last model would count as the gateway's own after its deletion.
         """
         if self._namespaces_version != self.version:
             self._namespaces_version = self.version
@@ -111,10 +107,10 @@ class KnownNames:
         return self._namespaces
 
     def answers_to(self, name: ModelName, called: str) -> bool:
-        """Whether a declared model has a second name, at its own Host or prefix.
+        """Whether a declared model may be called so at its own Host or prefix.
 
-        That of a Triton repository is its folder's, which only the pods that list it know: every
-        name is taken there.
+        A model of Triton's format may have the name of its folder, which only pods know: there any
+        name is accepted.
         """
         spec = next((each.models[name].spec for each in self.states if name in each.models), None)
         if spec is None or not called:
@@ -131,8 +127,8 @@ def model_of_host(host: str, known: KnownNames, asked: str = "") -> ModelName | 
     """The model that a Host such as `NAME.NAMESPACE.example.com` names; None: the gateway's own.
 
     KServe's forms: `NAME.NAMESPACE.…`, `NAME-predictor.NAMESPACE.…`, `NAME-NAMESPACE.DOMAIN`. A
-    Host of such a form that names no declared model names an undeclared one, lest a namesake of
-    another namespace answer. `asked`: the model that the path names.
+    Host of such a form without a declared model still names that model, so that no model of the
+    same name in another namespace responds. `asked`: the model that the path names.
     """
     labels = labels_of(host)
     if len(labels) < 2:
@@ -155,7 +151,7 @@ def model_of_host(host: str, known: KnownNames, asked: str = "") -> ModelName | 
 
 
 def _may_be_model(labels: list[str], known: KnownNames) -> bool:
-    """Without the models' domain, every domain may be theirs."""
+    """True if the Host may be a model's: unless the domain is known, any domain may be theirs."""
     return not known.domain and labels[1] in known.namespaces
 
 
@@ -187,7 +183,7 @@ class ModelTarget:
     openai_endpoint: str | None = None
     """Key of `openai.ENDPOINTS`; None for KServe's protocols."""
     is_named: bool = True
-    """False if neither path nor Host names the model; then the body does."""
+    """False if the body names the model, not path or Host."""
     version: bytes = b""
     """Name of the selected version, where the model has canaries."""
     canaries: tuple[Canary, ...] = ()
@@ -196,7 +192,7 @@ class ModelTarget:
     without_host: "ModelTarget | None" = None
     """The target that the path alone names, where the Host named the model."""
     is_plain: bool = False
-    """Neither prefix nor Host names a namespace: it is `default`, or that of the caller's key."""
+    """Neither prefix nor Host names a namespace: `default` applies, or that of the caller's key."""
     is_direct: bool = False
     """The Host names the predictor, at which transformer and explainer call the model."""
     component: ComponentTarget | None = None

@@ -30,7 +30,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 def render_metrics(
     metrics: GatewayMetrics, pools: Sequence[ServedPool], accept: str
 ) -> tuple[bytes, str]:
-    """As `exposition`."""
+    """Update the gauges, then return body and content type, as `exposition`."""
     queued = sum(each.placer.queued_total for each in pools)
     reserved = sum(each.reservations.held_total for each in pools)
     metrics.unread.set(metrics.take_unread_s())
@@ -49,7 +49,7 @@ def create_api(
         title="Pilotlight gateway",
         version="0.1.0",
         description="KServe V1 and V2 inference with model-aware routing.",
-        docs_url=None,  # its page loads scripts from elsewhere
+        docs_url=None,  # its page loads scripts from other hosts
         redoc_url=None,
         redirect_slashes=False,  # its redirects lose the prefix that names a namespace
     )

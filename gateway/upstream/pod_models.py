@@ -1,4 +1,4 @@
-"""What pods are asked beside inference: a model's V2 metadata, and loads in the background."""
+"""Requests to pods other than inference: a model's V2 metadata, and background loads."""
 
 import asyncio
 import logging
@@ -16,16 +16,15 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S: Final = 10.0
 _MAX_KEPT: Final = 1024
 _TOO_LARGE: Final = "model-too-large"
-"""Header `x-pilotlight-error` of a 507 that another attempt does not change, as it may that of a
-full disk."""
+"""Header `x-pilotlight-error` of a permanent 507, unlike that of a full disk."""
 _MAX_WAITING: Final = 64
 _PARALLEL: Final = 4
 
 
 class ModelMetadata:
-    """Metadata, which only a pod can read from the model's files; kept by generation.
+    """V2 metadata of models, read by a pod from their files and cached by generation.
 
-    One pod is asked: one that has the model, else any that accepts requests.
+    The pod is one that has the model, else any that accepts requests.
     """
 
     def __init__(self, pods: PodClient, state: ClusterState) -> None:
@@ -34,9 +33,9 @@ class ModelMetadata:
         self._kept: dict[str, dict[str, Any]] = {}
 
     async def read(self, spec: ModelSpec) -> dict[str, Any]:
-        """The pod's document.
+        """The metadata document.
 
-        Raises NotReady without a pod that can tell, Rejected where it cannot read the files.
+        Raises NotReady if no pod responds with it, Rejected if the files cannot be read.
         """
         known = self._kept.get(spec.key)
         if known is None:
@@ -64,7 +63,7 @@ class ModelMetadata:
         raise NotReady(text, retry_after_s=1.0)
 
     def _address(self, spec: ModelSpec) -> str:
-        """Of the pod that is likeliest to have the model's files."""
+        """Address of the accepting pod with the nearest copy of the model. Raises NotReady."""
         holders = self._state.holders(spec.key)
         accepting = [pod for pod in self._state.pods.values() if pod.is_accepting]
         if not accepting:
@@ -74,14 +73,15 @@ class ModelMetadata:
 
 
 def _distance(residency: Any) -> int:
-    """0: on the device; 1: nearer than the object storage; 2: there."""
+    """0: on the device; 1: in host memory or on disk; 2: in object storage."""
     return 2 if residency is None else 0 if residency.is_warm else 1
 
 
 class ModelLoads:
-    """Loads that requests have paid for; the pod claims each, and refuses one that is not needed.
+    """Background loads that the credit of requests started (`gateway.routing.cold_start`).
 
-    At most one runs for a model. The autoscaler sees it in the registry, like every other.
+    At most one runs per model. The pod claims the load in the registry, where the autoscaler sees
+    it, and refuses one that is not needed.
     """
 
     def __init__(self, pods: PodClient, state: ClusterState) -> None:
@@ -91,7 +91,7 @@ class ModelLoads:
         self._known: set[ModelName] = set()
 
     def request(self, model: ModelName, pod: str) -> None:
-        """Begin a load soon; nothing if one of the model is under way, or too many wait."""
+        """Queue a load, unless one of the model is in progress or the queue is full."""
         if model not in self._known and not self._waiting.full():
             self._known.add(model)
             self._waiting.put_nowait((model, pod))

@@ -1,4 +1,4 @@
-"""The planners by name, plug-ins included, with what commands must know of each."""
+"""The planners by name, plug-ins included, with the input that each needs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Prof
 class Planner:
     plan: Plan
     metric: Metric | None = None
-    """What it takes for compute, if it adds up needs to 100 % of an accelerator."""
+    """Measure of compute that it adds up to 100 % of an accelerator; None: it does not."""
     check: Check = validate
-    """Raises InvalidPlacementInput where it cannot plan with this input."""
+    """Raises InvalidPlacementInput if the planner cannot use the input."""
 
 
 PLANNERS: Final[Mapping[str, Planner]] = {
@@ -39,7 +39,7 @@ def planner_names() -> list[str]:
 
 
 def planner_of(name: str) -> Planner:
-    """Raises PluginError."""
+    """The planner of this name. Raises PluginError."""
     if name in PLANNERS:
         return PLANNERS[name]
     found = PLACEMENT.load(name)

@@ -27,12 +27,12 @@ class InvalidPlacementInput(ValueError):
         self.problems = list(problems)
 
     def __reduce__(self) -> "tuple[type[InvalidPlacementInput], tuple[list[str]]]":
-        """Exceptions are pickled by their text, which is all lines in one."""
+        """Pickle the list: by default an exception is pickled by its text, all lines in one."""
         return InvalidPlacementInput, (self.problems,)
 
 
 class Metric(StrEnum):
-    """What a planner takes for the compute that a model needs (Creq, in % of an accelerator)."""
+    """Measure of the compute that a model needs (Creq, in % of an accelerator)."""
 
     ACHIEVED_OCCUPANCY = "ao"
     """Highest achieved occupancy (Elvinger 2024, equation 5.3)."""
@@ -46,14 +46,14 @@ class Router(StrEnum):
     """How requests reach the replicas of a model."""
 
     AUTO = "auto"
-    """A free replica takes what waits, up to its batch size."""
+    """A free replica takes waiting requests, up to its batch size."""
     BATCH_ROUND_ROBIN = "batch-round-robin"
     """Batches are built at the router, for the replicas in turn (Elvinger 2024, section 4.3.3)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The load of one model, and the time within which a response is useful."""
+    """The load of one model, and its SLO: the time within which a response is useful."""
 
     model: str
     rate_rps: float
@@ -72,7 +72,7 @@ class AcceleratorView:
 
 @dataclass(frozen=True, slots=True)
 class BatchPoint:
-    """What one batch of a model needs on one kind of accelerator, alone on it."""
+    """Needs of one batch of a model that runs alone on one kind of accelerator."""
 
     batch_size: int
     latency_s: float
@@ -83,10 +83,10 @@ class BatchPoint:
     mean_occupancy_pct: float
     sm_utilization_pct: float
     share_factors: tuple[tuple[float, float], ...] = field(default=(), kw_only=True)
-    """Measured: (share in %, how many times as long with it), ascending by share."""
+    """Measured: (share in %, factor of the latency with that share), ascending by share."""
 
     def compute_pct(self, metric: Metric) -> float:
-        """Creq."""
+        """Creq by this measure, in %."""
         match metric:
             case Metric.ACHIEVED_OCCUPANCY:
                 return self.occupancy_pct
@@ -98,7 +98,7 @@ class BatchPoint:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """A model on one kind of accelerator."""
+    """Measured batches of a model on one kind of accelerator."""
 
     model: str
     kind: str
@@ -117,7 +117,7 @@ class SlowedPair:
 
 
 def slowed_pairs(measured: Iterable[tuple[str, str, float]]) -> tuple[SlowedPair, ...]:
-    """Of models, neighbours and factors; of several kinds of accelerator the largest factor."""
+    """Pairs from (model, neighbour, factor); of several factors of a pair, the largest."""
     found: dict[tuple[str, str], float] = {}
     for model, neighbour, factor in measured:
         found[model, neighbour] = max(found.get((model, neighbour), 1.0), factor)
@@ -126,18 +126,18 @@ def slowed_pairs(measured: Iterable[tuple[str, str, float]]) -> tuple[SlowedPair
 
 @dataclass(frozen=True, slots=True)
 class ModelFits:
-    """What plug-ins fitted to a model's profile on one kind of accelerator, by plug-in."""
+    """What plug-ins fitted to a model on one kind of accelerator: parameters by plug-in."""
 
     model: str
     kind: str
     fits: Mapping[str, Mapping[str, Any]]
     latency_scale: float = 1.0
-    """How many times as long its batches take as when it was profiled."""
+    """Factor of its batches' latency now to that when it was profiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """All that was measured."""
+    """All profiles, slowdowns by neighbours and fitted parameters that a planner may use."""
 
     models: tuple[ModelProfile, ...]
     pairs: tuple[SlowedPair, ...] = ()
@@ -177,9 +177,9 @@ class PlanParams:
     max_replicas: Mapping[str, int] = field(default_factory=dict)
     """MILP: by model; default: the number of accelerators."""
     max_nodes: int = 2_000
-    """MILP: nodes of the search tree until the best plan found is taken."""
+    """MILP: limit of nodes of the search tree; then the best plan found is taken."""
     max_gap_ratio: float = 0.0
-    """MILP: a plan this near to the bound is taken, whichever of several; 0: the best."""
+    """MILP: relative gap to the bound at which a plan is accepted; 0: only an optimal one."""
     is_fair: bool = False
     """Predicted goodput: raise the smallest probability of a response in time first."""
     router: Router = Router.AUTO
@@ -222,7 +222,7 @@ def _point(
     weights_bytes: int,
     memory_bytes: int,
 ) -> BatchPoint:
-    """What was not measured: memory from the weights, compute as if it were all of it."""
+    """Where not measured, memory follows from the weights, and compute is the whole accelerator."""
     used_bytes = weights_bytes + (point.memory_bytes or 0)
     reserved = WHOLE_PCT * used_bytes / memory_bytes if memory_bytes else 0.0
     return BatchPoint(
@@ -254,7 +254,8 @@ def validate(
 ) -> None:
     """Raise InvalidPlacementInput with all mistakes.
 
-    `one_kind`: mixed kinds are one; `missing`: what a planner lacks that needs no measured batches.
+    `one_kind`: mixed kinds are a mistake; `missing`: finds missing profiles, for planners that need
+    no measured batches.
     """
     kinds = sorted({each.kind for each in accelerators})
     problems = [
@@ -365,7 +366,7 @@ def profile_problems(profile: ModelProfile) -> list[str]:
 
 
 def contradicts(point: BatchPoint) -> bool:
-    """Whether batch / latency differs from the throughput by more than both were rounded."""
+    """True if batch / latency differs from the throughput by more than the rounding of both."""
     implied_s = point.batch_size / point.throughput_rps
     rounding_s = _rounding(point.latency_s)
     rounding_s += implied_s * _rounding(point.throughput_rps) / point.throughput_rps
