@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.act import ActionExecutor, RegistryActuator
-from autoscaler.loading.loading_policies import policy_of, value_problem
+from autoscaler.loading_policies.catalogue import policy_of, value_problem
 from autoscaler.loop import LEASE_S, Autoscaler
 from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.planning.desired_pods import pool_problems

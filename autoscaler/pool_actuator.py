@@ -33,7 +33,7 @@ from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
 from registry.domain.records import WantedPods
 from registry.errors import LeaseLost, RegistryError
-from registry.inference_service.tenant_rules import TenantRules
+from registry.inference_service.tenant_quotas import TenantRules
 from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)

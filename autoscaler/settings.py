@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from autoscaler.loading.loading_policies import policy_of
+from autoscaler.loading_policies.catalogue import policy_of
 from autoscaler.placement.planners.catalogue import planner_of
 from common.pod_secret import parse_secret_file
 from common.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
 from common.tls import TLS_DIR_HELP, parse_tls_dir
-from registry.domain.loading_choice import LOADING, PLACEMENT
 from registry.domain.model import PlacementName
+from registry.domain.policy_names import LOADING, PLACEMENT
 from registry.errors import PluginError
-from registry.inference_service.tenant_rules import TenantRules, parse_rules
+from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from registry.redis.server_address import parse_redis_url
 
 N = TypeVar("N")

@@ -12,7 +12,7 @@ from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import Counts, ForecastInput
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import History
-from autoscaler.loading.predictive import predictive
+from autoscaler.loading_policies.predictive import predictive
 from autoscaler.planning.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.planning.pool_view import Limits, Observations, read_pool
 from load.simulator.registry.memory_registry import MemoryRegistry

@@ -40,11 +40,11 @@ from benchmarks.transfer_pod import (
 from common.inference_protocol.bodies import decode_request
 from common.pod_secret import PodSecret
 from common.tls import PartTls
+from runtime.inference_request import parse_request_head
 from runtime.serving.repository import ModelCatalog
 from runtime.serving.tensor_exchange import BlockClient, StepTensors, TensorExchange
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets
-from runtime.wire import parse_request_head
 
 ROUNDS: Final = 40
 WARM_UP: Final = 5

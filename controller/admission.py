@@ -24,7 +24,7 @@ from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import KIND
-from registry.inference_service.tenant_rules import TenantRules, access_problem
+from registry.inference_service.tenant_quotas import TenantRules, access_problem
 from variants.application import is_application, read_application
 
 

@@ -28,7 +28,7 @@ from controller.resources import FINALIZER, Role, ServiceObject, owner_of
 from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
 from registry.errors import InvalidModel
-from registry.inference_service.tenant_rules import access_problem, quota_problem
+from registry.inference_service.tenant_quotas import access_problem, quota_problem
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from controller.resources import RULES, PodObject, mode_of
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
-from registry.inference_service.tenant_rules import TenantRules, parse_rules
+from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 
 AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
 EXTERNAL = "external"

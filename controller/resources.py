@@ -27,7 +27,7 @@ from registry.inference_service.components import (
 from registry.inference_service.graph_reader import read_graph
 from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
-from registry.inference_service.tenant_rules import TenantRules, parse_rules
+from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from variants.application import API_VERSION as APPLICATION_API
 from variants.application import read_application
 

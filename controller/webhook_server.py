@@ -35,7 +35,7 @@ from controller.admission import review_response, set_defaults, validate
 from controller.api import FAILURES, TIMEOUT_S, Changed, Gone, KubernetesError, api_errors
 from controller.objects import ClusterObjects
 from controller.settings import ControllerSettings
-from registry.inference_service.tenant_rules import TenantRules
+from registry.inference_service.tenant_quotas import TenantRules
 
 logger = logging.getLogger(__name__)
 

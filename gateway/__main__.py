@@ -30,7 +30,7 @@ from gateway.app import GatewayApp
 from gateway.authentication.access import create_access
 from gateway.console.pages import Console
 from gateway.dispatch.component_exchange import ComponentCalls
-from gateway.exchange_choice import ExchangeChoice
+from gateway.handler_selection import ExchangeChoice
 from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits, HeldBodies
 from gateway.http.listener import Listener, listen
 from gateway.http.server import create_protocol
@@ -39,7 +39,7 @@ from gateway.inference import Inference
 from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.pool import GatewayPools, create_pool
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 from gateway.settings import GatewaySettings, tls_problems
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry

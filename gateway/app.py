@@ -26,7 +26,7 @@ from gateway.http.routes import (
 )
 from gateway.inference import Inference
 from gateway.pool import GatewayPools
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 
 CONSOLE: Final = "/console"
 EXPLANATIONS: Final = "/pilotlight/v1/explain/"

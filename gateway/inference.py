@@ -14,13 +14,13 @@ from gateway.dispatch.component_exchange import ComponentExchange
 from gateway.dispatch.request import Request
 from gateway.dispatch.warm_route import WarmPath, WarmRoutes
 from gateway.errors import BadRequest, ClientClosedRequest, GatewayError, ShuttingDown
-from gateway.exchange_choice import ExchangeChoice
+from gateway.handler_selection import ExchangeChoice
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from gateway.http.error_responses import InferenceClient, respond_with_error
 from gateway.http.headers import SECRET, Headers, RequestHeaders, read_headers
 from gateway.http.targets import ModelTarget, target_in_namespace
 from gateway.pool import GatewayPools
-from gateway.request_run import Deadlines, LoopTimers, Shutdown
+from gateway.request_task import Deadlines, LoopTimers, Shutdown
 from gateway.settings import GatewaySettings
 from gateway.telemetry.request_telemetry import RequestTelemetry
 

@@ -16,7 +16,7 @@ from gateway.dispatch.retries import PAUSE_S, LostPods, PassiveHealth, Retries
 from gateway.http.routes import TargetResolver
 from gateway.http.targets import KnownNames
 from gateway.management.models import ServedPool
-from gateway.request_run import LoopTimers
+from gateway.request_task import LoopTimers
 from gateway.settings import GatewaySettings
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.explanations import Explanations
@@ -26,7 +26,7 @@ from gateway.upstream.event_log import EventLog
 from gateway.upstream.pod_connection import PodConnectionPool
 from gateway.upstream.pod_models import ModelLoads, ModelMetadata
 from registry.domain.model import ModelName
-from registry.inference_service.tenant_rules import parse_rules
+from registry.inference_service.tenant_quotas import parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 

@@ -13,7 +13,7 @@ from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from gateway.authentication.issuers import read_issuers
 from gateway.authentication.tenant_files import read_keys
-from registry.inference_service.tenant_rules import parse_rules
+from registry.inference_service.tenant_quotas import parse_rules
 from registry.redis.server_address import parse_redis_url
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import sys
 
 from common.process import set_process_title
 from common.settings_table import read_settings
-from runtime.pod.places import with_place
+from runtime.pod.placement_claim import with_place
 from runtime.pod_process import bind_to_share
 from runtime.settings import RuntimeSettings
 

@@ -14,7 +14,7 @@ from common.settings_table import option, parse_bool, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
-from registry.inference_service.tenant_rules import TenantRules, parse_rules
+from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from registry.redis.server_address import parse_redis_url
 from runtime.device.queue import MAX_SEQUENCES
 from runtime.engines.model_server.server_process import server_problems

@@ -21,8 +21,8 @@ from registry.domain.application import (
     SneakPeekSpec,
 )
 from registry.domain.cluster import ClusterState
-from registry.domain.loading_choice import SELECTION
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.policy_names import SELECTION
 from registry.inference_service.documents import (
     DocumentChecks,
     is_kind,

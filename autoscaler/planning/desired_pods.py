@@ -20,9 +20,9 @@ import numpy as np
 
 from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
 from autoscaler.planning.pool_view import NEVER_S, Limits, ModelView, PlannedPod, PoolView
-from registry.domain.loading_choice import loading_problem
 from registry.domain.model import Preload, Tier
 from registry.domain.pod import default_slots
+from registry.domain.policy_names import loading_problem
 from registry.domain.records import PodShape
 
 IN_USE_S = 60.0

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import orjson
 
 from gateway.console.overview import Overview, RowWindow
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 from registry.errors import RegistryUnavailable
 from registry.redis.autoscaler_log import AutoscalerLog
 

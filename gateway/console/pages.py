@@ -21,7 +21,7 @@ from gateway.console.overview import MAX_ROWS, Overview, RowWindow, present_leve
 from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
 from gateway.console.traffic import LastMinute, Traffic, replayed, trace_of
 from gateway.management.state_documents import model_document, places, traffic_text
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 from gateway.routing.select_version import can_be_served
 from gateway.telemetry.explanations import Explanations, find_explanation
 from gateway.telemetry.histograms import STAGES

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.placer import Placer
 from gateway.errors import Rejected
-from gateway.request_run import RequestRun, waker
+from gateway.request_task import RequestRun, waker
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest
 from registry.domain.pod_state import PodState, ReservationRequest

@@ -2,7 +2,7 @@
 
 It holds a slot, a connection and a place in the queue, and releases them however it ends. It waits
 for a pod's response without a task; for a body, its turn in a queue, a connection or a retry in one
-(`gateway.request_run`). A request is retried at another pod only if the first cannot have executed
+(`gateway.request_task`). A request is retried at another pod only if the first cannot have executed
 it, and only while the retry budget lasts.
 """
 

@@ -17,7 +17,7 @@ from gateway.dispatch.warm_route import WarmPath, WarmRoute
 from gateway.http.body import UNCOUNTED_BYTES
 from gateway.http.client_request import NO_EVENT, ClientRequest, InferenceConnection
 from gateway.http.framing import KnownHead
-from gateway.request_run import Expiring
+from gateway.request_task import Expiring
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo
 from gateway.routing.latency_model import PodForecast

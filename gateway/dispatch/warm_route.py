@@ -13,7 +13,7 @@ from gateway.http.body import HeldBodies
 from gateway.http.framing import KnownHead
 from gateway.http.headers import Headers, RequestHeaders, read_headers
 from gateway.http.targets import ModelTarget, Verb
-from gateway.request_run import Deadlines, Shutdown
+from gateway.request_task import Deadlines, Shutdown
 from gateway.routing.route_request import is_plain
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ClusterState

@@ -18,7 +18,7 @@ from gateway.http.framing import KnownHead
 from gateway.http.headers import PROTOBUF, Headers
 from gateway.http.routes import parse_path, target_of
 from gateway.http.targets import ModelTarget
-from gateway.request_run import RequestRun
+from gateway.request_task import RequestRun
 from registry.domain.model import ModelName
 
 _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from common.http_connection import MAX_JOINED
 from gateway.errors import ClientClosedRequest
-from gateway.request_run import RequestRun
+from gateway.request_task import RequestRun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

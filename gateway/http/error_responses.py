@@ -22,7 +22,7 @@ from gateway.http.body import BodySource
 from gateway.http.framing import KnownHead
 from gateway.http.headers import Headers
 from gateway.http.targets import ModelTarget
-from gateway.request_run import RequestRun
+from gateway.request_task import RequestRun
 
 
 class InferenceClient(BodySource, Protocol):

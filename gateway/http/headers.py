@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from common.shown_value import shown
 from gateway.errors import BadRequest
-from registry.domain.loading_choice import ROUTING, SELECTION
+from registry.domain.policy_names import ROUTING, SELECTION
 
 Headers = list[tuple[bytes, bytes]]
 Read = TypeVar("Read")

@@ -16,7 +16,7 @@ from gateway.http.error_responses import body_and_headers, leaves_body_unread
 from gateway.http.openai import is_openai, unknown_path
 from gateway.management.models import ServedPool, kserve_models, openai_models
 from gateway.management.openapi import complete_openapi
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests, explain_request

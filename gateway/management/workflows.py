@@ -21,7 +21,7 @@ from common.pod_secret import PodSecret
 from common.tls import PartTls
 from gateway.errors import BadRequest, NotReady, ShuttingDown, UpstreamLost
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")

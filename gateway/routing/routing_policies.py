@@ -19,9 +19,9 @@ from gateway.routing.fixed_policies import (
     round_robin,
 )
 from registry.domain.cluster import ClusterState
-from registry.domain.loading_choice import ROUTING
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod_state import PodState
+from registry.domain.policy_names import ROUTING
 from registry.errors import PluginError
 
 RoutingFunction = Callable[[RequestView, ClusterState, float], Decision]

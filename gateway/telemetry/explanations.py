@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gateway.routing.alternatives import ways
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import (
     Decision,
@@ -16,7 +17,6 @@ from gateway.routing.decision import (
 )
 from gateway.routing.latency_model import PodForecast
 from gateway.routing.route_request import IncomingRequest, RoutingResult, view_of
-from gateway.routing.ways import ways
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_index import Residency

@@ -28,7 +28,7 @@ from gateway.http.pod_response import (
     shape_of,
     stage_times_ms,
 )
-from gateway.request_run import waker
+from gateway.request_task import waker
 
 CONNECT_TIMEOUT_S: Final = 1.0
 _MAX_IDLE: Final = 1024

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, CountsParams, ObservedDemand
-from autoscaler.loading.loading_policies import LOADING_POLICIES, policy_of
+from autoscaler.loading_policies.catalogue import LOADING_POLICIES, policy_of
 from autoscaler.plan import Planner, RatePublication
 from autoscaler.planning.desired_pods import ScalingState
 from autoscaler.planning.policy import Demote, Load, SetPods
@@ -133,7 +133,7 @@ class LoadingOptions:
     """A loading policy by name, since policies cannot be sent to worker processes."""
 
     name: str
-    """One of `registry.domain.loading_choice.LOADING`."""
+    """One of `registry.domain.policy_names.LOADING`."""
     value: float | None = None
     """Its parameter, as `--loading-value` of the autoscaler; None: its default."""
     tick_s: float = TICK_S

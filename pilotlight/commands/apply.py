@@ -32,8 +32,8 @@ from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.graph import GraphSpec
-from registry.domain.loading_choice import ROUTING
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.policy_names import ROUTING
 from registry.errors import InvalidModel
 from registry.inference_service.documents import left_objects
 from registry.inference_service.predictors import needs_in_pool

@@ -5,15 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
-from autoscaler.loading.loading_policies import policy_of
+from autoscaler.loading_policies.catalogue import policy_of
 from autoscaler.plan import TickPlan
 from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output, format_age
-from registry.domain.loading_choice import LOADING
 from registry.domain.model import name_of_key
+from registry.domain.policy_names import LOADING
 from registry.domain.records import ActionOutcome, ActionRecord, AutoscalerRecords, action_document
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry

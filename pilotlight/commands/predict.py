@@ -16,8 +16,8 @@ from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.commands.workflow import check_plot, explain_run
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
-from registry.domain.loading_choice import ROUTING
 from registry.domain.model import ModelName
+from registry.domain.policy_names import ROUTING
 
 _TEXT_HINT = "; TEXT is sent as texts: give numbers with --data '{\"instances\": [[…]]}', or @FILE"
 _SHOWN_HEADERS = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from autoscaler.loading.loading_policies import policy_of, tuned_names, value_problem
+from autoscaler.loading_policies.catalogue import policy_of, tuned_names, value_problem
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from load.errors import (
     InvalidCluster,
@@ -35,7 +35,7 @@ from pilotlight.errors import (
     on_first_signal,
 )
 from pilotlight.output import Output, progress_bar
-from registry.domain.loading_choice import LOADING, ROUTING, SELECTION
+from registry.domain.policy_names import LOADING, ROUTING, SELECTION
 
 NO_LOADING: Final = "none"
 """Value of `--loading` for no loading policy: only requests load models."""

@@ -24,7 +24,7 @@ from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file, start_detached, stop_platform, supervise
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
-from registry.domain import loading_choice
+from registry.domain import policy_names as loading_choice
 from registry.domain.model import PlacementName
 from registry.redis.server_address import check_url
 from runtime.engines.model_server.server_process import server_problems

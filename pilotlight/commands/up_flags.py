@@ -19,9 +19,9 @@ from common.settings_table import options, parse_bool
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
-from registry.domain.loading_choice import PLACEMENT
 from registry.domain.pod import default_slots
-from registry.inference_service.tenant_rules import parse_rules
+from registry.domain.policy_names import PLACEMENT
+from registry.inference_service.tenant_quotas import parse_rules
 
 
 @dataclass(frozen=True, slots=True)

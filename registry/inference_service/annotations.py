@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from common.sizes import parse_duration_s
-from registry.domain.loading_choice import LOADING, PLACEMENT, ROUTING
 from registry.domain.model import Answers, ModelPolicy, Precision, Preload, Scores, Task, Tier
+from registry.domain.policy_names import LOADING, PLACEMENT, ROUTING
 from registry.plugins import PolicyNames
 
 PREFIX = "pilotlight.io/"

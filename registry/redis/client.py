@@ -19,10 +19,10 @@ from registry.domain.application import (
     encode_application,
 )
 from registry.domain.cluster import ClusterState, load_snapshot
-from registry.domain.loading_choice import loading_problems, placement_problems
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
 from registry.domain.pod_state import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
+from registry.domain.policy_names import loading_problems, placement_problems
 from registry.domain.records import (
     START_TIMEOUT_S,
     PlacedPod,

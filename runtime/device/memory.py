@@ -20,7 +20,7 @@ from runtime.device.accelerator import CPU, available_bytes
 from runtime.device.forward_graphs import CudaGraphMaker, GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights
 from runtime.weights.weight_source import WeightSource
 

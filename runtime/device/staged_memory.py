@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from runtime.device.device_errors import release_frames
 from runtime.device.forward_graphs import GraphMaker
 from runtime.device.registered_images import RegisteredImages
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights, view_of
 from runtime.weights.weight_source import SlabPart, WeightSource
 

@@ -18,8 +18,8 @@ from registry.domain.model import LoadFailure, ModelSpec, Tier, name_of_key
 from registry.domain.pod_state import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy
-from runtime.loading.load_turns import Load, LoadTurns
-from runtime.storage.load_ticket import LoadTicket
+from runtime.loading.load_queue import Load, LoadTurns
+from runtime.storage.load_priority import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import ReloadCosts
 

@@ -22,8 +22,8 @@ from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, LoadFailed
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load import Loads
+from runtime.loading.load_queue import Load
 from runtime.loading.load_threads import mark_retrieved, unless_cancelled
-from runtime.loading.load_turns import Load
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, ServedModel, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
@@ -32,7 +32,7 @@ from runtime.measurements import Measurements
 from runtime.metrics import LOAD_SECONDS, LOADS
 from runtime.pod_process import write_termination_message
 from runtime.registry_agent import RegistryAgent
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.eviction import ReloadCosts
 

@@ -29,13 +29,13 @@ from runtime.engines.engine import Skeleton
 from runtime.engines.model_server.server_engine import ServerModel
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
-from runtime.generation.open_engine import BatchTrial, open_engine
-from runtime.loading.load_turns import Load
-from runtime.loading.model_elsewhere import PickledModel, ProxiedModel
+from runtime.generation.engine_factory import BatchTrial, open_engine
+from runtime.loading.external_model import PickledModel, ProxiedModel
+from runtime.loading.load_queue import Load
 from runtime.loading.model_store import ModelStore, ServedModel, SharedWeights, StoreEntry
 from runtime.loading.weight_resolver import OpenWeights, WeightResolver
 from runtime.sandbox.estimators import LoadedEstimator
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import in_thread

@@ -21,7 +21,7 @@ from runtime.loading.processors import Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import DEMOTIONS, TIER_BYTES
 from runtime.registry_agent import RegistryAgent, TierState
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.threads import in_thread
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.host_tier import HostTier, PutOutcome

@@ -28,7 +28,7 @@ from runtime.engines.building import (
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
-from runtime.sandbox.pool import Sandbox
+from runtime.sandbox.sandbox_processes import Sandbox
 from runtime.storage.listing import MODULES, PROGRAM_SUFFIX
 from runtime.tasks.processors import load_processor
 from runtime.tasks.server_task import ServerTask

@@ -31,7 +31,7 @@ from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors
 from runtime.sandbox.estimators import Estimators, PickleEngine
 from runtime.storage.listing import LIBRARY_SUFFIXES, SKOPS_SUFFIX, WEIGHT_SUFFIX, RemoteFile
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.storages import ModelStorage
 from runtime.tasks.task import Processor
 from runtime.threads import in_thread

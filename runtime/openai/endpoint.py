@@ -12,10 +12,11 @@ from common.inference_protocol.bodies import EncodedBody, V2Request
 from common.inference_protocol.tensors import Tensor, bytes_tensor
 from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound
+from runtime.inference_request import DecodedBody, RequestHead, WireProtocol, parse_request_head
 from runtime.openai.checks import parse_openai_body
 from runtime.openai.requests import Body, EmbeddingBody, InvalidField
 from runtime.openai.responses import embeddings, openai_error
-from runtime.protocols.exchange import (
+from runtime.protocols.asgi_app import (
     JSON,
     HttpResponse,
     common_headers,
@@ -29,7 +30,6 @@ from runtime.serving.in_flight import while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.tasks.embedding import Embedding
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send

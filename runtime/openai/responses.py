@@ -14,7 +14,7 @@ from registry.domain.model import ModelName
 from runtime.errors import ModelNotFound, PromptTooLong
 from runtime.generation.engine import Finish
 from runtime.openai.requests import InvalidField
-from runtime.protocols.exchange import Failure, error_status, server_sent_event
+from runtime.protocols.asgi_app import Failure, error_status, server_sent_event
 
 if TYPE_CHECKING:
     import numpy as np

@@ -30,7 +30,7 @@ from runtime.openai.responses import (
     openai_error,
     token_usage,
 )
-from runtime.protocols.exchange import JSON, Headers, HttpResponse, server_timing
+from runtime.protocols.asgi_app import JSON, Headers, HttpResponse, server_timing
 from runtime.protocols.routes import error_as_response
 from runtime.serving.generation_service import (
     Conversation,

@@ -33,7 +33,7 @@ from starlette.responses import JSONResponse
 from common.http_server import HttpServer
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from runtime.protocols.exchange import PodApplication
+from runtime.protocols.asgi_app import PodApplication
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

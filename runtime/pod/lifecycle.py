@@ -25,7 +25,7 @@ from runtime.errors import LoadFailed, NoDevice
 from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, listen
 from runtime.pod.pod import Opened, Pod
 from runtime.pod_process import write_termination_message
-from runtime.sandbox.pool import fork_server
+from runtime.sandbox.sandbox_processes import fork_server
 from runtime.settings import RuntimeSettings
 
 logger = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from common.tls import PartTls
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PodInfo, Profile, host_port, slots_at_start
 from registry.errors import RegistryUnavailable
-from registry.inference_service.tenant_rules import Quota
+from registry.inference_service.tenant_quotas import Quota
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget, pod_share
@@ -51,17 +51,17 @@ from runtime.loading.weight_resolver import WeightResolver
 from runtime.measurements import Measurements
 from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
 from runtime.openai.routes import OpenAIRoutes
+from runtime.pod.engine_health import ServerWatch
 from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, PodServer
 from runtime.pod.model_sync import ModelParts, ModelSync, SingleModel, single_model_spec
-from runtime.pod.places import PlaceWatch
-from runtime.pod.server_watch import ServerWatch
+from runtime.pod.placement_claim import PlaceWatch
 from runtime.profiling import Profiler, ProfileSync
 from runtime.protocols.grpc_service import GrpcServer, InferenceService
 from runtime.protocols.routes import Routes, profile_route
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.registry_agent import InferenceEndNotifier, Inventory, RegistryAgent
 from runtime.sandbox.estimators import Estimators
-from runtime.sandbox.pool import Sandbox
+from runtime.sandbox.sandbox_processes import Sandbox
 from runtime.serving.generation_service import GenerationService
 from runtime.serving.in_flight import InFlightRequests
 from runtime.serving.predict_service import PredictService

@@ -31,8 +31,9 @@ from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, cod
 from common.pod_secret import HEADER, PodSecret
 from common.tls import PartTls
 from runtime.errors import Unauthorized
+from runtime.inference_request import DecodedBody, RequestHead, WireProtocol, parse_request_head
 from runtime.metrics import REQUESTS
-from runtime.protocols.exchange import (
+from runtime.protocols.asgi_app import (
     REFUSAL,
     error_headers,
     error_status,
@@ -44,7 +45,6 @@ from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Health, Repository, server_version
 from runtime.settings import KSERVE_GRPC_PORT
 from runtime.threads import SMALL_BODY_BYTES, in_thread
-from runtime.wire import DecodedBody, RequestHead, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext

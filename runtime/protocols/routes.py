@@ -21,8 +21,9 @@ from registry.domain.pod import Profile
 from registry.domain.pod_state import ANY_COPIES
 from registry.domain.records import profile_document
 from runtime.errors import InferenceFailed, ModelNotFound
+from runtime.inference_request import WireProtocol
 from runtime.profiling import ProfilePlan, Profiler
-from runtime.protocols.exchange import ErrorForm, InferRoute, error_response, kserve_error
+from runtime.protocols.asgi_app import ErrorForm, InferRoute, error_response, kserve_error
 from runtime.serving.in_flight import RequestAborted, while_connected
 from runtime.serving.predict_service import PredictService
 from runtime.serving.repository import (
@@ -33,7 +34,6 @@ from runtime.serving.repository import (
     Repository,
     server_version,
 )
-from runtime.wire import WireProtocol
 
 Handler = Callable[[Request], Awaitable[Response]]
 

@@ -21,12 +21,12 @@ from runtime.errors import DeadlinePassed, PromptTooLong
 from runtime.generation.engine import Finish, GenerationEngine, Sampling, TextStream, TokenChunk
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.processor_sharing import ProcessorSharing
+from runtime.inference_request import RequestHead
 from runtime.loading.load_coordinator import AcquiredModel
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS
 from runtime.serving.predict_service import PredictService
 from runtime.tasks.text_generation import TextOutputs, TextPrompts
 from runtime.threads import in_thread
-from runtime.wire import RequestHead
 
 T = TypeVar("T")
 

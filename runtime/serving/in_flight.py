@@ -24,10 +24,10 @@ from runtime.errors import (
     SlotsFull,
     StepQueueFull,
 )
+from runtime.inference_request import RequestHead
 from runtime.loading.load_coordinator import AcquiredModel
 from runtime.measurements import Measurements
 from runtime.metrics import SLOTS_USED, STEPS_QUEUED, stage_histograms
-from runtime.wire import RequestHead
 
 if TYPE_CHECKING:
     from starlette.types import Receive

@@ -25,8 +25,15 @@ from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import on_host
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
+from runtime.inference_request import (
+    DecodedBody,
+    RequestHead,
+    WireProtocol,
+    decode_body,
+    encode_body,
+)
+from runtime.loading.external_model import ProxiedModel, renamed
 from runtime.loading.load_coordinator import AcquiredModel, LoadCoordinator
-from runtime.loading.model_elsewhere import ProxiedModel, renamed
 from runtime.loading.model_store import ServedModel
 from runtime.loading.processors import Processors
 from runtime.measurements import Measurements
@@ -37,7 +44,6 @@ from runtime.serving.repository import ModelCatalog
 from runtime.serving.tensor_exchange import StepTensors
 from runtime.tasks.task import Processor
 from runtime.threads import QUICK_BYTES, SMALL_BODY_BYTES, as_exception, in_thread
-from runtime.wire import DecodedBody, RequestHead, WireProtocol, decode_body, encode_body
 
 if TYPE_CHECKING:
     Encoder = Callable[[Sequence[Tensor]], EncodedBody]

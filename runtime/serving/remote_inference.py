@@ -25,7 +25,7 @@ from common.pod_responses import (
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from runtime.errors import DeadlinePassed, RemoteInferenceFailed, RemotePodUnreachable
-from runtime.wire import BODY_BYTES_HEADER, RequestHead
+from runtime.inference_request import BODY_BYTES_HEADER, RequestHead
 
 INFERENCE_STALL_S = 600.0
 POD_HEADER = "x-pilotlight-pod"

@@ -54,6 +54,7 @@ from registry.domain.estimates import (
     transfer_measure,
 )
 from runtime.errors import InputLost
+from runtime.inference_request import RequestHead
 from runtime.measurements import Measurements
 from runtime.metrics import KEPT_TENSOR_READS
 from runtime.serving.repository import ModelCatalog
@@ -61,7 +62,6 @@ from runtime.serving.shared_memory import MappedBlock, map_block
 from runtime.serving.tensor_store import TensorStore
 from runtime.threads import in_thread
 from runtime.tiers.host_folder import HostSockets, check_user
-from runtime.wire import RequestHead
 
 logger = logging.getLogger(__name__)
 

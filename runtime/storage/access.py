@@ -20,7 +20,7 @@ from typing import Any, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from registry.domain.model import ModelSpec
-from registry.inference_service.tenant_rules import EVERY, Access, TenantRules, access_problem
+from registry.inference_service.tenant_quotas import EVERY, Access, TenantRules, access_problem
 from runtime.errors import StorageFailed
 from runtime.storage.public_addresses import host_of, operator_hosts
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from runtime.errors import StorageFailed
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 
 PRELOAD_SHARE = 1 / 16
 """Bytes that preloads may read per byte of urgent downloads."""

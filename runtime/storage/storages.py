@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from registry.domain.model import ModelSpec
 from registry.inference_service.documents import LIBRARY_SCHEMES, STORAGE_SCHEMES
-from registry.inference_service.tenant_rules import Quota, TenantRules
+from registry.inference_service.tenant_quotas import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, storage_access
 from runtime.storage.bandwidth import BandwidthUse

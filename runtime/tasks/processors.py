@@ -20,7 +20,7 @@ from runtime.tasks.text_to_text import TextToText
 from runtime.tasks.token_tasks import FillMask, TokenClassification
 
 if TYPE_CHECKING:
-    from runtime.sandbox.pool import Sandbox
+    from runtime.sandbox.sandbox_processes import Sandbox
 
 TEXT_PROCESSORS: Mapping[Task, Callable[[TextModel], Processor]] = {
     Task.TEXT_EMBEDDING: Embedding,

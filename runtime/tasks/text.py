@@ -39,7 +39,7 @@ from runtime.tasks.tokenizer_files import (
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from runtime.sandbox.pool import Sandbox
+    from runtime.sandbox.sandbox_processes import Sandbox
 
 DEFAULT_MAX_TOKENS = 512
 """Texts are truncated to this many tokens if the model's files set no limit."""

@@ -32,7 +32,7 @@ from runtime.tasks.text import (
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-    from runtime.sandbox.pool import Sandbox
+    from runtime.sandbox.sandbox_processes import Sandbox
 
 MAX_TEMPLATE_CHARACTERS: Final = 256 * 1024
 CONTEXT_TOKENS: Final = 8

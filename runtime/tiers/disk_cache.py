@@ -22,7 +22,7 @@ from runtime.storage.archives import Archive
 from runtime.storage.bandwidth import Bandwidth, BandwidthUse
 from runtime.storage.declared_files import OWN_ENGINES, FileRules, archive_hint, only_archive
 from runtime.storage.listing import RemoteFile
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import (
     PartialFile,
     partial_targets,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile, split_spans
 from runtime.threads import in_thread
 from runtime.weights.safetensors_files import read_header_end

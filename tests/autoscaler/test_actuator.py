@@ -4,12 +4,12 @@ import itertools
 from dataclasses import dataclass, field
 
 from autoscaler.act import PoolSize
-from autoscaler.loading.loading_policies import LOADING_POLICIES
+from autoscaler.loading_policies.catalogue import LOADING_POLICIES
 from autoscaler.planning.pool_view import Limits
 from registry.domain.demand import QueueStats
 from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable
-from registry.inference_service.tenant_rules import TenantRules
+from registry.inference_service.tenant_quotas import TenantRules
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.reports import ArrivalLog
 from tests.autoscaler.conftest import Stage, metric, model

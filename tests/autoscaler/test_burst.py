@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 
-from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading_policies.predictive import Predictive, predictive
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from registry.domain.model import ModelSpec, Tier
 from tests.autoscaler.conftest import Pod, Stage, model

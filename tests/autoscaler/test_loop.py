@@ -11,7 +11,7 @@ import pytest
 
 from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_demand
 from autoscaler.forecasting.history import History
-from autoscaler.loading.loading_policies import LOADING_POLICIES
+from autoscaler.loading_policies.catalogue import LOADING_POLICIES
 from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
 from autoscaler.planning.pool_view import CopyUse, PoolView
 from registry.domain.demand import QueueStats

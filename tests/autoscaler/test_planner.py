@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, ObservedDemand
-from autoscaler.loading.loading_policies import policy_of
+from autoscaler.loading_policies.catalogue import policy_of
 from autoscaler.plan import Planner, TickPlan
 from autoscaler.planning.desired_pods import ScalingState
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy, SetPods

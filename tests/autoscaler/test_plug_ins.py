@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.loading.loading_policies import policy_of, value_problem
+from autoscaler.loading_policies.catalogue import policy_of, value_problem
 from autoscaler.placement.planners.catalogue import planner_names, planner_of
 from autoscaler.placement.planners.problem import validate
 from autoscaler.settings import AutoscalerSettings

@@ -13,7 +13,7 @@ from common.sizes import parse_duration_s, parse_rate, parse_size, parse_size_fr
 from gateway.settings import GatewaySettings
 from load.simulator.cluster.sections import Size
 from pilotlight.output import parse_bytes
-from registry.inference_service.tenant_rules import Quota, parse_rules
+from registry.inference_service.tenant_quotas import Quota, parse_rules
 from runtime.settings import RuntimeSettings
 from workflows.settings import SchedulerSettings
 

@@ -18,7 +18,7 @@ from controller.pool_size import (
 )
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
-from registry.inference_service.tenant_rules import Quota
+from registry.inference_service.tenant_quotas import Quota
 
 POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
 

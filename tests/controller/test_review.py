@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller.admission import review_response, set_defaults, validate
-from registry.inference_service.tenant_rules import parse_rules
+from registry.inference_service.tenant_quotas import parse_rules
 from tests.controller.objects import service
 
 MODE = "serving.kserve.io/deploymentMode"

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec
 from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.reservations import Reservations
-from gateway.request_run import LoopTimers
+from gateway.request_task import LoopTimers
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.explanations import Explanations
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.request_run import Deadlines
+from gateway.request_task import Deadlines
 from load.simulator.event_queue import EventQueue
 
 

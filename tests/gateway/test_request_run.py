@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.request_run import Deadlines, LoopTimers, RequestRun, waker
+from gateway.request_task import Deadlines, LoopTimers, RequestRun, waker
 from tests.gateway.asynchronous import run_async
 from tests.gateway.placer_harness import eventually
 

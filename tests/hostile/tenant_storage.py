@@ -14,7 +14,7 @@ from typing import Final
 
 from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.documents import storage_uri_rule
-from registry.inference_service.tenant_rules import parse_rules
+from registry.inference_service.tenant_quotas import parse_rules
 from runtime.errors import LoadFailed
 from runtime.storage.access import storage_access
 from runtime.storage.bandwidth import Bandwidth

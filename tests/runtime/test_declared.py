@@ -12,7 +12,7 @@ from registry.domain.pod import PodInfo
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.errors import ModelNotFound, ModelUnknown
-from runtime.protocols.exchange import error_response
+from runtime.protocols.asgi_app import error_response
 from runtime.serving.repository import ModelCatalog
 from tests import servers
 

@@ -18,9 +18,9 @@ from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, ModelTooLarge
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load import CLAIM_TIMEOUT_S, MEMORY_TIMEOUT_S, Loads
-from runtime.loading.load_turns import MAX_CONCURRENT, Load
+from runtime.loading.load_queue import MAX_CONCURRENT, Load
 from runtime.measurements import Measurements
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import ReloadCosts
 

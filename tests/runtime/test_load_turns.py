@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled
+from runtime.loading.load_queue import MAX_AGE, Load, LoadTurns
 from runtime.loading.load_threads import LoadThreads
-from runtime.loading.load_turns import MAX_AGE, Load, LoadTurns
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from tests.servers import wait_until
 
 

@@ -19,7 +19,7 @@ from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.pod.places import PlaceWatch, with_place
+from runtime.pod.placement_claim import PlaceWatch, with_place
 from runtime.settings import RuntimeSettings
 from tests import servers
 from tests.registry.redis.clients import act, eventually, running, until

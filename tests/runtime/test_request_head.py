@@ -3,7 +3,7 @@
 import pytest
 
 from common.inference_protocol import InvalidRequest
-from runtime.wire import parse_request_head
+from runtime.inference_request import parse_request_head
 
 
 def test_a_step_is_due_before_the_deadline_by_what_follows() -> None:

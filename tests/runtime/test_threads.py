@@ -12,7 +12,7 @@ import pytest
 
 from runtime.errors import LoadCancelled
 from runtime.loading.load_threads import LoadThreads
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.threads import RequestThreads, in_thread
 from tests.servers import wait_until
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from registry.domain.application import SelectionPolicy
-from registry.domain.loading_choice import SELECTION
+from registry.domain.policy_names import SELECTION
 from variants.planning.planning_problem import (
     Ints,
     PlanningProblem,

@@ -13,8 +13,8 @@ from autoscaler.placement.planners.problem import (
     Workload,
     validate,
 )
-from registry.domain.loading_choice import PLACEMENT
 from registry.domain.model import PlacementName
+from registry.domain.policy_names import PLACEMENT
 from registry.errors import PluginError
 
 Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]

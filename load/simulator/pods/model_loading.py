@@ -22,8 +22,8 @@ from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import LoadFailed, status_of
 from runtime.loading.failures import LoadFailures
 from runtime.loading.load import Loads
-from runtime.loading.load_turns import Load
-from runtime.storage.load_ticket import LoadTicket
+from runtime.loading.load_queue import Load
+from runtime.storage.load_priority import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction
 

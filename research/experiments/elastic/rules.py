@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import TYPE_CHECKING, Final
 
-from autoscaler.loading.predictive import predictive
+from autoscaler.loading_policies.predictive import predictive
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from research.experiments.elastic.kpa import KpaParams, KpaState, kpa_pods
 

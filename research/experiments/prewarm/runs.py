@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from autoscaler.loading import loading_policies
+from autoscaler.loading_policies import catalogue as loading_policies
 from autoscaler.planning.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation

@@ -12,7 +12,7 @@ from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import ForecastInput
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Forecast
-from autoscaler.loading.predictive import predictive
+from autoscaler.loading_policies.predictive import predictive
 from load.report.run import Bools, Floats
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan

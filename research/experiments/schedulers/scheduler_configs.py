@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from autoscaler.loading.clockwork import Clockwork, clockwork
-from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading_policies.clockwork import Clockwork, clockwork
+from autoscaler.loading_policies.predictive import Predictive, predictive
 from autoscaler.planning.policy import LoadingPolicy
 from load.simulator.gateway import QueueOptions
 from load.simulator.pods.simulated_request import SimulatedRequest

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading_policies.keep_alive import KeepAlive, keep_alive
 from autoscaler.planning.policy import ActionReason, Demote
 from autoscaler.planning.pool_view import CopyUse
 from registry.domain.demand import QueueStats

@@ -2,15 +2,15 @@
 
 import pytest
 
-from autoscaler.loading.loading_policies import (
+from autoscaler.loading_policies.catalogue import (
     LOADING_POLICIES,
     TUNED,
     policy_of,
     tuned_names,
     value_problem,
 )
-from registry.domain.loading_choice import LOADING
 from registry.domain.model import LoadingPolicyName
+from registry.domain.policy_names import LOADING
 
 
 def test_every_policy_can_be_made() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.loading.holding_value import Prices
-from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading_policies.holding_value import Prices
+from autoscaler.loading_policies.predictive import Predictive, predictive
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse, ModelView, PlannedPod, PoolView
 from registry.domain.demand import QueueStats

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading.holding_value import Prices
-from autoscaler.loading.keep_alive import KeepAlive, keep_alive
-from autoscaler.loading.loading_policies import LOADING_POLICIES
-from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading_policies.catalogue import LOADING_POLICIES
+from autoscaler.loading_policies.holding_value import Prices
+from autoscaler.loading_policies.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading_policies.predictive import Predictive, predictive
 from autoscaler.planning.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation

@@ -3,7 +3,6 @@
 import pytest
 
 from autoscaler.placement.planners.catalogue import PLANNERS
-from registry.domain.loading_choice import loading_problems, placement_problems
 from registry.domain.model import (
     LoadingPolicyName,
     ModelName,
@@ -11,6 +10,7 @@ from registry.domain.model import (
     ModelSpec,
     PlacementName,
 )
+from registry.domain.policy_names import loading_problems, placement_problems
 
 
 def _spec(loading: str | None) -> ModelSpec:

@@ -3,7 +3,7 @@
 import pytest
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
-from registry.inference_service.tenant_rules import (
+from registry.inference_service.tenant_quotas import (
     Access,
     Quota,
     TenantRules,

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading.clockwork import Clockwork, clockwork
+from autoscaler.loading_policies.clockwork import Clockwork, clockwork
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load
 from autoscaler.planning.pool_view import CopyUse, PoolView
 from registry.domain.demand import QueueStats

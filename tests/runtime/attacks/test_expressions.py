@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.sandbox.pool import TIMEOUT_S
+from runtime.sandbox.sandbox_processes import TIMEOUT_S
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post, predict

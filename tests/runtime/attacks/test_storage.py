@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.tenant_rules import parse_rules
+from registry.inference_service.tenant_quotas import parse_rules
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.public_addresses import (

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.device.staged_memory import ReaderPool
 from runtime.errors import LoadCancelled
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.weights.weight_source import SlabPart, slab_parts
 from tests.servers import wait_until
 

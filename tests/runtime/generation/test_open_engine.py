@@ -13,8 +13,8 @@ from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.generation.engine import Finish, GenerationEngine, Sampling
+from runtime.generation.engine_factory import BatchTrial, open_engine, try_batches
 from runtime.generation.limits import GenerationLimits
-from runtime.generation.open_engine import BatchTrial, open_engine, try_batches
 from runtime.generation.sequential_engine import SequentialEngine
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.generation.networks import END, SIZES, small_network
@@ -156,7 +156,7 @@ def test_a_network_that_holds_the_state_of_a_text_itself_has_no_engine(
 def test_what_is_known_of_an_architecture_is_not_tried_again(
     device: DeviceWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.generation.open_engine.try_batches", None)
+    monkeypatch.setattr("runtime.generation.engine_factory.try_batches", None)
     known = BatchTrial(is_padded=True, is_continuous=False)
 
     async def test(engine: GenerationEngine, trial: BatchTrial) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.errors import PodDraining
-from runtime.protocols.exchange import receive_body
+from runtime.protocols.asgi_app import receive_body
 from runtime.serving.in_flight import InFlightRequests, RequestAborted, StepQueue, while_connected
 
 

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from common.pod_secret import PodSecret
-from runtime.protocols.exchange import PodApplication
+from runtime.protocols.asgi_app import PodApplication
 
 
 async def _closed_transport() -> asyncio.Transport:

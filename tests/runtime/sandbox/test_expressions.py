@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from runtime.sandbox.pool import PAUSE_S, Refusals
+from runtime.sandbox.sandbox_processes import PAUSE_S, Refusals
 from runtime.tasks.tokenizer_files import unbounded_decoder, unbounded_part
 
 LLAMA = (

@@ -24,7 +24,7 @@ from common.inference_protocol.tensors import (
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from runtime.errors import InputLost
-from runtime.protocols.exchange import PodApplication
+from runtime.protocols.asgi_app import PodApplication
 from runtime.protocols.tensor_routes import tensor_routes
 from runtime.serving import tensor_exchange
 from runtime.serving.tensor_exchange import TensorExchange

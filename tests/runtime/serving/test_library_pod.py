@@ -11,7 +11,7 @@ import pytest
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.grpc_messages import messages
 from common.inference_protocol.tensors import Tensor, numeric_tensor
-from runtime.wire import PROTOBUF
+from runtime.inference_request import PROTOBUF
 from tests import servers
 from tests.runtime import rpc
 from tests.runtime.conftest import Cluster

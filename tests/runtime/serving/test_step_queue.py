@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from runtime.errors import SlotsFull, StepQueueFull
+from runtime.inference_request import RequestHead, parse_request_head
 from runtime.serving.in_flight import PLACES, InFlightRequests, StepQueue
-from runtime.wire import RequestHead, parse_request_head
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import metric, post

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.errors import LoadCancelled, StorageFailed
 from runtime.storage.bandwidth import MAX_PRELOAD_READERS, PRELOAD_SHARE, Bandwidth
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from tests.servers import wait_until
 
 CHUNK = 10_000

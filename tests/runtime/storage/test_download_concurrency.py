@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runtime.errors import StorageFailed
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES, PartialFile
 from runtime.storage.ranged_download import (
     FAST_BYTES_PER_S,

@@ -12,7 +12,7 @@ import pytest
 
 from controller.webhook_server import make_certificates
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.tenant_rules import parse_rules
+from registry.inference_service.tenant_quotas import parse_rules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, storage_access
 from runtime.storage.s3_connections import options_without_pool

@@ -11,7 +11,7 @@ from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import MAX_PARALLEL_FILES, DiskCache

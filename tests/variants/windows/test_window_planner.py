@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gateway.request_run import LoopTimers
+from gateway.request_task import LoopTimers
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running

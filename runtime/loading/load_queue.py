@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import LoadClaim
-from runtime.storage.load_ticket import LoadTicket
+from runtime.storage.load_priority import LoadTicket
 
 MAX_CONCURRENT: Final = 4
 """Loads of one pod that transfer at once. 100 models of 250 MB on 8 pods, simulated: p50 2.25 s

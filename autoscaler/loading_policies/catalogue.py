@@ -6,13 +6,13 @@ from inspect import signature
 from math import inf
 from typing import Any, Final
 
-from autoscaler.loading.clockwork import clockwork
-from autoscaler.loading.holding_value import Prices
-from autoscaler.loading.keep_alive import KeepAlive, keep_alive
-from autoscaler.loading.predictive import Predictive, predictive
+from autoscaler.loading_policies.clockwork import clockwork
+from autoscaler.loading_policies.holding_value import Prices
+from autoscaler.loading_policies.keep_alive import KeepAlive, keep_alive
+from autoscaler.loading_policies.predictive import Predictive, predictive
 from autoscaler.planning.policy import LoadingPolicy
-from registry.domain.loading_choice import LOADING
 from registry.domain.model import LoadingPolicyName
+from registry.domain.policy_names import LOADING
 from registry.errors import PluginError
 
 LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {

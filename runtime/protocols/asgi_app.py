@@ -28,6 +28,7 @@ from common.inference_protocol.bodies import EncodedBody
 from common.pod_secret import HEADER, PodSecret
 from registry.domain.pod import Stage
 from runtime.errors import InferenceFailed, Unauthorized, UnsupportedCoding, status_of
+from runtime.inference_request import PROTOBUF, WireProtocol, parse_request_head
 from runtime.metrics import request_counter
 from runtime.serving.in_flight import (
     InFlightRequests,
@@ -38,7 +39,6 @@ from runtime.serving.in_flight import (
 from runtime.serving.predict_service import PredictService
 from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import Repository
-from runtime.wire import PROTOBUF, WireProtocol, parse_request_head
 
 if TYPE_CHECKING:
     from starlette.routing import Route

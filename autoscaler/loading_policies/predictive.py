@@ -20,7 +20,7 @@ import numpy as np
 
 from autoscaler.forecasting.forecasts import MINUTE_S, Demand
 from autoscaler.forecasting.history import Booleans, Floats
-from autoscaler.loading.holding_value import HoldingValue, Prices, holding_value
+from autoscaler.loading_policies.holding_value import HoldingValue, Prices, holding_value
 from autoscaler.placement.idle import idle_copies, pods_short_of_memory
 from autoscaler.placement.load_placer import HORIZON_S, LoadPlacer, MarginalValue
 from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy

@@ -23,15 +23,15 @@ from gateway.http.targets import (
     target_of_version,
 )
 from gateway.pool import GatewayPool, GatewayPools
-from gateway.request_run import Shutdown
+from gateway.request_task import Shutdown
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from gateway.routing.select_version import select_version
 from gateway.settings import GatewaySettings
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.application import ApplicationSpec
-from registry.domain.loading_choice import SELECTION
 from registry.domain.model import ModelRecord, ModelSpec
+from registry.domain.policy_names import SELECTION
 
 _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"
