@@ -12,7 +12,7 @@ from gateway.dispatch.applications import PoolApplications
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.pod_request import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
-from gateway.dispatch.retries import PAUSE_S, LostPods, PassiveHealth, Retries
+from gateway.dispatch.retries import PAUSE_S, OutlierDetection, RequestQuarantine, Retries
 from gateway.http.routes import TargetResolver
 from gateway.http.targets import KnownNames
 from gateway.management.models import ServedPool
@@ -127,11 +127,11 @@ def create_pool(
         asyncio.get_running_loop(),
         placer,
         reservations,
-        Retries(PassiveHealth(LoopTimers(), placer.notify_change), watch.state),
+        Retries(OutlierDetection(LoopTimers(), placer.notify_change), watch.state),
         connections,
         telemetry,
         arrival_counter,
-        LostPods(time.monotonic, PAUSE_S),
+        RequestQuarantine(time.monotonic, PAUSE_S),
         events,
         settings.body_timeout,
     )

@@ -7,7 +7,7 @@ from typing import Final
 from gateway.dispatch.placement import Placement, Reservation
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.reservations import Reservations
-from gateway.dispatch.retries import LostPods, Retries
+from gateway.dispatch.retries import RequestQuarantine, Retries
 from gateway.http.body import IncomingBody
 from gateway.http.targets import ModelTarget
 from gateway.telemetry.arrival_counter import ArrivalCounter
@@ -96,7 +96,7 @@ class RequestContext:
     connections: PodConnectionPool
     telemetry: RequestTelemetry
     arrival_counter: ArrivalCounter
-    lost_pods: LostPods
+    quarantine: RequestQuarantine
     events: EventLog
     stall_s: float
     """How long a client may read nothing of its response."""

@@ -76,7 +76,7 @@ class Request:
     """Over which that was sent."""
     _begun_head = b""
     _losses = 0
-    """`LostPods.losses` when the current attempt was sent."""
+    """`RequestQuarantine.losses` when the current attempt was sent."""
     _failed: FailedAttempts | None = None
     _logged: LoggedRequest | None = None
     _error_body = b""
@@ -143,17 +143,17 @@ class Request:
 
     async def _place_and_send(self, until_s: float) -> Placement:
         """Place and send the request until a pod responds. Raises GatewayError."""
-        lost_pods, path, body = self._context.lost_pods, self._path, self._body
+        quarantine, path, body = self._context.quarantine, self._path, self._body
         self.arrival.size_class = size_class(body.received_bytes)
-        if lost_pods.records and self._begun_placement is None:
-            lost_pods.check(path, body.buffered, body.received_bytes)
+        if quarantine.records and self._begun_placement is None:
+            quarantine.check(path, body.buffered, body.received_bytes)
         while True:
             placement = self.placement = await self._place()
             self._holds_slot = True
             self._awaited_tier = self._awaited_tier or placement.awaited_tier
             if self._begun_connection is None:
                 self._queue_s = time.perf_counter() - self._started_s
-                self._losses = lost_pods.losses
+                self._losses = quarantine.losses
             try:
                 await self._send(placement, until_s)
             except _RetryElsewhere as retry:
@@ -163,8 +163,8 @@ class Request:
                 self._release(placement, is_cancelled=True)
                 raise
             else:
-                if lost_pods.records:
-                    lost_pods.acquit(path, body.buffered, body.received_bytes)
+                if quarantine.records:
+                    quarantine.acquit(path, body.buffered, body.received_bytes)
                 return placement
 
     def _count_arrival(self) -> None:
@@ -292,7 +292,7 @@ class Request:
         context = self._context
         if retry.reason is NotExecuted.POD_DIED:
             entry, body = placement.reservation.entry, self._body
-            context.lost_pods.record(
+            context.quarantine.record(
                 self._path,
                 body.buffered,
                 body.received_bytes,

@@ -28,8 +28,8 @@ _DEVICE_FULL_S: Final = 0.1
 _FULL: Final = Backoff(0.02, 0.5)
 
 
-class PassiveHealth:
-    """Passive health checks: marks pods to be avoided for a while after an error or refusal.
+class OutlierDetection:
+    """Marks pods to be avoided for a while after an error or refusal.
 
     The marks are in the cluster state; `on_recovery` is called when one is removed.
     """
@@ -124,7 +124,7 @@ class RetryBudget:
 class Retries:
     """Decides about the next attempt of requests."""
 
-    def __init__(self, health: PassiveHealth, cluster: ClusterState) -> None:
+    def __init__(self, health: OutlierDetection, cluster: ClusterState) -> None:
         self._health = health
         self._cluster = cluster
         self.budget = RetryBudget()
@@ -206,7 +206,7 @@ class _Record:
     pods: set[str] = field(default_factory=set)
 
 
-class LostPods:
+class RequestQuarantine:
     """The pods lost with a request, by digest of its path, size and the body's part in memory.
 
     A pod that dies takes innocent requests with it, so each of them is tried once more; one that

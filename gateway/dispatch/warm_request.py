@@ -46,7 +46,7 @@ class RequestCycle(Reservation):
     started_s = sent_s = 0.0
     """By `time.perf_counter`."""
     losses = 0
-    """`LostPods.losses` when it was sent."""
+    """`RequestQuarantine.losses` when it was sent."""
     _counted_bytes = 0
     """Of its body, among those that are held."""
     _due: set[Expiring] | None = None
@@ -193,7 +193,7 @@ class WarmRequest(RequestCycle):
             return False
         if path.shutdown.is_leaving or path.shutdown.is_draining:
             return False
-        if route.models_version != path.state.models_version or path.context.lost_pods.records:
+        if route.models_version != path.state.models_version or path.context.quarantine.records:
             return False
         if route.deadline_s is not None:
             waited_s = self._connection.loop.time() - self.received_s
@@ -285,7 +285,7 @@ class WarmRequest(RequestCycle):
         context = path.context
         context.arrival_counter.count(route.target.model)
         context.retries.budget.earn()
-        self.losses = context.lost_pods.losses
+        self.losses = context.quarantine.losses
         connection = None
         if reservation is not None:
             connection = context.connections.take_idle(reservation.entry.address)
@@ -307,7 +307,7 @@ class WarmRequest(RequestCycle):
     def on_response(self, connection: PodConnection) -> None:
         """Something has come over the connection, or it has ended."""
         is_usual = connection.is_complete and connection.is_usual and self.keep_alive
-        if not is_usual or self._path.context.lost_pods.records:  # the response acquits it
+        if not is_usual or self._path.context.quarantine.records:  # the response acquits it
             self.hand_over()
             return
         try:

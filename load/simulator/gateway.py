@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 
 from gateway.dispatch.pending_placement import PlacementDriver
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.retries import FailedAttempts, LostPods, NotExecuted, PassiveHealth, Retries
+from gateway.dispatch.retries import (
+    FailedAttempts,
+    NotExecuted,
+    OutlierDetection,
+    RequestQuarantine,
+    Retries,
+)
 from gateway.errors import RequestLostPods
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
@@ -100,8 +106,8 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self._sequence = 0
         self._serves_late = queueing.serves_late
         self.placer: Placer[SimulatedRequest] = self._new_placer(queueing)
-        self._retries = Retries(PassiveHealth(events, self.placer.notify_change), self._state)
-        self._lost_pods = LostPods(events.now)
+        self._retries = Retries(OutlierDetection(events, self.placer.notify_change), self._state)
+        self._lost_pods = RequestQuarantine(events.now)
         self._in_flight: dict[str, SimulatedRequest] = {}
         """Placed requests by id."""
         self._applications = applications

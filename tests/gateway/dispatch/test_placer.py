@@ -9,7 +9,7 @@ import pytest
 from gateway.dispatch.admission import MAX_AGE_S
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.placer import POLL_INTERVAL_S, PlanRefused
-from gateway.dispatch.retries import FailedAttempts, NotExecuted, PassiveHealth, Retries
+from gateway.dispatch.retries import FailedAttempts, NotExecuted, OutlierDetection, Retries
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest
 from gateway.routing.routing_policies import ROUTING_POLICIES
@@ -332,7 +332,7 @@ def test_the_error_of_a_timeout_does_not_depend_on_the_clock(elapsed_s: float) -
 def test_a_pod_is_avoided_for_a_while(reason: NotExecuted, for_slots: int, for_s: float) -> None:
     state = cluster(PodSketch("pod-a", "warm", slots=2), key=KEY)
     virtual = VirtualPlacer(state)
-    health = PassiveHealth(virtual.events, virtual.placer.notify_change)
+    health = OutlierDetection(virtual.events, virtual.placer.notify_change)
     failed, pod = FailedAttempts(for_slots=for_slots), state.pods["pod-a"]
     Retries(health, state).record_failure(failed, reason, entry=pod, predict=pod)
     virtual.place(declare(state, routing=QUEUEING))

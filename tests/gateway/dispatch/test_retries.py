@@ -11,9 +11,9 @@ from gateway.dispatch.retries import (
     PAUSE_S,
     TRIAL_S,
     FailedAttempts,
-    LostPods,
     NotExecuted,
-    PassiveHealth,
+    OutlierDetection,
+    RequestQuarantine,
     Retries,
     RetryBudget,
     refusal_to_retry,
@@ -56,7 +56,7 @@ def test_retries_never_exceed_the_initial_tokens_and_the_earned_share(requests: 
     ],
 )
 def test_attempts_end(tokens: float, is_free: bool, attempts: int, error: str) -> None:
-    retries = Retries(PassiveHealth(EventQueue(), lambda: None), ClusterState())
+    retries = Retries(OutlierDetection(EventQueue(), lambda: None), ClusterState())
     retries.budget.tokens = tokens
     failed = FailedAttempts()
     found = None
@@ -98,7 +98,7 @@ def test_a_pod_is_avoided_until_the_last_end_of_its_marks(
     events = EventQueue()
     recovered_s: list[float] = []
     suspected: list[bool] = []
-    health = PassiveHealth(events, lambda: recovered_s.append(events.now_s))
+    health = OutlierDetection(events, lambda: recovered_s.append(events.now_s))
     pod = cluster(PodSketch("pod-a")).pods["pod-a"]
     for at_s, for_s in marks:
         events.at(at_s, partial(health.avoid, pod), for_s)
@@ -117,7 +117,7 @@ class Clock:
 
 def test_a_request_whose_second_attempt_loses_a_pod_too_is_refused_for_the_pause() -> None:
     clock = Clock()
-    lost = LostPods(clock)
+    lost = RequestQuarantine(clock)
     lost.record(PATH, BODY, SIZE, pod="a", begun=lost.losses)
     lost.check(PATH, BODY, SIZE)
     with pytest.raises(RequestLostPods):
@@ -129,7 +129,7 @@ def test_a_request_whose_second_attempt_loses_a_pod_too_is_refused_for_the_pause
     lost.check(PATH, BODY, SIZE)
 
 
-def lose_two_pods_at_once(lost: LostPods) -> None:
+def lose_two_pods_at_once(lost: RequestQuarantine) -> None:
     begun = lost.losses
     lost.record(PATH, BODY, SIZE, pod="a", begun=begun)
     with pytest.raises(RequestLostPods):
@@ -138,7 +138,7 @@ def lose_two_pods_at_once(lost: LostPods) -> None:
 
 def test_after_pods_lost_at_once_one_request_is_tried_and_its_response_acquits() -> None:
     clock = Clock()
-    lost = LostPods(clock)
+    lost = RequestQuarantine(clock)
     lose_two_pods_at_once(lost)
     with pytest.raises(RequestLostPods):
         lost.check(PATH, BODY, SIZE)
@@ -152,7 +152,7 @@ def test_after_pods_lost_at_once_one_request_is_tried_and_its_response_acquits()
 
 def test_a_tried_request_that_loses_its_pod_is_refused_for_the_pause() -> None:
     clock = Clock()
-    lost = LostPods(clock)
+    lost = RequestQuarantine(clock)
     lose_two_pods_at_once(lost)
     clock.now_s = TRIAL_S
     lost.check(PATH, BODY, SIZE)
