@@ -8,6 +8,7 @@ everything first; one that loses the lead stops its workers, in the middle of a 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 
 from controller.api import (
@@ -31,6 +32,10 @@ CHANGES_INTERVAL_S = 1.0
 WORKERS = 16
 RETRY_DELAYS_S = {Changed: 0.2, ClusterUnreachable: 2.0, RegistryUnavailable: 1.0, Denied: 30.0}
 DEFAULT_RETRY_S = 5.0
+FEW_CONFLICTS = 5
+"""Of one key in a row, while the watch is behind. More are of writes that the API server finds
+invalid: they are logged, and their pauses grow."""
+MAX_CONFLICT_PAUSE_S = 30.0
 
 Reconcile = Callable[[ModelName | None], Awaitable[float | None]]
 """Of one object by name, or of all of a kind. Returns the seconds until the next call is due, or
@@ -99,6 +104,8 @@ class Controller:
         self._following = asyncio.Event()
         self._following.set()
         self._failing: set[Key] = set()
+        self._conflicts: Counter[Key] = Counter()
+        """In a row."""
 
     def _on_object_change(self, key: Key) -> None:
         self._queue.add(key)
@@ -145,17 +152,24 @@ class Controller:
         except (KubernetesError, RegistryError) as error:
             return self._record_failure(key, error)
         self._failing.discard(key)
+        self._conflicts.pop(key, None)
         return wait_s
 
     def _record_failure(self, key: Key, error: Exception) -> float:
         """Count a failure, log the first one of a key; returns the delay of the retry, s."""
         FAILURES.labels(cause=type(error).__name__).inc()
-        if key not in self._failing and not isinstance(error, Changed):
+        is_conflict = isinstance(error, Changed)
+        self._conflicts[key] += is_conflict
+        more = self._conflicts[key] - FEW_CONFLICTS
+        if key not in self._failing and (more >= 0 or not is_conflict):
             self._failing.add(key)
             subject = key.kind.value if key.name is None else f"model {key.name}"
             logger.warning("failed; retrying", extra={"what": subject}, exc_info=error)
         delays = (delay for kind, delay in RETRY_DELAYS_S.items() if isinstance(error, kind))
-        return next(delays, DEFAULT_RETRY_S)
+        delay_s = next(delays, DEFAULT_RETRY_S)
+        if is_conflict and more > 0:
+            return min(delay_s * 2 ** min(more, 10), MAX_CONFLICT_PAUSE_S)
+        return delay_s
 
     async def _follow_changes(self) -> None:
         """Queue what changes of registries, or of other objects, make due."""

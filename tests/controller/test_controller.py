@@ -15,7 +15,7 @@ from controller import controller as loop
 from controller import informer as reflector
 from controller import leader_election
 from controller.api import ClusterApi
-from controller.controller import Controller, WorkQueue
+from controller.controller import FEW_CONFLICTS, Controller, WorkQueue
 from controller.graph_reconciler import GraphReconciler
 from controller.informer import Informer
 from controller.leader_election import Leadership
@@ -175,6 +175,28 @@ async def test_a_write_that_failed_is_made_again(stage: Stage, status: int) -> N
     stage.server.fault = fail
     async with replica(stage.url, stage.redis_url):
         await until(stage.is_ready, what="the model is ready")
+
+
+async def test_a_write_that_the_api_server_never_takes_is_made_less_and_less_often(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that finds a status invalid: its answer is that of a conflict."""
+    loop = asyncio.get_running_loop()
+    made_s = list[float]()
+
+    def refuse(request: web.Request) -> int | None:
+        if not request.path.endswith("/status"):
+            return None
+        made_s.append(loop.time())
+        return 422
+
+    stage.server.put(stage.model())
+    stage.server.fault = refuse
+    async with replica(stage.url, stage.redis_url):
+        await until(lambda: len(made_s) == FEW_CONFLICTS + 5, what="ten writes are refused")
+    pauses_s = [later - before for before, later in itertools.pairwise(made_s)]
+    assert sum(pauses_s[-2:]) > sum(pauses_s[:4])
+    assert [each.message for each in caplog.records].count("failed; retrying") == 1
 
 
 async def test_an_event_that_could_not_be_posted_is_posted_later(stage: Stage) -> None:
