@@ -168,7 +168,7 @@ class Controller:
         delays = (delay for kind, delay in RETRY_DELAYS_S.items() if isinstance(error, kind))
         delay_s = next(delays, DEFAULT_RETRY_S)
         if is_conflict and more > 0:
-            return min(delay_s * 2 ** min(more, 10), MAX_CONFLICT_PAUSE_S)
+            return min(delay_s * 2.0 ** min(more, 10), MAX_CONFLICT_PAUSE_S)
         return delay_s
 
     async def _follow_changes(self) -> None:
