@@ -175,6 +175,7 @@ class LoadCoordinator:
         while (cancelled := self._cancelled_load(spec.key)) is not None:
             await asyncio.wait({cancelled.waiting})
         if self.store.holds(spec.key):
+            self.store.keep(spec.key, "unload")
             return
         if not is_withdrawable:
             await asyncio.shield(self.loads.join_preload(spec, max_other_copies).waiting)

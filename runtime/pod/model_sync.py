@@ -156,6 +156,7 @@ class ModelSync:
         declared, now_s = self._watch.state.declared_keys(), time.monotonic()
         for key in self._keys():
             if key in declared:
+                self._store.keep(key, "withdrawn")
                 self._absent_since_s.pop(key, None)
                 continue
             since_s = self._absent_since_s.setdefault(key, now_s)

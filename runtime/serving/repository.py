@@ -244,6 +244,8 @@ class Repository:
                     self.store.retire(key, "unload")
                     await self.store.wait_removed(key)
         except TimeoutError as error:
+            for key in keys:
+                self.store.keep(key, "unload")
             raise ModelInUse(f"{name} is still in use after {UNLOAD_TIMEOUT_S} s") from error
 
     async def _declared_keys(self, segment: str) -> list[str]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from common.sizes import shown_bytes
 from registry.domain.model import name_of_key
 from runtime.errors import ModelTooLarge
 from runtime.tiers.eviction import Candidate, EvictionPolicy, lru
+
+REVOCABLE: Final = ("unload", "withdrawn")
+"""Reasons to remove a model that is only not wanted, and may be wanted again before its end."""
 
 
 @dataclass(eq=False, slots=True)
@@ -305,11 +308,18 @@ class DeviceCache(Generic[R]):
         if entry is None:
             return False
         if entry.users:
-            entry.retire_reason = reason
+            if entry.retire_reason in (None, *REVOCABLE):
+                entry.retire_reason = reason
             return True
         self._remove(entry, reason)
         self.notify_freed()
         return True
+
+    def keep(self, key: str, reason: str) -> None:
+        """Let a model in use stay that was to be removed for a revocable reason."""
+        entry = self.by_key.get(key)
+        if entry is not None and entry.retire_reason == reason and reason in REVOCABLE:
+            entry.retire_reason = None
 
     def _remove_all(self, keys: Sequence[str], reason: str, evicted_for: str) -> None:
         for key in keys:

@@ -14,7 +14,7 @@ from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import ANY_COPIES
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from runtime.errors import DeadlinePassed, LoadCancelled, ModelNotFound
+from runtime.errors import DeadlinePassed, LoadCancelled, ModelInUse, ModelNotFound
 from runtime.protocols.routes import Routes
 from runtime.serving.in_flight import InFlightRequests, StepQueue
 from runtime.serving.repository import ModelCatalog, Repository
@@ -207,6 +207,39 @@ async def test_a_model_that_the_copy_of_the_registry_lacks_yet_can_be_unloaded(
             for call in (repository.unload, repository.is_ready):
                 with pytest.raises(ModelNotFound, match="other is not declared"):
                     await call("other")
+        finally:
+            await registry.close()
+
+
+async def test_an_unload_that_failed_or_is_overtaken_by_a_load_removes_nothing_later(
+    redis: servers.RedisServer,
+    gated_store: GatedStore,
+    large_spec: ModelSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.serving.repository.UNLOAD_TIMEOUT_S", 0.2)
+    gated_store.open.set()
+    name = large_spec.name.path_segment
+
+    async with gated_pod(tmp_path, gated_store) as pod:
+        registry = await Registry.connect(redis.url, "of-used-models")
+        repository = _repository(registry, pod)
+        try:
+            await registry.put_models([large_spec])
+            used = await pod.coordinator.acquire(large_spec)
+            with pytest.raises(ModelInUse):
+                await repository.unload(name)
+            used.release()
+            used = await pod.coordinator.acquire(large_spec)
+            assert used.start == "warm"
+            unloading = asyncio.create_task(repository.unload(name))
+            await until(lambda: used.entry.retire_reason is not None, "it is to be removed")
+            await pod.coordinator.preload(large_spec, ANY_COPIES)
+            used.release()
+            assert pod.loader.store.holds(large_spec.key)
+            with pytest.raises(ModelInUse):
+                await unloading
         finally:
             await registry.close()
 

@@ -72,6 +72,33 @@ def test_retired_model_that_is_used_again_is_removed_after_that(served: ServedMo
     assert not store.holds(served.spec.key)
 
 
+@pytest.mark.parametrize("reason", ["unload", "withdrawn"])
+def test_retired_model_stays_once_it_is_wanted_again(served: ServedModel, reason: str) -> None:
+    """Such as one whose unload was answered as failed, since requests kept using it."""
+    store = ModelStore(1000, lambda *_: None)
+    store.add(entry_of(served))
+    entry = store.acquire(served.spec.key)
+    assert entry is not None
+    store.retire(served.spec.key, reason)
+    store.keep(served.spec.key, "other")
+    assert entry.retire_reason == reason
+    store.keep(served.spec.key, reason)
+    store.end_use(entry)
+    assert not is_stopped(served)
+
+
+def test_a_broken_model_stays_for_no_wish(served: ServedModel) -> None:
+    store = ModelStore(1000, lambda *_: None)
+    store.add(entry_of(served))
+    entry = store.acquire(served.spec.key)
+    assert entry is not None
+    for reason in ("unload", "broken", "unload"):
+        store.retire(served.spec.key, reason)
+    store.keep(served.spec.key, "unload")
+    store.end_use(entry)
+    assert is_stopped(served)
+
+
 def test_store_reports_the_use_of_each_model_since_its_load(served: ServedModel) -> None:
     store = ModelStore(1000, lambda *_: None)
     store.add(entry_of(served))
