@@ -27,7 +27,7 @@ MIB = 1024**2
 
 
 def _rules_text(name: str) -> Callable[[str], str]:
-    """Checks a text of `parse_rules`; raises ValueError."""
+    """Parser of an option of `parse_rules`: checks the text, and returns it unchanged."""
 
     def parse(text: str) -> str:
         parse_rules(**{name: text})
@@ -233,11 +233,10 @@ class RuntimeSettings:
     )
     log_level: str = option("INFO", str, "lowest level that is logged")
 
-    # No flag or variable sets these: what starts the pod in this code base does, or the constant
-    # stays, since no operator could tell a better value.
+    # Without flag or variable: set by the process that starts the pod, or constant.
     placed_model: str = ""
-    """NAMESPACE/NAME of the model that a plan placed on this pod: it is loaded at the start, and
-    no other model's requests come here; empty: all models."""
+    """NAMESPACE/NAME of the model that a plan placed here: loaded at the start, and the only one
+    served; empty: all models."""
     place: str = ""
     """Name of the pod's place in the plan; empty: none."""
     gpu: str = ""
@@ -245,33 +244,31 @@ class RuntimeSettings:
     cores: str = ""
     """Cores of a CPU pod, such as 0,1; empty: all cores of its environment."""
     share: float = 0.0
-    """Part of the accelerator's compute in %: on a GPU by MPS, on a CPU what `cores` are of the
-    accelerator; 0: all of it."""
+    """Part of the accelerator's compute in %: on a GPU by MPS, on a CPU that of `cores`; 0: all."""
     model_dir: str = "/mnt/models"
-    """Folder of the only model: KServe always puts it there."""
+    """Folder of the only model, where KServe mounts it."""
     link_rate: int = 0
     """Bytes per second of all downloads together, for experiments; 0: no limit."""
     log_file: str = ""
-    """Of a pod of the forkserver; empty: standard error."""
+    """Log file of a pod forked by the forkserver; empty: standard error."""
     tensor_store_bytes: int = 256 * MIB
-    """Host memory for outputs of workflows' steps that stay at the pod. Those without room are sent
-    with the response, so that too little costs time alone."""
+    """Host memory for outputs of workflows' steps that stay at the pod; others are sent with the
+    response, which takes longer."""
     kept_device_bytes: int | None = None
-    """Those of them that may be on the device, in what models leave of `memory_bytes`; None: a
-    sixteenth of `memory_bytes` on a GPU (no GPU has run this yet), none on a CPU."""
+    """Limit of such outputs on the device, in memory that models leave free; None: a sixteenth of
+    `memory_bytes` on a GPU (no GPU has run this yet), none on a CPU."""
     lease_ttl: float = 3.0
-    """Life of the lease, which heartbeats renew: a lost pod is known in so many seconds, and two
-    heartbeats may be late."""
+    """Time after the last heartbeat at which a pod counts as lost; two heartbeats may be missed."""
     retire_grace: float = 5.0
-    """Time after the withdrawal of a model until its files are deleted: an object that is replaced
-    is withdrawn for a moment."""
+    """Time from a model's withdrawal to the deletion of its files: replacing an object withdraws
+    it for a moment."""
     engine_load_timeout: float = 300.0
-    """Longest time in which the model server may load a model; one that takes longer hangs."""
+    """Time limit of a load by the model server; beyond it the load counts as hung."""
     generation_max_tokens: int = 4096
     """Longest generated text, whatever a request asks for."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for settings of a model server that do not go together."""
+        """Raises ValueError for contradictory settings of a model server."""
         if problems := server_problems(
             url=self.engine_url,
             command=self.engine_command,
@@ -282,12 +279,12 @@ class RuntimeSettings:
 
     @property
     def heartbeat_s(self) -> float:
-        """Two may be lost; and measurements are sent every second, whatever the lease."""
+        """Interval of heartbeats: a third of the lease, at most 1 s, as they carry measurements."""
         return min(1.0, self.lease_ttl / 3)
 
     @property
     def has_server(self) -> bool:
-        """Whether a model server beside the pod runs its models."""
+        """True if a model server beside the pod runs its models."""
         return bool(self.engine_url or self.engine_command)
 
     @property
@@ -301,7 +298,7 @@ class RuntimeSettings:
 
     @property
     def rules(self) -> TenantRules:
-        """What namespaces may use; raises ValueError."""
+        """Namespaces, storage prefixes and quotas; raises ValueError."""
         return parse_rules(
             namespaces=self.namespaces, prefixes=self.storage_prefixes, quotas=self.quotas
         )

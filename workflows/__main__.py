@@ -22,7 +22,7 @@ from workflows.scheduler import Scheduler
 from workflows.settings import SchedulerSettings, tls_problems
 
 KEEP_ALIVE_S: Final = 65
-"""Longer than a gateway keeps an idle connection: one that this closes may lose a request."""
+"""Longer than gateways keep idle connections: else a request may meet a closing one."""
 
 
 async def serve(settings: SchedulerSettings) -> None:
@@ -67,7 +67,7 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
 
 
 class _Stopped(Exception):
-    """Ends all tasks: what the server was asked to stop for."""
+    """Raised after a stop signal to cancel the group's other tasks."""
 
 
 def main() -> None:

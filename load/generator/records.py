@@ -1,7 +1,7 @@
 """Records of a run: an Arrow stream per worker while it runs, one Parquet file afterwards.
 
-A stream is readable up to its last complete batch, even if its writer was killed. The file of a run
-is claimed before: what it may replace, and a lock against other runs.
+A stream is readable up to its last complete batch, even if its writer was killed. Before a run
+its output is claimed: checked against what it would replace, and locked against other runs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PILOTLIGHT_HEADERS: Final = {
 
 @dataclass(slots=True)
 class RequestResult:
-    """Filled in while a request runs. Times in seconds since the run's start, None if not reached.
+    """The result of one request, filled in meanwhile. Times in seconds since the run's start.
 
     The fields from `policy` on are filled in only for Pilotlight's servers.
     """
@@ -67,13 +67,13 @@ class RequestResult:
     start: str | None = None
     stages_ms: dict[str, float] = field(default_factory=dict)
     variant: str | None = None
-    """That served a request to an application."""
+    """The variant that served a request to an application."""
     expected_utility: float | None = None
     label: int | None = None
-    """The right answer, where it is known."""
+    """The right class; None: unknown."""
     prediction: int | None = None
     deadline_s: float | None = None
-    """Of the application, where the trace has none."""
+    """Deadline of the application, which counts if the trace has none."""
     utility: float | None = None
     """Achieved: 1 less the penalty of lateness for a right answer, else 0."""
 
@@ -92,7 +92,7 @@ class RequestResult:
 
 
 def reported_stages_ms(server_timing: str) -> dict[str, float]:
-    """Milliseconds by stage, of the stages of Pilotlight."""
+    """Milliseconds of each of Pilotlight's stages in a `server-timing` header."""
     reported = parse_server_timing(server_timing)
     return {name: reported[name] for name in STAGES if name in reported}
 
@@ -121,7 +121,7 @@ def stream_error(tail: bytes) -> str | None:
 
 
 def streamed_tokens(tail: bytes) -> int | None:
-    """Tokens generated, as the last events of a stream report its `usage`; None: they do not."""
+    """Generated tokens by the `usage` at the end of a stream; None: not reported."""
     for line in reversed(tail.split(b"\n")):
         if not line.startswith(b"data:"):
             continue
@@ -234,7 +234,7 @@ def write_metadata(parts: Path, metadata: Mapping[str, Any]) -> None:
 def merge_parts(parts: Path, output: Path, metadata: Mapping[str, Any]) -> None:
     """Write the Parquet file in bounded memory, then remove the parts.
 
-    Raises RunFailed and then keeps the parts.
+    Raises RunFailed; the parts are then kept.
     """
     own = schema_of(parts)
     schema = own.with_metadata({METADATA_KEY: json.dumps(dict(metadata))})
@@ -277,7 +277,7 @@ def _table(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
 
 
 _LOCK: Final = "lock"
-"""In the folder of the parts; the kernel releases it when the run ends in any way."""
+"""Lock file in the folder of the parts; the kernel releases the lock when the process ends."""
 
 
 @contextmanager
@@ -295,7 +295,7 @@ def claimed_output(output: Path, *, overwrite: bool, inputs: Sequence[str] = ())
             parts.mkdir(parents=True, exist_ok=True)
             _lock(stack.enter_context((parts / _LOCK).open("a")), output)
             if existed and not overwrite:
-                raise _exists(f"{parts}, of an interrupted run")
+                raise _already_exists(f"{parts}, of an interrupted run")
             for old in parts.iterdir():
                 if old.name != _LOCK:
                     old.unlink()
@@ -316,10 +316,10 @@ def require_replaceable(
     if output.exists() and any(os.path.samefile(output, each) for each in inputs):
         raise GeneratorError(f"{flag}: {output} is a file of the trace; name another")
     if output.exists() and not overwrite:
-        raise _exists(str(output), flag)
+        raise _already_exists(str(output), flag)
 
 
-def _exists(path: str, flag: str = "--output") -> GeneratorError:
+def _already_exists(path: str, flag: str = "--output") -> GeneratorError:
     return GeneratorError(f"{flag}: there is {path} already; name another, or --overwrite")
 
 

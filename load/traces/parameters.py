@@ -1,4 +1,7 @@
-"""Typed parameters of the stages of a trace specification; all mistakes are reported together."""
+"""Parameters of trace specifications, and draws shared by sources: seeds, popularity, arrivals.
+
+All mistakes of the parameters are reported together.
+"""
 
 import zlib
 from collections.abc import Iterator, Mapping
@@ -124,7 +127,7 @@ class RequestParameters(FileParameters):
     """A row per request."""
 
     window: DurationS | None = None
-    """By how much a row may be earlier than a row above it; None: the format's default."""
+    """Seconds by which a row may precede a row above it; None: the format's default."""
 
 
 class TenantParameters(RequestParameters):
@@ -169,7 +172,7 @@ P = TypeVar("P", bound=Parameters)
 def validated(
     kind: type[P], given: Mapping[str, str], *, stage: str, problems: list[str]
 ) -> P | None:
-    """The parameters; None if they have mistakes, all of which are added to `problems`."""
+    """The parameters of a stage; None if invalid, with all mistakes added to `problems`."""
     try:
         return kind.model_validate(dict(given))
     except ValidationError as error:
@@ -195,7 +198,7 @@ def _problem(kind: type[Parameters], item: Mapping[str, Any], stage: str) -> str
 
 
 def _as_written(value: object) -> str:
-    """An invalid input as the user wrote it; for a check of several parameters, all of them."""
+    """An invalid input as the user wrote it; all parameters if the check is of several."""
     if isinstance(value, dict):
         named = [f"{key}={text}" for key, text in value.items() if key != "value"]
         return repr(",".join([*([value["value"]] if "value" in value else []), *named]))
@@ -273,6 +276,7 @@ _MIN_CV: Final = 1e-6
 
 
 def bin_counts(start_s: ArrayLike, model: ArrayLike, count: NDArray[np.int64]) -> BinCounts:
+    """One row per bin and model from three columns."""
     rows = np.empty(len(count), BIN_COUNT)
     rows["start_s"], rows["model"], rows["count"] = start_s, model, count
     return rows
@@ -317,7 +321,7 @@ def expand(
 def _gamma_shares(
     count: NDArray[np.int64], cv: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """The place of each arrival in its bin, from 0 to 1; row of counts after row of counts."""
+    """The position of each arrival in its bin, in [0, 1], in the order of `count`."""
     gaps_of = count + 1
     gaps = unit_gaps(int(gaps_of.sum()), cv, rng)
     first = np.cumsum(gaps_of) - gaps_of

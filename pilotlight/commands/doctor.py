@@ -1,4 +1,4 @@
-"""`doctor`: what would not work on a cluster, or on this machine, and the way out."""
+"""`doctor`: finds what would not work on a cluster or on this machine, and how to mend it."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
 """The demo's tables, JSON document and page: measured figures beside those of the thesis.
 
-The page shows pictures of the console, by a Chromium of this machine, without a window.
+The page shows screenshots of the console, taken by an installed Chromium in headless mode.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class DemoReport:
     wins: Sequence[WinRun]
     expectations: Sequence[Expectation]
     pictures: "Sequence[Page]" = ()
-    """Pages of the console that pictures were taken of."""
+    """Console pages with a screenshot."""
 
 
 def print_invocations(output: Output, invocations: Sequence[Invocation]) -> None:
@@ -204,12 +204,12 @@ def as_document(report: DemoReport) -> dict[str, Any]:
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _TIMEOUT_S: Final = 30.0
 _DRAWING_MS: Final = 3000
-"""From the page's load to its picture: events and charts come meanwhile."""
+"""Time between page load and screenshot, in which events and charts arrive."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page to take a picture of."""
+    """A console page to take a screenshot of; `height` in pixels."""
 
     name: str
     path: str
@@ -218,14 +218,14 @@ class Page:
 
 
 def find_browser() -> str | None:
-    """The first installed one."""
+    """Path of the first installed browser of `BROWSERS`."""
     return next((found for each in BROWSERS if (found := shutil.which(each))), None)
 
 
 async def take_pictures(
     gateway_url: str, pages: Sequence[Page], folder: Path, browser: str
 ) -> list[Page]:
-    """Write `folder/NAME.png` for each page; those that were taken."""
+    """Write `folder/NAME.png` for each page; returns the pages for which that worked."""
     taken = []
     for page in pages:
         file = folder / f"{page.name}.png"
@@ -241,7 +241,7 @@ async def _take(browser: str, url: str, file: Path, *, height: int) -> bool:
             "--headless=new",
             "--disable-gpu",
             "--hide-scrollbars",
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # it refuses root otherwise
+            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root needs it
             f"--user-data-dir={profile}",
             f"--window-size=1280,{height}",
             f"--timeout={_DRAWING_MS}",
@@ -260,13 +260,13 @@ async def _take(browser: str, url: str, file: Path, *, height: int) -> bool:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)  # its helpers too
+                    os.killpg(process.pid, 9)  # with its child processes
                 await process.wait()
     return process.returncode == 0 and file.exists()  # noqa: ASYNC240 - once
 
 
 def write_report_page(report: DemoReport, pictures: Sequence[Page], folder: Path) -> Path:
-    """Write `folder/index.html`, which shows the pictures beside it."""
+    """Write `folder/index.html`, which shows the screenshots in the same folder."""
     environment = Environment(
         loader=PackageLoader("pilotlight.demo"), autoescape=True, trim_blocks=True
     )

@@ -52,11 +52,11 @@ from registry.domain.records import PlacedPod
 
 _LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 180.0
-"""A process that ends is reported at once; importing torch takes a minute on a busy machine."""
+"""For one process to become ready; importing torch takes a minute on a busy machine."""
 
 
 class Platform:
-    """A running platform between `__aenter__` and `__aexit__`."""
+    """Runs from `__aenter__` to `__aexit__`. `on_progress` gets (steps done, steps, text)."""
 
     def __init__(
         self, settings: PlatformSettings, on_progress: Callable[[int, int, str], None] | None = None
@@ -103,7 +103,7 @@ class Platform:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.enter_context(self.settings.state_dir.lock())
-            await stack.enter_async_context(self._exit_stack)  # what `_start` leaves to be removed
+            await stack.enter_async_context(self._exit_stack)  # resources of `_start`
             await self._group.__aenter__()
             # As a callback, the group does not wrap the error of a failed start in a group.
             stack.push_async_callback(self._group.__aexit__, None, None, None)
@@ -191,7 +191,7 @@ class Platform:
         return process
 
     async def _start_mps(self, env: dict[str, str]) -> dict[str, str]:
-        """The variables by which pods find the daemon."""
+        """Start the MPS daemon; returns the environment variables by which pods find it."""
         logs = self.settings.state_dir.logs
         found = mps_environment(self._exit_stack.enter_context(socket_folder()), logs)
         env = {**env, **found}
@@ -270,7 +270,7 @@ class Platform:
         return pod is not None and pod.phase is PodPhase.READY
 
     async def restart_pods(self, pod: Mapping[str, Any]) -> None:
-        """Replace all pods by pods with other settings, without any model in memory or on disk."""
+        """Replace all pods by pods with these settings, with empty memory and disk caches."""
         if self._pods is None:
             raise StartFailed("the platform is not started")
         await self._pods.stop_pods(grace_s=self.settings.stop_grace_s)

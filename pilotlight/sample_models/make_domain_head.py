@@ -1,4 +1,4 @@
-"""Trains a classifier of domains on sentence embeddings, and exports it.
+"""Trains a classifier of sentences by domain on their embeddings, and exports it.
 
     python -m pilotlight.sample_models.make_domain_head EMBEDDING_MODEL DIR
 
@@ -58,7 +58,7 @@ _STEPS: Final = 300
 
 
 class DomainHead(nn.Module):
-    """Class scores and the best class of each row."""
+    """Linear classifier: scores of all classes and the best class of each row."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What a pod reports to the registry: its identity at the start, measurements per heartbeat.
+"""What pods report to the registry: registration, heartbeats, and profiles of models.
 
-Its slots are the requests that it serves at once. A batch contains only requests that are in a
-slot, so one slot means batches of one.
+A pod's slots bound the requests that it serves at once. A batch contains only requests in a slot,
+so one slot means batches of one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """What the driver says of a GPU; of all its processes together. None: it does not say."""
+    """The driver's readings of a GPU, over all processes. None: not reported."""
 
     busy_pct: float | None = None
     """Part of the last sample period in which a kernel ran."""
@@ -38,7 +38,7 @@ class GpuReading:
 
 
 class AcceleratorKind(NamedTuple):
-    """Product and share: pods of one kind need the same time for the same work."""
+    """Product and share of an accelerator: pods of one kind take equally long for equal work."""
 
     product: str = ""
     """Empty: not reported, by a pod of an older version."""
@@ -83,10 +83,9 @@ class ProfilePoint:
     memory_bytes: int | None = None
     """In addition to the weights; None where it was not measured."""
     throughput_rps: float | None = None
-    """As measured; placement takes it instead of rows / latency. This and the following: None
-    where not measured."""
+    """Placement uses it instead of rows / latency. This and the following: None if not measured."""
     reserved_pct: float | None = None
-    """Reserved memory with the weights, of that of the accelerator."""
+    """Reserved memory including the weights, in % of the accelerator's."""
     occupancy_pct: float | None = None
     """Highest achieved occupancy (Elvinger 2024, equation 5.3)."""
     mean_occupancy_pct: float | None = None
@@ -102,7 +101,7 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShareFactor:
-    """Measured: how many times as long a batch takes with a share of the accelerator."""
+    """Measured slowdown of a batch of `rows` with a share of the accelerator."""
 
     share_pct: float
     rows: int
@@ -111,7 +110,7 @@ class ShareFactor:
 
 @dataclass(frozen=True, slots=True, order=True)
 class PairFactor:
-    """Measured: how many times as long batches take while a neighbour computes beside them."""
+    """Measured slowdown of batches while a neighbour computes on the same accelerator."""
 
     neighbour: str
     """`namespace/name`."""
@@ -155,27 +154,27 @@ def best_rows(points: Sequence[ProfilePoint]) -> int:
 
 
 def busy_pct(point: ProfilePoint) -> float:
-    """Busy multiprocessors or cores; all of them where not measured."""
+    """Busy multiprocessors or cores, in %; 100 if not measured."""
     return 100.0 if point.sm_utilization_pct is None else point.sm_utilization_pct
 
 
 def mean_busy_pct(points: Sequence[ProfilePoint]) -> float:
-    """Over batch sizes."""
+    """Mean of `busy_pct` over batch sizes; 100 without points."""
     return fmean(map(busy_pct, points)) if points else 100.0
 
 
 LEASE_TTL_S: Final = 3.0
 HEARTBEAT_S: Final = 1.0
 CPU_SLOTS: Final = 8
-"""Of a pod on a CPU without profiles; with profiles at most so many per core.
+"""Slots of a CPU pod without profiles; with profiles, the limit of slots per core.
 
 Two CPU pods embed 3 to 4 times as many sentences per second with 8 slots as with 1
 (`docs/runtime.md`, Slots)."""
 GPU_SLOTS: Final = 64
-"""One batch of 64, the largest that live measurements try: fewer slots would keep them from it. No
-GPU has measured it."""
+"""Slots of a GPU pod without profiles: one batch of 64, the largest that live measurements try. Not
+measured on a GPU."""
 MAX_SLOTS: Final = 128
-"""Two batches of 64, the largest batch by live measurements."""
+"""Limit of all default slots: two batches of 64."""
 
 
 class PodPhase(StrEnum):
@@ -224,21 +223,19 @@ class PodInfo:
     share: float = 1.0
     """Part of the accelerator's compute that the pod may use: by MPS, or of a GPU by MIG."""
     placed_model: str = ""
-    """`namespace/name` of the only model that requests come here for, since a plan placed it on
-    this pod; empty: any model."""
+    """`namespace/name` of the only model that this pod serves, by a placement plan; empty: any."""
     place: str = ""
-    """Name of the place of the plan that the pod has; empty: none."""
+    """Name of the placement plan's place that the pod holds; empty: none."""
     takes_places: str = ""
-    """Accelerator whose open places the pod takes; empty: it takes none."""
+    """Accelerator whose open places in the plan the pod takes; empty: none."""
     max_share: float = 1.0
-    """Of a pod that takes places: the largest share that it can have."""
+    """Of a pod that takes places: the largest share that it can get, in (0, 1]."""
     has_server: bool = False
-    """Whether a model server beside it runs its models, also of formats without an engine here."""
+    """True if a model server beside the pod runs its models, of any format that it reads."""
     shared_memory: str = ""
-    """Pods with the same one map each other's large outputs (`registry.domain.estimates`); empty:
-    the pod shares no memory."""
+    """Pods with the same value map each other's large outputs; empty: none shared."""
     uid: str = ""
-    """Of its Kubernetes object, unique among all namespaces; empty outside of clusters."""
+    """UID of its Kubernetes object; empty outside of clusters."""
 
     @property
     def kind(self) -> AcceleratorKind:
@@ -252,8 +249,8 @@ class Samples:
     `measure` is a `Stage` value (`preprocess`, `infer`, `postprocess`, `network`), or
     `load:<tier>`: a load that started from that tier; `share`: the part of its batch's time
     proportional to a request's items; `assets`: fetching what an entry pod needs to forward
-    requests to a model. `output-bytes`: sizes in bytes, in place of seconds. With the key
-    `transfers.TRANSFERS` a `transfers.transfer_measure`.
+    requests to a model. `output-bytes`: sizes in bytes, in place of seconds. Samples of transfers
+    have the key `TRANSFERS` (`registry.domain.estimates`).
     """
 
     key: str
@@ -282,23 +279,23 @@ class PodReport:
     loads_total: int = 0
     """Loads completed since the pod started."""
     idle_byte_s: float = 0.0
-    """Since the pod started: bytes of models on the device times the seconds without a request."""
+    """Since the pod started: bytes of models on the device x their seconds without a request."""
     copies: Mapping[str, CopyReport] = field(default_factory=dict)
     """Use of the models on the device, by key."""
     gpu: GpuReading | None = None
-    """None: the pod has no GPU, or its driver cannot be asked."""
+    """None: the pod has no GPU, or its driver cannot be read."""
 
 
 def placed_slots(slots: int, batch_size: int) -> int:
-    """Slots of a pod with one model: as set (0: the default), and for two of its batches."""
+    """Slots of a pod with one model: `slots` (0: the default), at least for two of its batches."""
     return min(max(slots or CPU_SLOTS, 2 * batch_size), MAX_SLOTS)
 
 
 def default_slots(device: str = "cpu", profiles: Iterable[Profile] = (), *, cores: int = 1) -> int:
     """Slots for two of the best batches: one runs on the device, the other is preprocessed.
 
-    Never fewer than without profiles, since other models may not have one. On a CPU never more than
-    its cores can work on, since the slots are for all models, also those with small best batches.
+    Never fewer than without profiles, since other models may not have one. On a CPU at most
+    `CPU_SLOTS` per core, since models with small batches use the slots too.
 
     Args:
         device: torch's name of the pod's device.

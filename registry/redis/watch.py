@@ -29,12 +29,13 @@ from registry.redis.transactions import REPLY_TIMEOUT_S, AppliedChanges, Transac
 logger = logging.getLogger(__name__)
 
 KEPT_MS: Final = 10_000
-_PAUSE: Final = Backoff(initial_s=0.2, max_s=1.6)
-"""Between two questions; with a random factor, so that clients that came at once do not ask so."""
-_NEXT_AFTER_MS: Final = 500
-"""From a stored snapshot until another client may take a newer one."""
-_LEVEL: Final = 1
-_DIGITS: Final = 20
+"""Life of the stored snapshot."""
+_RETRY: Final = Backoff(initial_s=0.2, max_s=1.6)
+"""Between two requests for the stored snapshot; times a random factor, to spread clients."""
+_MIN_INTERVAL_MS: Final = 500
+"""Time after a stored snapshot until another client may store a newer one."""
+_COMPRESSION_LEVEL: Final = 1
+_VERSION_DIGITS: Final = 20
 _KEY: Final = "snapshot"
 
 
@@ -58,7 +59,7 @@ async def take_shared_snapshot(transactions: Transactions) -> tuple[ChannelVersi
             return await _take_and_store(transactions)
         elif answer == "alone":
             return await transactions.snapshot()
-        await asyncio.sleep(_PAUSE.pause_s(attempt) * random.uniform(0.5, 1.5))
+        await asyncio.sleep(_RETRY.pause_s(attempt) * random.uniform(0.5, 1.5))
     raise AssertionError("unreachable: the count does not end")
 
 
@@ -67,7 +68,9 @@ async def _take_and_store(transactions: Transactions) -> tuple[ChannelVersions, 
     packed = await asyncio.to_thread(_pack, versions.news, snapshot)
     try:
         await transactions.command("SET", transactions.prefix + _KEY, packed, "PX", str(KEPT_MS))
-        await transactions.command("PEXPIRE", transactions.prefix + "sharing", str(_NEXT_AFTER_MS))
+        await transactions.command(
+            "PEXPIRE", transactions.prefix + "sharing", str(_MIN_INTERVAL_MS)
+        )
     except RegistryUnavailable as error:
         logger.info("snapshot not stored for other pods", extra={"cause": error})
     return taken
@@ -78,24 +81,28 @@ async def _read(
 ) -> tuple[ChannelVersions, Snapshot] | None:
     """The stored snapshot; None if it expired meanwhile, or was replaced by an older one."""
     packed = await transactions.command("GET", transactions.prefix + _KEY)
-    if packed is None or int(packed[:_DIGITS]) < at_least:
+    if packed is None or int(packed[:_VERSION_DIGITS]) < at_least:
         return None
-    return ChannelVersions(0, int(packed[:_DIGITS])), await asyncio.to_thread(_unpack, packed)
+    return ChannelVersions(0, int(packed[:_VERSION_DIGITS])), await asyncio.to_thread(
+        _unpack, packed
+    )
 
 
 def _pack(version: int, snapshot: Snapshot) -> bytes:
     """The version in digits, which the script reads, and the snapshot as compressed JSON."""
-    return b"%0*d" % (_DIGITS, version) + zlib.compress(orjson.dumps(list(snapshot)), _LEVEL)
+    return b"%0*d" % (_VERSION_DIGITS, version) + zlib.compress(
+        orjson.dumps(list(snapshot)), _COMPRESSION_LEVEL
+    )
 
 
 def _unpack(packed: bytes) -> Snapshot:
-    parts = orjson.loads(zlib.decompress(packed[_DIGITS:]))
+    parts = orjson.loads(zlib.decompress(packed[_VERSION_DIGITS:]))
     return Snapshot(*parts[: len(Snapshot._fields)])
 
 
 SYNC_INTERVAL_S: Final = 1.0
 RECONNECT: Final = Backoff(initial_s=0.2, max_s=2.0)
-"""Between two attempts to connect; with a random factor, so that pods do not come all at once."""
+"""Between two attempts to connect; times a random factor, to spread pods."""
 
 
 class ClusterWatch:
@@ -128,8 +135,6 @@ class ClusterWatch:
         registry.transactions.on_applied = self._on_reply
         registry.transactions.on_lost = self._needs_snapshot.set
 
-    # For readers
-
     def age_s(self) -> float:
         """Seconds since the copy was last known to be complete; infinite before the first time."""
         if self._confirmed_at_s is None:
@@ -137,10 +142,7 @@ class ClusterWatch:
         return time.monotonic() - self._confirmed_at_s
 
     def registry_now_s(self) -> float:
-        """The registry's clock, estimated from the latest message or reply.
-
-        Between them by the time that has passed, so that this machine's clock may be set.
-        """
+        """The registry's clock, by its latest message and the monotonic time since then."""
         return time.monotonic() + self._clock_offset_s
 
     def subscribe(self, callback: Callable[[], None]) -> None:
@@ -168,8 +170,6 @@ class ClusterWatch:
                 self.state.models[name] = record
         return record
 
-    # The task
-
     async def run(self) -> None:
         """Keep the copy up to date until cancelled; reconnects after outages."""
         failures = 0
@@ -192,7 +192,7 @@ class ClusterWatch:
         connection = await RedisConnection.open(address, on_message=self._on_message)
         try:
             channel = self.registry.transactions.prefix + self._channel
-            await _ask(connection, "SUBSCRIBE", channel)
+            await _call(connection, "SUBSCRIBE", channel)
             await self._take_snapshot()
             self.is_connected = True
             while connection.is_open:
@@ -216,7 +216,7 @@ class ClusterWatch:
             if version < before:
                 return True
             if before == self._pushed_version < version:
-                await _ask(connection, "PING")  # its reply comes after what was pushed
+                await _call(connection, "PING")  # its reply comes after what was pushed
                 return version > self._pushed_version
             self._confirmed_at_s = time.monotonic()
             return False
@@ -246,8 +246,6 @@ class ClusterWatch:
         if self._channel == "changes":
             return await transactions.snapshot()
         return await take_shared_snapshot(transactions)
-
-    # Incoming changes
 
     def _on_message(self, payload: bytes) -> None:
         if self._buffered_messages is not None:
@@ -298,12 +296,12 @@ class ClusterWatch:
         for callback in self._callbacks:
             try:
                 callback()
-            except Exception:  # else the operations of a batch would be waited for without end
+            except Exception:  # an error here would leave callers of the batch waiting forever
                 logger.exception("a reader of the copy failed")
 
 
-async def _ask(connection: RedisConnection, *command: str) -> None:
-    """Have Redis reply over the connection for pushes. Raises RegistryUnavailable."""
+async def _call(connection: RedisConnection, *command: str) -> None:
+    """Send a command on the subscribed connection. Raises RegistryUnavailable."""
     try:
         async with asyncio.timeout(REPLY_TIMEOUT_S):
             await connection.call(*command)

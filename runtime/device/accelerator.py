@@ -1,4 +1,7 @@
-"""The accelerator of this pod: its memory, the share that MPS and MIG leave, and what NVML says."""
+"""The accelerator of this pod: its memory, the pod's share by MPS and MIG, and NVML's readings.
+
+NVML asks the driver without CUDA, so it works for a GPU that CUDA can no longer use.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,9 @@ def memory_budget(
 ) -> int:
     """Bytes for models: as configured, but at most the pod's share of a GPU's memory.
 
-    Without a configured budget the rest of the share is left to the context, to libraries and to
-    inference itself. MIG divides the memory itself. A CPU pod keeps its budget: the kernel reclaims
-    what it maps.
+    The default leaves a part of the share to the CUDA context, libraries and inference. A MIG
+    instance's memory is a share already. A CPU pod's budget has no upper limit, since the kernel
+    reclaims mapped files.
     """
     if not accelerator.uuid:
         return configured_bytes or CPU_BUDGET_BYTES
@@ -109,7 +112,7 @@ def _cpu_cores() -> int:
 
 
 class PeakMemory:
-    """Measures from its construction to `used_bytes`."""
+    """Peak memory between construction and `used_bytes`."""
 
     def __init__(self, device: str) -> None:
         self._is_known = True
@@ -163,8 +166,6 @@ def _status_bytes(name: str) -> int:
     return int(found.group(1)) * 1024 if found else 0
 
 
-# NVML asks the driver beside CUDA, so it answers for a GPU that CUDA can no longer use.
-
 logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
@@ -179,18 +180,18 @@ FATAL_XIDS: Final = {
     120: "its system processor failed",
     140: "an unrecovered error of its memory",
 }
-"""Errors after which no process can use the GPU until it is reset. Others, such as 13 and 31, are
-of one process, which CUDA tells. Source: NVIDIA, "Xid errors"."""
+"""Errors after which no process can use the GPU until it is reset. Others, such as 13 and 31,
+concern one process, to which CUDA reports them. Source: NVIDIA, "Xid errors"."""
 _MAX_EVENTS: Final = 64
-"""Read at once; the driver keeps the others."""
+"""Limit per reading; the driver keeps the others."""
 
 
 class GpuLost(Exception):
-    """The GPU can be used by no process until it is reset."""
+    """No process can use the GPU until it is reset."""
 
 
 class GpuSensors:
-    """One GPU. `library` is `cuda.bindings.nvml`. Methods block; for one thread at a time."""
+    """Reads one GPU by `library`, `cuda.bindings.nvml`. Methods block; one thread at a time."""
 
     def __init__(self, accelerator: Accelerator, library: Any) -> None:
         """Raises the library's errors."""
@@ -206,13 +207,15 @@ class GpuSensors:
             raise
 
     def read(self) -> GpuReading:
-        """The state of now; raises GpuLost."""
+        """The current readings; raises GpuLost."""
         library, handle = self._library, self._handle
         self._read_events()
-        busy = self._ask(lambda: float(library.device_get_utilization_rates(handle).gpu))
-        used = self._ask(lambda: int(library.device_get_memory_info_v2(handle).used))
+        busy = self._read_value(lambda: float(library.device_get_utilization_rates(handle).gpu))
+        used = self._read_value(lambda: int(library.device_get_memory_info_v2(handle).used))
         sensor = library.TemperatureSensors.GPU
-        temperature = self._ask(lambda: float(library.device_get_temperature_v(handle, sensor)))
+        temperature = self._read_value(
+            lambda: float(library.device_get_temperature_v(handle, sensor))
+        )
         return GpuReading(busy, used, temperature, self._xid)
 
     def close(self) -> None:
@@ -221,7 +224,7 @@ class GpuSensors:
         self._library.shutdown()
 
     def _open_events(self) -> Any:
-        """A set that gets the GPU's errors; None where the driver does not tell them."""
+        """An event set for the GPU's errors; None if the driver does not report them."""
         library = self._library
         events = library.event_set_create()
         try:
@@ -250,8 +253,8 @@ class GpuSensors:
             if self._xid in FATAL_XIDS:
                 raise GpuLost(f"GPU {self.name}: {FATAL_XIDS[self._xid]} (XID {self._xid})")
 
-    def _ask(self, read: Callable[[], Value]) -> Value | None:
-        """A value, None where the driver has none; raises GpuLost."""
+    def _read_value(self, read: Callable[[], Value]) -> Value | None:
+        """A reading, None if the driver has none; raises GpuLost."""
         try:
             return read()
         except self._library.NvmlError as error:
@@ -276,7 +279,7 @@ def open_sensors(accelerator: Accelerator) -> GpuSensors | None:
 
 
 class GpuWatch:
-    """Does nothing on a CPU, and where NVML cannot be used."""
+    """Publishes a GPU's readings periodically; does nothing on a CPU or without NVML."""
 
     def __init__(
         self,
@@ -288,7 +291,7 @@ class GpuWatch:
     ) -> None:
         """`on_lost` is called once, with an error that names the GPU."""
         self.reading: GpuReading | None = None
-        """The last one."""
+        """The latest reading."""
         self._accelerator = accelerator
         self._on_lost = on_lost
         self._interval_s = interval_s
@@ -304,7 +307,7 @@ class GpuWatch:
             if sensors is not None:
                 await self._read(sensors, thread)
         finally:
-            thread.shutdown(wait=False)  # the driver may not answer
+            thread.shutdown(wait=False)  # the driver may hang
 
     async def _read(self, sensors: GpuSensors, thread: ThreadPoolExecutor) -> None:
         try:

@@ -23,17 +23,17 @@ MIN_SAMPLES: Final = 3
 INITIAL_MAX_ROWS: Final = 8
 """Largest batch of a model without measurements."""
 MAX_ROWS: Final = 64
-"""Largest batch tried in service, but for short ones; a stored profile may contain larger ones."""
+"""Largest batch tried in service, unless batches are short; profiles may have larger ones."""
 SHORT_BATCH_S: Final = 0.002
-"""While the largest batch takes less, twice as many rows are tried beyond `MAX_ROWS`: each batch
-costs the pod about 0.1 ms more than its inference, and it delays others by no more than this."""
+"""While the largest batch takes less, twice as many rows are tried even beyond `MAX_ROWS`: a batch
+costs the pod about 0.1 ms beside its inference, and short ones delay others little."""
 MAX_SIZES: Final = 64
-"""Batch sizes of a model with live times; of more, the least recently observed is forgotten."""
+"""Limit of batch sizes with live times per model; the least recently observed is forgotten."""
 LIMITED_BY_MEMORY: Final = "memory"
 MIN_FULL_BATCHES: Final = 64
-"""Batches of the largest size that fits into memory after which twice as many rows are tried: other
-models may have left. Each failure doubles it, up to `MAX_FULL_BATCHES`; it costs one batch that is
-run again in parts."""
+"""Batches at the memory limit after which twice as many rows are tried, since other models may have
+been unloaded. Each failure, which costs one batch run again in parts, doubles it up to
+`MAX_FULL_BATCHES`."""
 MAX_FULL_BATCHES: Final = 4096
 
 
@@ -49,7 +49,7 @@ class _ModelTimes:
     limited_by: str = ""
     max_rows_in_memory: int | None = None
     full_batches: int = 0
-    """Of this size, since the limit was set."""
+    """Batches at the memory limit since it was set."""
     full_batches_to_grow: int = MIN_FULL_BATCHES
     is_updated: bool = False
 
@@ -187,7 +187,7 @@ def _update_points(times: _ModelTimes) -> None:
 
 
 def _update_point(times: _ModelTimes, rows: int) -> None:
-    """As `_update_points`, after a batch of this size: every batch pays for it."""
+    """As `_update_points`, for one size only, since it runs after every batch."""
     points, point = times.points, _live_point(times, rows)
     at = bisect_left(points, rows, key=lambda each: each.rows)
     after = at + 1 if at < len(points) and points[at].rows == rows else at

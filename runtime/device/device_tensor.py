@@ -1,11 +1,8 @@
-"""Tensors that are still on the device: they become numpy only where somebody asks for that.
+"""Tensors on the device, copied to numpy only when read, and the memory of those that are kept.
 
-Networks run on the device's default stream, and so do `data` and all work of the device's thread.
-Other threads read with a stream of their own, which does not wait for the inference that runs: so
-a tensor leaves the device's thread only once the work that made it has ended (`wait_for`).
-
-`KeptMemory` counts the memory of steps' outputs that stay there: what models leave of the budget,
-up to a limit. Models have precedence: a load that needs the memory has outputs copied to the host.
+Networks, `data` and all work of the device's thread use the device's default stream. Other threads
+read on a stream of their own, which does not wait for a running inference: so a tensor leaves the
+device's thread only once the work that made it has ended (`wait_for`).
 """
 
 from __future__ import annotations
@@ -34,18 +31,18 @@ if TYPE_CHECKING:
 
 _origins = count()
 DEFAULT_SHARE: Final = 1 / 16
-"""Of a GPU's budget for models."""
+"""Part of a GPU's budget for models that kept tensors may use."""
 
 
 class DeviceTensor(Tensor):
-    """A tensor of torch. Its `data` is a copy in memory of the host, made whenever it is read."""
+    """A torch tensor. Each read of `data` copies it to host memory."""
 
     __slots__ = ("lease", "origin", "values")
     values: torch.Tensor
     lease: object
-    """Its memory is counted as kept as long as this exists; None: it is not kept."""
+    """Its memory counts as kept while this object exists; None: it is not kept."""
     origin: int
-    """The same for all views of one tensor, and never used again."""
+    """Identity shared by all views of one tensor; never reused."""
 
     def __init__(
         self,
@@ -66,7 +63,7 @@ class DeviceTensor(Tensor):
 
     @property
     def data(self) -> npt.NDArray[Any]:
-        """Waits for all work of the device. On a CPU it is the tensor's own memory."""
+        """The values; waits for all work of the device. On a CPU the tensor's own memory."""
         if self.lease is not None:
             DEVICE_TENSOR_COPIED_BYTES.labels("used").inc(self.host_bytes)
         values = self.values.float() if self.datatype == BF16 else self.values
@@ -83,7 +80,7 @@ class DeviceTensor(Tensor):
 
     @property
     def host_type(self) -> np.dtype[Any]:
-        """Of its form in numpy."""
+        """Type of the values in numpy."""
         return np.dtype(np.float32) if self.datatype == BF16 else NUMPY_OF[self.datatype]
 
     def renamed(self, name: str) -> DeviceTensor:
@@ -94,7 +91,7 @@ class DeviceTensor(Tensor):
         return DeviceTensor(self.name, self.datatype, rows, self.lease, self.origin)
 
     def content(self) -> bytes:
-        """Its identity, since a device that hangs cannot be read."""
+        """Bytes that identify the tensor, not its values: a device that hangs cannot be read."""
         place = (self.origin, self.values.storage_offset(), *self.values.shape)
         return repr(place).encode()
 
@@ -106,19 +103,19 @@ class DeviceTensor(Tensor):
             return bool(torch.isfinite(torch.stack(bounds)).all())
 
     def copy_to(self, target: npt.NDArray[Any]) -> None:
-        """Copy it to the host, in its form there, while an inference may run."""
+        """Copy the values to `target` without waiting for a running inference."""
         with _reading(self.values.device):
             torch.from_numpy(target).copy_(self.values)
 
 
 def _reading(device: torch.device) -> AbstractContextManager[object]:
-    """Work that only reads what is complete. It ends before the block does: its result is used."""
+    """Read complete tensors on a stream beside inferences; the block must use the result."""
     return torch.cuda.stream(_stream(device)) if device.type == "cuda" else nullcontext()
 
 
 @cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all threads: memory that torch caches for a stream serves no other one."""
+    """One stream for all threads, since torch caches memory per stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
 
 
@@ -172,25 +169,30 @@ class SpillReason(StrEnum):
     """Why a kept tensor is copied to the host; also a metric's label."""
 
     LIMIT = "limit"
-    """Newer ones need its memory."""
+    """Newer tensors need its memory."""
     LOAD = "load"
-    """A model does."""
+    """A model needs its memory."""
     FETCHED = "fetched"
-    """Another pod or a scheduler takes it."""
+    """Another pod or a scheduler fetches it."""
 
 
 class _Lease:
-    """Ends with its last tensor."""
+    """Held by a kept tensor and its views; its memory counts until the last of them is freed."""
 
 
 class KeptMemory:
+    """Device memory of steps' outputs: what models leave of the budget, up to a limit.
+
+    Models have precedence: a load that needs the memory has outputs copied to the host.
+    """
+
     def __init__(self, limit_bytes: int = 0, budget_bytes: int = 0) -> None:
-        """`budget_bytes` is that of the models."""
+        """`budget_bytes`: the budget for models on the device."""
         self._limit_bytes = limit_bytes
         self._budget_bytes = budget_bytes
         self._models_bytes = 0
         self.spill: Callable[[int, SpillReason], None] = lambda missing_bytes, reason: None
-        """Copies the oldest tensors to the host until so much is freed; may block."""
+        """Copies the oldest tensors to the host until `missing_bytes` are freed; may block."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called when the device has failed for good, and all tensors with it."""
         self.on_failed: Callable[[Exception], None] = lambda error: None
@@ -203,11 +205,11 @@ class KeptMemory:
 
     @property
     def room_bytes(self) -> int:
-        """For all kept tensors together."""
+        """Limit of all kept tensors together."""
         return min(self._limit_bytes, self._budget_bytes - self._models_bytes)
 
     def models_take(self, size_bytes: int) -> None:
-        """What models and loads have of the budget now."""
+        """Set the bytes of the budget that models and loads use now."""
         self._models_bytes = size_bytes
 
     @property
@@ -217,7 +219,7 @@ class KeptMemory:
 
     @property
     def excess_bytes(self) -> int:
-        """What a load needs of the memory of tensors."""
+        """Bytes by which kept tensors exceed their room."""
         return self.used_bytes - max(0, self.room_bytes)
 
     def keep(self, tensor: DeviceTensor) -> DeviceTensor | None:
@@ -232,7 +234,7 @@ class KeptMemory:
         if missing_bytes > 0:
             self.spill(missing_bytes, SpillReason.LIMIT)
         lease = self._take(size_bytes)
-        if lease is None:  # steps use the others
+        if lease is None:  # running steps use the rest
             return None
         try:
             values = tensor.values.clone(memory_format=torch.contiguous_format)
@@ -243,9 +245,9 @@ class KeptMemory:
         return DeviceTensor(tensor.name, tensor.datatype, values, lease)
 
     def make_way(self, missing_bytes: int = 0) -> bool:
-        """Free what a load needs of the budget, or is missing on the device; False if it has all.
+        """Free bytes that a load needs, of the budget or `missing_bytes` of the device. Blocks.
 
-        Blocks.
+        False if nothing was freed.
         """
         needed_bytes = max(missing_bytes, self.excess_bytes)
         before_bytes = self.used_bytes
@@ -254,12 +256,12 @@ class KeptMemory:
         return self.used_bytes < before_bytes
 
     def lose(self) -> None:
-        """The device has failed for good."""
+        """Record that the device has failed for good."""
         self._is_lost = True
         self.on_lost()
 
     def failed(self, error: Exception) -> None:
-        """A copy from the device failed, perhaps since the device did."""
+        """Handle a failed copy from the device, perhaps because the device failed."""
         if is_device_lost(error):
             self.on_failed(error)
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 300.0
 """How long a suspicion lasts after its last hang."""
 MAX_CAUSES: Final = 4
-"""Different requests that hang within `PAUSE_S`, each for the model's time limit, before the model
-is refused although it serves others."""
+"""Different hanging requests within `PAUSE_S` after which the model is refused, even if others
+succeed."""
 
 
 class OutputPlace(Enum):
@@ -37,9 +37,9 @@ class OutputPlace(Enum):
 
     HOST = auto()
     DEVICE = auto()
-    """In the memory of the batch, for more work of the device's thread."""
+    """In the batch's memory, for further work of the device's thread."""
     KEPT = auto()
-    """Large ones on the device in memory of their own, as far as there is room."""
+    """Large outputs on the device, in memory of their own (`KeptMemory`), if there is room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ModelInputs:
 
 @dataclass(slots=True)
 class _Hang:
-    """The requests one of which has caused one or more hangs."""
+    """Requests of which one caused one or more hangs."""
 
     digests: frozenset[bytes]
     until_s: float
@@ -69,12 +69,12 @@ class Suspects:
 
     hangs: list[_Hang] = field(default_factory=list)
     _has_served: bool = False
-    """Whether an inference has ended since the first of the hangs."""
+    """True if an inference has ended since the first of the hangs."""
 
     def record(self, hung: Iterable[bytes], now_s: float) -> bool:
-        """Record a hung batch by its requests' digests; whether the model is to blame.
+        """Record a hung batch by its requests' digests; True if the model is to blame.
 
-        A batch without requests, such as a warm-up, leaves only the model.
+        It is to blame for a batch without requests, such as a warm-up.
         """
         seen = frozenset(hung)
         self._forget(now_s)
@@ -109,7 +109,7 @@ class Suspects:
 
 
 def digest_of(inputs: object) -> bytes:
-    """Of a request's tensors."""
+    """SHA-256 of a request's tensors."""
     digest = hashlib.sha256()
     if not isinstance(inputs, ModelInputs):
         digest.update(repr(inputs).encode())
@@ -123,8 +123,8 @@ def digest_of(inputs: object) -> bytes:
 ASSUMED_DEADLINE_S: Final = 60.0
 """Deadline of jobs without one, from the time they were queued, so that none of them starves."""
 
-LEAST_BATCH_S: Final = 0.001
-"""What a batch counts whose time is not known."""
+MIN_BATCH_S: Final = 0.001
+"""Device time counted for a batch, at least and if its time is not known."""
 
 Result = TypeVar("Result")
 Q = TypeVar("Q", bound="Queued")
@@ -132,7 +132,7 @@ Q = TypeVar("Q", bound="Queued")
 MAX_SEQUENCES: Final = 16
 """Default number of requests of a model that generate tokens at once, on a CPU."""
 GPU_SEQUENCES: Final = 64
-"""The same on a GPU, as many as its slots; no GPU has measured it."""
+"""The same on a GPU, as many as its slots; not measured on a GPU."""
 
 
 def batch_cap(*, annotated: int | None, planned: int | None, measured: int) -> int:
@@ -159,7 +159,7 @@ class QueuedRows:
 
     @property
     def urgency(self) -> tuple[float, int]:
-        """Requests are ordered by it, the smallest first."""
+        """Sort key: the smallest is the most urgent."""
         return (self.due_s, self.sequence)
 
 
@@ -230,7 +230,7 @@ class Payload:
 
 @dataclass(eq=False, slots=True)
 class DeviceModel:
-    """One model. Mutable: its policy may change, and it may break."""
+    """One model as the device runs it. Mutable: its policy may change, and it may break."""
 
     key: str = ""
     """`namespace/name@generation`; empty for work that belongs to no model."""
@@ -270,11 +270,11 @@ class InferenceResult(Generic[Result]):
     value: Result
     wait_s: float
     compute_s: float
-    """Of the whole batch."""
+    """Time of the whole batch."""
     rows: int = 1
     """Items in the batch, other requests' included."""
     batch: int = 0
-    """Names the inference within its pod: requests with the same number shared it; 0: several."""
+    """Number of the inference in its pod, shared by the batch's requests; 0: it took several."""
 
 
 @dataclass(eq=False, slots=True)
@@ -317,10 +317,10 @@ class DeviceQueue(Generic[Q]):
         return True
 
     def take_next(self, now_s: float) -> tuple[list[Q], float]:
-        """The jobs of the next batch that is ready, and the time.
+        """Remove and return the jobs of the next ready batch, with `now_s`.
 
-        Of the tenant that used the device least lately, the most urgent batch. Without a ready
-        batch: no jobs, and the time at which the next batch is ready.
+        It is the most urgent one of the tenant that used the device least lately. If none is ready:
+        no jobs, and the time at which the next batch is.
         """
         wake_s = math.inf
         models = self._jobs
@@ -336,7 +336,7 @@ class DeviceQueue(Generic[Q]):
                 for job in taken:
                     self.remove(job)
                 rows = sum(job.queued.rows for job in taken)
-                batch_s = max(LEAST_BATCH_S, self._times.usual_s(model.key, rows, now_s))
+                batch_s = max(MIN_BATCH_S, self._times.usual_s(model.key, rows, now_s))
                 self._usage.add(model.tenant, batch_s, now_s)
                 return taken, now_s
             if batch is not None:
@@ -350,11 +350,10 @@ class DeviceQueue(Generic[Q]):
         return self._usage.rank(model.tenant, now_s), urgency
 
     def take_expired(self, now_s: float) -> list[Q]:
-        """Remove the jobs that cannot end before their deadline: nobody waits for their results.
+        """Remove the jobs that cannot end before their deadline, by the usual time of their batch.
 
-        By the usual time of the batch that each would be in. A job without others in the queue is
-        tried all the same, and so are some others: the measurements may be of larger requests, or
-        out of date.
+        A job alone in the queue stays, and so do a few probes: measurements may be out of date or
+        of larger requests.
         """
         if now_s < self._earliest_s:
             return []
@@ -368,7 +367,7 @@ class DeviceQueue(Generic[Q]):
         return expired
 
     def _latest_start_s(self, job: Q) -> float:
-        """By the time of the batch that takes longest."""
+        """The latest start that meets the deadline even in the model's longest batch."""
         deadline_s = job.queued.deadline_s
         if deadline_s is None:
             return math.inf

@@ -59,10 +59,10 @@ class OpenWeights:
     spec: ModelSpec
     ticket: LoadTicket
     model: ModelFolder
-    """As it is stored; of an adapter, with its base's folder and tensors."""
+    """The stored model; for an adapter with its base's folder and tensors."""
     processor: Processor
     weights: WeightSource
-    """As the network takes them."""
+    """Weights in the dtypes that the network takes."""
     tier: Tier
     engine: Engine
     working_bytes: int
@@ -70,9 +70,9 @@ class OpenWeights:
     lock: FileLock
     """Protects the files from deletion."""
     generation: GenerationLimits | None = None
-    """With the size of its cache, if the model generates text."""
+    """Limits with the size of the key-value cache, if the model generates text."""
     base: StoreEntry | None = None
-    """Of an adapter."""
+    """The base model of an adapter."""
 
     @property
     def memory_bytes(self) -> int:
@@ -81,6 +81,8 @@ class OpenWeights:
 
 @dataclass(frozen=True, slots=True)
 class WeightResolver:
+    """Finds the nearest copy of a model's weights, and opens it for a load."""
+
     store: ModelStore
     cache: DiskCache
     host: HostTier
@@ -89,11 +91,11 @@ class WeightResolver:
     generation_limits: GenerationLimits
     memory: DeviceMemory = field(default_factory=CpuMemory)
     server: ModelServer | None = None
-    """What runs all models in place of the pod's own engines; None: those do."""
+    """Model server that runs all models; None: the pod's own engines do."""
     estimators: Estimators | None = None
     """Runs pickled models; None: they are refused."""
     skeletons: Skeletons = field(default_factory=Skeletons)
-    """They also tell how networks take stored tensors."""
+    """Also used to find the conversions of stored tensors for a network."""
 
     @asynccontextmanager
     async def resolve(
@@ -137,8 +139,8 @@ class WeightResolver:
         working_bytes = engine.working_bytes(weight_bytes)
         dtype = self._dtype(spec, engine)
         # Files of 32 bits may become half as large; `reserve` knows the exact size.
-        least_bytes = weight_bytes // 2 if engine.takes_dtype else weight_bytes
-        self.store.check_fits(spec.key, least_bytes + working_bytes)
+        min_bytes = weight_bytes // 2 if engine.takes_dtype else weight_bytes
+        self.store.check_fits(spec.key, min_bytes + working_bytes)
         take = partial(self._take, spec, engine, folder, dtype, base)
         processor, found = await asyncio.gather(
             unless_cancelled(ticket, self.processors.get(spec)),
@@ -177,7 +179,7 @@ class WeightResolver:
         take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
         closing: AsyncExitStack,
     ) -> tuple[ModelFolder, WeightSource, Tier]:
-        """The weights from host memory, disk or storage, and where they are from."""
+        """The stored model, its converted weights, and the tier that they are read from."""
         threads = self.threads.executor_for(ticket)
         stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
         tier = Tier.HOST
@@ -193,7 +195,7 @@ class WeightResolver:
             closing.callback(stored.close)
             return *await in_thread(threads, take, stored), tier
         except Exception:
-            await closing.aclose()  # the end of a download ends the wait for the processor, too
+            await closing.aclose()  # also ends the wait for the processor
             raise
 
     def _own_engine(self, spec: ModelSpec, folder: Path) -> Engine:
@@ -208,7 +210,7 @@ class WeightResolver:
         base: StoreEntry | None,
         needed_bytes: int,
     ) -> GenerationMemory:
-        """What generation of text takes beside the needed bytes. Blocks."""
+        """Memory of text generation in addition to `needed_bytes`. Blocks."""
         tensors = weights.layout.tensors if base is None else _shared(base).tensors
         free_bytes = min(self.store.free_bytes, self.memory.free_bytes())
         room = Room(self.store.most_bytes(spec.key) - needed_bytes, free_bytes - needed_bytes)
@@ -223,16 +225,16 @@ class WeightResolver:
         base: StoreEntry | None,
         opened: WeightSource,
     ) -> tuple[ModelFolder, WeightSource]:
-        """The model as it is stored, and its weights as its network takes them. Blocks."""
+        """The stored model, and its weights converted for its network. Blocks."""
         stored: Sequence[StoredTensor] = opened.layout.tensors
         if base is not None:
             check_names(tensor.name for tensor in stored)
             dtype, stored = _shared(base).dtype, (*_shared(base).stored, *stored)
         model = ModelFolder(folder, spec.task, stored, dtype, self.store.budget_bytes)
-        return model, self._as_taken(engine, model, opened)
+        return model, self._converted(engine, model, opened)
 
-    def _as_taken(self, engine: Engine, model: ModelFolder, opened: WeightSource) -> WeightSource:
-        """The weights as the engine's network takes them; raises LoadFailed. Blocks."""
+    def _converted(self, engine: Engine, model: ModelFolder, opened: WeightSource) -> WeightSource:
+        """The weights in the dtypes of the engine's network; raises LoadFailed. Blocks."""
         if not engine.takes_dtype:
             return opened
         key = engine.skeleton_key(model)
@@ -245,21 +247,21 @@ class WeightResolver:
         """Copy a model on disk to tier `host`; raises LoadFailed. Blocks."""
         files, folder = self.cache.weight_files(spec), self.cache.folder_of(spec.key)
         paths = [folder / file.path for file in files]
-        form = partial(self._for_host, spec)
+        form = partial(self._converted_for_host, spec)
         return self.host.put_files(spec.key, files, paths, should_stop, form)
 
-    def _for_host(self, spec: ModelSpec, opened: WeightSource) -> WeightSource:
-        """As the device takes them, so that loads from there map or copy them as they are."""
+    def _converted_for_host(self, spec: ModelSpec, opened: WeightSource) -> WeightSource:
+        """The weights in the form of the device: loads from tier `host` need no conversion."""
         folder = self.cache.folder_of(spec.key)
         if self.server is not None or spec.base or pickle_path(folder) is not None:
             return opened
         engine = engine_of(folder)
         dtype = self._dtype(spec, engine)
         model = ModelFolder(folder, spec.task, opened.layout.tensors, dtype)
-        return self._as_taken(engine, model, opened)
+        return self._converted(engine, model, opened)
 
     def _dtype(self, spec: ModelSpec, engine: Engine) -> torch.dtype | None:
-        """The type that the model declares; raises ModelInvalid if its format has none."""
+        """The dtype that the model declares; raises ModelInvalid if its engine cannot convert."""
         if spec.precision is None or spec.precision is Precision.AUTO:
             return None
         if not engine.takes_dtype:
@@ -286,13 +288,13 @@ def _shared(base: StoreEntry) -> SharedWeights:
 
 
 def _cause(*results: object) -> BaseException:
-    """The error that is not LoadCancelled, if any: a failure cancels the other part."""
+    """The first error other than LoadCancelled, if any: a failure cancels the other part."""
     errors = [result for result in results if isinstance(result, BaseException)]
     return min(errors, key=lambda error: isinstance(error, LoadCancelled))
 
 
 _START_BYTES: Final = 256 * 1024
-"""Longer than most headers: one read is enough."""
+"""Longer than most headers, so that one read suffices."""
 _PARALLEL: Final = 8
 _ZIP: Final = b"PK"
 
@@ -328,7 +330,7 @@ def _check_weights(resolver: WeightResolver, spec: ModelSpec, build_threads: int
     with ThreadPoolExecutor(min(_PARALLEL, len(files))) as threads:
         tensors = list(chain.from_iterable(threads.map(partial(_tensors, open_storage()), files)))
     engine = engine_of(folder)
-    if not engine.takes_dtype:  # no network of transformers
+    if not engine.takes_dtype:  # not a transformers network
         return
     model = ModelFolder(folder, spec.task, tensors, None, resolver.store.budget_bytes)
     key, skeletons = engine.skeleton_key(model), resolver.skeletons
@@ -339,7 +341,7 @@ def _check_weights(resolver: WeightResolver, spec: ModelSpec, build_threads: int
 
 
 def _check_start(open_storage: Callable[[], ModelStorage], file: RemoteFile) -> None:
-    """Raises ModelInvalid for what a library cannot read, whatever follows."""
+    """Raises ModelInvalid for an empty file, or one of skops that is no zip archive."""
     if not file.path.endswith(LIBRARY_SUFFIXES):
         return
     if not file.size_bytes:
@@ -352,7 +354,7 @@ def _check_start(open_storage: Callable[[], ModelStorage], file: RemoteFile) -> 
 
 
 def _tensors(storage: ModelStorage, file: RemoteFile) -> tuple[StoredTensor, ...]:
-    """What the file's header states; raises ModelInvalid if the file is not as long as it says."""
+    """The tensors in a file's header; raises ModelInvalid if the file is too short for them."""
     start = storage.read_start(file, _START_BYTES) if file.size_bytes else b""
     end = HEADER_LENGTH_BYTES + int.from_bytes(start[:HEADER_LENGTH_BYTES], "little")
     if len(start) < end <= min(MAX_HEADER_BYTES, file.size_bytes):
@@ -360,7 +362,7 @@ def _tensors(storage: ModelStorage, file: RemoteFile) -> tuple[StoredTensor, ...
     descriptor = os.memfd_create("header")
     try:
         os.write(descriptor, start)
-        os.ftruncate(descriptor, file.size_bytes)  # takes no memory for what is not written
+        os.ftruncate(descriptor, file.size_bytes)  # sparse: the rest takes no memory
         return read_tensors(descriptor, file.path)
     finally:
         os.close(descriptor)

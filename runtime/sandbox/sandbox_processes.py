@@ -1,7 +1,8 @@
-"""The sandbox of expressions: warm workers, a time limit, and what happens when it passes.
+"""The sandbox of expressions, which are models' chat templates and tokenizers: a pool of workers.
 
 One evaluation of a model runs at a time, so one model never holds all workers. A worker over its
-limits is killed and replaced; the request gets an error, and Refusals says which ones follow it.
+time or memory limit is killed and replaced; the request gets an error, and similar ones are refused
+for a while. Workers have no credential or socket of the pod.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpressi
 from runtime.metrics import EXPRESSIONS
 
 MEMORY_BYTES: Final = 512 * 1024**2
-"""What a worker may use beyond the libraries."""
+"""Memory that a worker may use beyond the libraries."""
 MAX_FRAME_BYTES: Final = 256 * 1024**2
 MAX_TEXT_CHARACTERS: Final = 16 * 1024**2
 """Longest text that a template may make."""
@@ -38,11 +39,11 @@ _KEPT_VARIABLES: Final = ("TOKENIZERS_PARALLELISM", "OMP_NUM_THREADS", "LANG", "
 
 
 class _OutOfMemory(Exception):
-    """The process cannot go on within its limit."""
+    """The worker's memory limit is reached."""
 
 
 def run_worker(connection: socket.socket, memory_bytes: int) -> NoReturn:
-    """Serve one connection until it closes; `memory_bytes`: on top of what the process has."""
+    """Serve one connection until it closes; `memory_bytes`: limit beyond the current use."""
     status = 1
     try:
         _limit(connection, memory_bytes)
@@ -57,7 +58,7 @@ def run_worker(connection: socket.socket, memory_bytes: int) -> NoReturn:
 def _limit(connection: socket.socket, memory_bytes: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-    os.environ.clear()  # credentials of the storage are there
+    os.environ.clear()  # it holds credentials of the storage
     os.environ.update(kept)
     keep_only(connection.fileno())
     limit_resources(memory_bytes, {resource.RLIMIT_NOFILE: 64})
@@ -129,7 +130,12 @@ class _Evaluator:
 
 
 def fork_server(memory_bytes: int = MEMORY_BYTES) -> socket.socket:
-    """Its control socket. Call it while the process has a single thread."""
+    """Fork the process that forks workers; returns its control socket.
+
+    Call it while the pod has a single thread. The process has all libraries, so that workers are
+    replaced in milliseconds. It ends when the socket closes; the kernel kills it and the workers
+    when their parent dies.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     if os.fork() == 0:
@@ -140,9 +146,9 @@ def fork_server(memory_bytes: int = MEMORY_BYTES) -> socket.socket:
 
 
 def start_worker(control: socket.socket, number: int, connection: socket.socket) -> None:
-    """Start a worker with its end of a connection, in place of the one of that number.
+    """Have the server replace worker `number` by one with this end of a connection.
 
-    Closes this end. Raises OSError if the forking process has ended.
+    Closes `connection` here. Raises OSError if the server has ended.
     """
     with connection:
         socket.send_fds(control, [bytes([number])], [connection.fileno()])
@@ -182,25 +188,23 @@ logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 300.0
 SHARE: Final = 4
-"""Inputs of a killed one's length divided by this, or more, are refused."""
+"""After a killed evaluation, inputs of its length divided by this, or more, are refused."""
 MIN_BYTES: Final = 4096
-"""A kill by an input up to this long refuses all inputs."""
+"""If an evaluation of an input up to this long is killed, all inputs are refused."""
 WORKERS: Final = 2
 TIMEOUT_S: Final = 5.0
-"""Of one evaluation; beyond it the worker is killed. Templates take milliseconds, and long texts of
-a tokenizer with unusual expressions a second."""
+"""Limit of one evaluation. Templates take milliseconds, unusual tokenizers a second."""
 LOAD_TIMEOUT_S: Final = 60.0
-"""For the construction of a tokenizer, whose file can have megabytes."""
+"""Limit for loading a tokenizer, whose file can have megabytes."""
 _MAX_MODELS: Final = 4096
 
 
 @dataclass(slots=True)
 class Refusals:
-    """Which evaluations of a model are refused after one was killed: those as long, or nearly.
+    """Refuses evaluations of a model after one was killed: those of similar length or longer.
 
-    A template that never ends is soon refused whatever its input; a tokenizer that a huge text
-    holds up goes on with texts of usual length, so one client's request does not shut its model.
-    Times are of one clock.
+    A template that never ends is soon refused for any input; a tokenizer that is too slow for a
+    huge text still serves usual ones, so that one client's request does not block the model.
     """
 
     from_bytes: int | None = None
@@ -229,19 +233,19 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Model:
-    """State by owner of expressions."""
+    """State of one owner of expressions."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     refusals: Refusals = field(default_factory=Refusals)
 
 
 class Sandbox:
-    """Belongs to the event loop that starts it; `evaluate_in_thread` is for all other threads."""
+    """The pool's client. Belongs to an event loop; other threads use `evaluate_in_thread`."""
 
     def __init__(
         self, control: socket.socket, *, timeout_s: float = TIMEOUT_S, on_lost: Callable[[], None]
     ) -> None:
-        """`on_lost` is called when the server has ended and no worker can be started."""
+        """`on_lost`: called when the server has ended, so that no worker can be started."""
         self._control = control
         self._timeout_s = timeout_s
         self._on_lost = on_lost
@@ -260,14 +264,14 @@ class Sandbox:
         self._control.close()
 
     async def evaluate(self, owner: str, size_bytes: int, **request: Any) -> Any:
-        """The result of an operation of the worker.
-
-        Args:
-            owner: whose expression it is; shares of the workers and refusals are by owner.
-            size_bytes: of the input.
-            request: the operation and its arguments.
+        """Run an operation in a worker.
 
         Raises InvalidExpression, ExpressionStopped, ExpressionRefused.
+
+        Args:
+            owner: model of the expression; turns and refusals are by owner.
+            size_bytes: size of the input.
+            request: `operation` and its arguments.
         """
         model = self._model(owner)
         self._check(model, size_bytes)
@@ -278,7 +282,7 @@ class Sandbox:
         except BaseException:
             model.turn.release()
             raise
-        # The worker finishes although its client leaves: the next response must be the next one's.
+        # The worker finishes even if its client leaves, else its response would go to the next one.
         running = self._loop.create_task(self._exchange(worker, model, owner, size_bytes, request))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -287,11 +291,11 @@ class Sandbox:
             try:
                 raise outcome
             finally:
-                del outcome, running  # its traceback has this frame
+                del outcome, running  # breaks the cycle: its traceback holds this frame
         return outcome
 
     def evaluate_in_thread(self, owner: str, size_bytes: int, **request: Any) -> Any:
-        """As `evaluate`; blocks a thread that is not the loop's."""
+        """As `evaluate`, from a thread other than the loop's. Blocks."""
         work = self.evaluate(owner, size_bytes, **request)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
@@ -311,7 +315,8 @@ class Sandbox:
             EXPRESSIONS.labels(outcome="refused").inc()
             raise ExpressionRefused(
                 "the model's chat template or tokenizer was stopped with an input as short as this"
-                f" one; inputs of {model.refusals.from_bytes} bytes or more are refused until then",
+                f" one; inputs of {model.refusals.from_bytes} bytes or more are refused for"
+                f" {refused_s:.0f} s",
                 retry_after_s=refused_s,
             )
 

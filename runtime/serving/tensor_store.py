@@ -1,7 +1,7 @@
-"""Outputs of steps that stay at the pod until the run ends, for other steps of the same run.
+"""Outputs of workflows' steps that stay at the pod until the run ends, for later steps of the run.
 
-A tensor is found only by its namespace, run and unguessable identity. One on the device stays there
-until its memory is needed or another process reads it: then it is copied to the host. Thread-safe.
+A tensor is found only by its namespace, run and unguessable identity. A tensor on the device is
+copied to the host when its memory is needed or another process reads it. Thread-safe.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from runtime.serving.shared_memory import BlockPool, SharedBlock, max_blocks
 logger = logging.getLogger(__name__)
 
 LONGEST_S: Final = 3600.0
-"""Of a tensor whose run has no deadline."""
-CHECKED_EVERY_S: Final = 1.0
+"""Time for which a tensor is kept if its run has no deadline."""
+EXPIRY_INTERVAL_S: Final = 1.0
 MAX_ENDED: Final = 4096
-"""Ended runs that are remembered: those of minutes."""
+"""Limit of remembered ended runs: enough for minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class _Kept:
 
 
 class TensorStore:
-    """At most `budget_bytes` of host memory; what does not fit is not kept.
+    """Keeps tensors in at most `budget_bytes` of host memory; others are not kept.
 
-    Tensors on the device count as well, so that they can be copied to the host at any time. Shared
-    memory that no tensor uses any more counts, too, and goes back once none is kept.
+    Tensors on the device count as well, so that they can be copied to the host at any time, and so
+    does unused shared memory, which is freed once no tensor is kept.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class TensorStore:
         shares_memory: bool = False,
         device: KeptMemory | None = None,
     ) -> None:
-        """`shares_memory`: whether large tensors are kept where other pods can map them.
+        """`shares_memory`: keep large tensors where other pods of the node can map them.
 
-        `device`: the memory of tensors that are on the device.
+        `device`: counts the memory of kept tensors on the device.
         """
         self._device = device or KeptMemory()
         self._device.spill = self.spill
@@ -84,9 +84,9 @@ class TensorStore:
     def keep(
         self, namespace: str, run: str, tensor: Tensor, *, expires_s: float | None = None
     ) -> str | None:
-        """Keep a tensor of numbers until its time; its identity, or None if there is no room.
+        """Keep a numeric tensor until `expires_s`; its identity, or None if there is no room.
 
-        The tensor may be a part of a batch, whose memory is not to be held: that part is copied.
+        A tensor on the host is copied: it may be a view of a batch, whose memory must not be held.
         """
         now_s = self._now_s()
         expires_s = now_s + LONGEST_S if expires_s is None else expires_s
@@ -127,7 +127,7 @@ class TensorStore:
         return self.find(namespace, run, identity)
 
     def find_block(self, namespace: str, run: str, identity: str) -> SharedBlock | None:
-        """A kept tensor's memory; None as well if it cannot be mapped by other pods."""
+        """A kept tensor's shared memory; None as well if other pods cannot map it."""
         kept = self._find(namespace, run, identity)
         return None if kept is None else kept.block
 
@@ -137,9 +137,10 @@ class TensorStore:
         return None if kept is None or kept.expires_s <= self._now_s() else kept
 
     def drop(self, namespace: str, run: str, identities: Sequence[str] | None = None) -> int:
-        """Free tensors of a run, by default all, of which no more are kept; returns their number.
+        """Free tensors of a run; returns their number.
 
-        An attempt that nobody waits for may end after its run.
+        Without `identities` all, and later ones are not kept: an abandoned attempt may end after
+        its run.
         """
         with self._lock:
             if identities is None:
@@ -172,10 +173,8 @@ class TensorStore:
     async def run(self) -> None:
         """Free tensors whose run has passed its deadline, until cancelled."""
         while True:
-            await asyncio.sleep(CHECKED_EVERY_S)
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
             self.drop_expired()
-
-    # The device
 
     def spill(self, missing_bytes: int, reason: SpillReason) -> None:
         """Copy tensors from the device to the host, the oldest first, until so much is freed.
@@ -190,9 +189,9 @@ class TensorStore:
             missing_bytes -= self._move(namespace, run, identity, reason)
 
     def _move(self, namespace: str, run: str, identity: str, reason: SpillReason) -> int:
-        """Copy a tensor to the host; the device memory that it leaves.
+        """Copy a tensor to the host; returns the bytes freed on the device.
 
-        One whose copy fails is lost, as those of a pod that has ended are.
+        If the copy fails, the tensor is dropped.
         """
         with self._copying:
             kept = self._find(namespace, run, identity)
@@ -214,16 +213,14 @@ class TensorStore:
         return kept.tensor.values.nbytes
 
     def drop_device_tensors(self) -> None:
-        """The device has failed for good: what was there counts as not kept."""
+        """Drop all tensors on the device, which has failed for good."""
         with self._lock:
             lost = list(self._on_device.items())
         for identity, run in lost:
             self.drop(*run, [identity])
 
-    # Memory
-
     def _copy(self, tensor: Tensor, expires_s: float) -> _Kept:
-        """The tensor in memory of the host that nobody else writes; shared if it is large."""
+        """A read-only copy in host memory; in shared memory if it is large."""
         shape, dtype, fill = tensor.shape, tensor.host_type, tensor.copy_to
         block = None
         if self._pool is not None and tensor.host_bytes > SHARED_OVER_BYTES:

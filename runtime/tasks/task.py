@@ -1,4 +1,4 @@
-"""The interface of all tasks: reading inputs, the three stages, and writing outputs.
+"""The interface of all tasks: reading requests, the three stages, and writing responses.
 
 A processor is a task with the small files of one model (tokenizer, labels). It can preprocess and
 postprocess without weights, so an entry pod can serve a model whose inference runs at another pod.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MIN_BUCKET_TOKENS: Final = 16
-"""Shorter texts take as long as these, on a GPU that is waited for."""
+"""Minimum width of a bucket: shorter texts are not faster on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class TensorRule:
     upper_bound: int | None = None
     """Values are below it and not negative; None: any finite values."""
     is_option: bool = False
-    """Whether it may be missing and selects how its row is inferred: other values, other batch."""
+    """True for an optional input that changes the inference: equal values share a batch."""
 
 
 class Batching(ABC):
@@ -59,7 +59,7 @@ class Batching(ABC):
     max_rows: int | None = None
     """Limit of the items of one batch; None: no limit."""
     takes_device_tensors: bool = False
-    """Whether inputs may be on the device already; others are copied to the host before."""
+    """True if inputs may be on the device; else they are copied to the host first."""
 
     @abstractmethod
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -78,7 +78,7 @@ class Batching(ABC):
         return None
 
     def tokens_per_row(self, inputs: Sequence[Tensor]) -> int:
-        """Width in tokens; 1 if nothing is padded."""
+        """Width of a request in tokens; 1 if nothing is padded."""
         return 1
 
     def join(self, requests: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
@@ -94,7 +94,7 @@ class Batching(ABC):
         return np.concatenate(parts)
 
     def in_bucket(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """A batch with more rows and padding, so that few shapes occur; by default as it is."""
+        """The batch with more rows and padding, so that few shapes occur; by default unchanged."""
         return inputs
 
     def rows_between(self, inputs: Sequence[Tensor], begin: int, end: int) -> tuple[Tensor, ...]:
@@ -228,7 +228,7 @@ class PaddedBatching(Batching):
         return joined
 
     def in_bucket(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """With powers of two of rows, the first one repeated, and of tokens."""
+        """Rows (by repeating the first) and tokens become powers of two."""
         rows, tokens = self.rows_of(inputs), self.tokens_per_row(inputs)
         width = min(max(MIN_BUCKET_TOKENS, _power_of_2(tokens)), max(self.max_tokens, tokens))
         more = _power_of_2(rows) - rows
@@ -292,7 +292,7 @@ class PaddedBatching(Batching):
 
 
 def _power_of_2(number: int) -> int:
-    """The least one that is not below the number."""
+    """The smallest power of two that is not below the number."""
     return 1 << (number - 1).bit_length()
 
 
@@ -303,7 +303,7 @@ def _names(inputs: Sequence[Tensor]) -> list[str]:
 class Processor(ABC):
     """One model's task. All methods block and are thread-safe.
 
-    By default the items of a request are its tensors, as they are, and so are its outputs.
+    By default a request's items are its tensors, and the network's outputs those of V2.
     """
 
     batching: Batching
@@ -312,16 +312,16 @@ class Processor(ABC):
     @property
     @abstractmethod
     def platform(self) -> str:
-        """What runs the model, for V2 metadata: transformers, onnx and so on."""
+        """`platform` of V2 metadata: transformers, onnx and so on."""
 
     @property
     def waits_for_sandbox(self) -> bool:
-        """True if its calls wait for other processes: they get threads of their own."""
+        """True if calls wait for the sandbox's processes, and so need threads of their own."""
         return False
 
     @property
     def is_quick(self) -> bool:
-        """Whether the event loop may convert `QUICK_BYTES`: work in proportion, unlike images'."""
+        """True if the event loop may convert up to `QUICK_BYTES`; false for images, for example."""
         return False
 
     @abstractmethod

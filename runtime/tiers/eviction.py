@@ -1,6 +1,6 @@
-"""Eviction policies: which idle models to evict when a new one needs memory, and what that costs.
+"""Eviction policies: which idle models to evict when a new one needs memory; reload times. Pure.
 
-Pure. Each policy orders the idle models; no more of them are evicted than necessary.
+A policy orders the idle models; no more of them are evicted than necessary.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from registry.domain.model import Tier
 
 PRIOR_BYTES_PER_S: Final = {Tier.HOST: 10e9, Tier.DISK: 2e9, Tier.REMOTE: 1e8}
-"""Assumed until this pod's first load: mapped memory, a disk with a warm cache, object storage."""
+"""Assumed before the first load: mapped memory, a disk with a warm page cache, object storage."""
 FIXED_S: Final = 0.02
 """Time of a load in addition to reading the bytes."""
 NEWEST_SHARE: Final = 0.3
@@ -30,7 +30,7 @@ class Candidate:
     uses: int = 1
     """Requests served since it was loaded."""
     reload_s: float = 1.0
-    """Expected time to load it again from the tier that it is in after eviction."""
+    """Expected time to load it again, from its tier after eviction."""
     clock: float = 0.0
     """The policy's clock at its last use."""
 
@@ -80,8 +80,8 @@ def _fewest(
 ) -> list[Candidate] | None:
     """The lowest-ranked models that free enough, without those that turn out not to be needed.
 
-    The last model chosen may make earlier ones unnecessary: of these, the highest-ranked are
-    dropped from the choice first. Ties are broken by recency, then by name.
+    The last model chosen may make earlier ones unnecessary: these are dropped, the highest-ranked
+    first. Ties are broken by recency, then by name.
     """
     chosen: list[Candidate] = []
     freed = 0

@@ -1,6 +1,6 @@
-"""What a scheduler of one run is given, and what it answers. Times in seconds from now.
+"""The scheduling problem of one run, its schedule, and the choice of devices. Seconds from now.
 
-Zhang et al. 2025 (DyOrc), section 5.3: a step is their task, a device their worker.
+Zhang et al. 2025 (DyOrc), section 5.3; a step is their task, a device their worker.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from typing import Final
 
 
 class SchedulingProblemError(ValueError):
-    """Steps or tables that no scheduler can place; names the step and what is wrong."""
+    """Steps that cannot be scheduled; the message names the step and the mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Step:
     inputs: tuple[int, ...] = ()
     """Positions of the steps whose outputs it takes."""
     calls: int = 1
-    """Calls that it stands for, which run as one batch."""
+    """Number of calls that it represents, which run as one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class SchedulingProblem:
-    """One run's steps, the devices that may run them, and what that costs."""
+    """One run's steps, the devices that may run them, and the times there."""
 
     steps: Sequence[Step]
     devices: Sequence[str]
@@ -51,10 +51,10 @@ class SchedulingProblem:
     compute_s: Sequence[Sequence[float]]
     """By step and device: from the start to the end of the batch that holds the step."""
     transfer_s: Callable[[int, int, int, int], float]
-    """(producing step, consuming step, from device, to device); not asked within one device."""
+    """(producing step, consuming step, from device, to device); not called within one device."""
     alike: Sequence[int] = ()
     """By step, a number that interchangeable steps share: same inputs, dependents and times. Such
-    steps are placed in the order of their calls. Without it none are taken as interchangeable."""
+    steps are placed in the order of their calls. Empty: none are interchangeable."""
     placed: Mapping[int, Placement] = field(default_factory=dict)
     """Steps that have run or are running: they stay where they are."""
 
@@ -68,7 +68,7 @@ class Schedule:
     order: tuple[int, ...]
     """Steps in the order in which they are put on their devices, without those already placed."""
     exact: bool = False
-    """Proven: no placement ends earlier. Never without a search, or where it was cut short."""
+    """True if a complete search proved that no schedule ends earlier."""
 
     @property
     def finish_s(self) -> float:
@@ -79,7 +79,7 @@ class Schedule:
 def dependents(steps: Sequence[Step]) -> list[list[int]]:
     """By step, the steps that take its output.
 
-    Raises SchedulingProblemError for an input that does not exist and for a circle.
+    Raises SchedulingProblemError for an input that does not exist and for a cycle.
     """
     found: list[list[int]] = [[] for _ in steps]
     for index, step in enumerate(steps):
@@ -91,12 +91,12 @@ def dependents(steps: Sequence[Step]) -> list[list[int]]:
                 )
             if index not in found[source]:
                 found[source].append(index)
-    _refuse_circles(steps, found)
+    _refuse_cycles(steps, found)
     return found
 
 
 def kinds_of(steps: Sequence[Step]) -> list[int]:
-    """Steps of one model with the same inputs and dependents share a number."""
+    """By step, a number; steps of one model with the same inputs and dependents share it."""
     after = [tuple(followers) for followers in dependents(steps)]
     kinds: dict[tuple[str, int, tuple[int, ...], tuple[int, ...]], int] = {}
     return [
@@ -105,7 +105,7 @@ def kinds_of(steps: Sequence[Step]) -> list[int]:
     ]
 
 
-def _refuse_circles(steps: Sequence[Step], after: Sequence[Sequence[int]]) -> None:
+def _refuse_cycles(steps: Sequence[Step], after: Sequence[Sequence[int]]) -> None:
     missing = [len(set(step.inputs)) for step in steps]
     ready = [index for index, count in enumerate(missing) if count == 0]
     reached = 0
@@ -131,8 +131,8 @@ def end_of_step(
 ) -> tuple[float, float]:
     """Start and end of a step on a device (equation 1); infinite where it can not run.
 
-    `busy_until_s` and `is_loaded` say what this run's earlier steps left on the device, which first
-    finishes them; the models they loaded stay. A model is loaded beside execution (section 5.4).
+    `busy_until_s`: end of this run's earlier steps on the device; `is_loaded`: they loaded the
+    model. Loads run in parallel to execution (section 5.4).
     """
     free_s = max(problem.free_s[step][device], busy_until_s)
     load_s = 0.0 if is_loaded else problem.load_s[step][device]
@@ -142,10 +142,10 @@ def end_of_step(
 
 
 MAX_PER_REASON: Final = 4
-"""Steps of one model that may run beside each other need a device each."""
+"""Limit of candidates per reason if a run has several steps of one model."""
 PER_REASON: Final = 3
-"""Devices kept for each reason. On random clusters of 8 devices plans of chains of 6 end 5 % later
-than the best at 1, 0.9 % at 2, equal at 3."""
+"""Candidates per reason, see `candidate_devices`. On random clusters of 8 devices, plans of chains
+of 6 steps end 5 % later than the best with 1, 0.9 % with 2, equally with 3."""
 
 
 def candidate_devices(
@@ -155,11 +155,11 @@ def candidate_devices(
     holders: Mapping[str, Collection[int]],
     outputs_at: Collection[int] = (),
 ) -> list[list[int]]:
-    """By step, by device index.
+    """By step, the indices of the devices to consider.
 
-    These are the emptiest holders of its model, the emptiest holders of several of the run's
-    models, the devices of outputs that are there already, and the emptiest of all. `free_s` says by
-    device when its queue is done, `holders` by model where it is loaded.
+    These are, by shortest queue: holders of the step's model, holders of several of the run's
+    models, and any devices; and the devices of existing outputs. `free_s`: end of the queue by
+    device; `holders`: devices where it is loaded by model.
     """
     calls = Counter(step.model for step in steps)
     most = min(max(PER_REASON, *calls.values()), MAX_PER_REASON) if calls else PER_REASON
@@ -184,7 +184,7 @@ def candidate_devices(
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """One group of several, so that planning does not grow with the cluster.
+    """One of several groups of pods, so that planning time does not grow with the cluster.
 
     Zhang et al. 2025, section 8.5: large clusters are split behind a load balancer. A pod's group
     follows from its name alone: groups are disjoint, and none changes when other pods come and go.
@@ -205,6 +205,6 @@ WHOLE_POOL: Final = PodGroup()
 
 
 def members(pods: Sequence[str], group: PodGroup) -> list[int]:
-    """Positions of the group's pods; of all where it has none, since its runs must go somewhere."""
+    """Indices of the group's pods; of all pods if the group is empty."""
     own = [at for at, pod in enumerate(pods) if group.holds(pod)]
     return own or list(range(len(pods)))

@@ -1,7 +1,7 @@
-"""Finished requests column by column, and as record batches of `RECORD_SCHEMA`, in constant memory.
+"""Finished requests of a simulation by column, and as record batches of `RECORD_SCHEMA`.
 
-The columns are lists of plain values: one object per request would slow the garbage collector.
-Columns that follow from others are computed for a whole batch.
+The columns are lists of plain values: an object per request would slow the garbage collector.
+Derived columns are computed per batch.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from registry.domain.model import ModelName
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`None` where it is not known."""
+    """Outcome of a request to an application; None where unknown."""
 
     application: ModelName
     variant: str | None
@@ -60,13 +60,13 @@ class FinishedRequests:
         self.deadline_s: list[float | None] = []
         """Counted from the arrival."""
         self.answers: dict[int, Answer] = {}
-        """Of requests to applications, by place in the columns."""
+        """Of requests to applications, by row."""
 
     def __len__(self) -> int:
         return len(self.request_id)
 
     def set_answer(self, answer: Answer) -> None:
-        """Of the request that was added last, which was to an application."""
+        """Set the answer of the request added last, which was to an application."""
         self.model[-1] = answer.application
         self.answers[len(self.model) - 1] = answer
 
@@ -111,7 +111,7 @@ class RecordBuffer:
     """Finished requests until they are taken as a batch."""
 
     def __init__(self, *, has_answers: bool = False) -> None:
-        """`has_answers`: there are applications, the records have the columns of their answers."""
+        """`has_answers`: the run has applications, whose answers add columns."""
         self.rows = FinishedRequests()
         self.schema = ANSWER_SCHEMA if has_answers else RECORD_SCHEMA
 
@@ -129,7 +129,7 @@ class RecordBuffer:
 
 
 def _derived(rows: FinishedRequests) -> dict[str, Any]:
-    """Columns of the schema that are computed."""
+    """The schema's columns that follow from others."""
     arrival_s, finished_s, placed_s = map(_floats, (rows.arrival_s, rows.finished_s, rows.placed_s))
     stages_s = [
         _floats(each) for each in (rows.load_s, rows.preprocess_s, rows.infer_s, rows.postprocess_s)
@@ -137,7 +137,7 @@ def _derived(rows: FinishedRequests) -> dict[str, Any]:
     is_placed = placed_s >= 0
     network_s = np.where(is_placed, finished_s - placed_s - sum(stages_s), 0.0)
     load_s, preprocess_s, infer_s, postprocess_s = stages_s
-    tenants, models = _parts(rows.model)
+    tenants, models = _tenants_and_models(rows.model)
     return {
         "tenant": tenants,
         "model": models,
@@ -183,8 +183,8 @@ def _encoded(values: Sequence[str | None]) -> pa.DictionaryArray:
     )
 
 
-def _parts(models: Sequence[ModelName]) -> list[pa.DictionaryArray]:
-    """Tenants and names, computed once per model rather than once per row."""
+def _tenants_and_models(models: Sequence[ModelName]) -> list[pa.DictionaryArray]:
+    """Columns of tenants and of models; encoded once per model, not per row."""
     known = {model: at for at, model in enumerate(dict.fromkeys(models))}
     places = pa.array(np.fromiter(map(known.__getitem__, models), np.int32, len(models)))
     encoded = [_encoded([model[part] for model in known]) for part in range(2)]

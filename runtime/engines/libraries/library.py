@@ -1,4 +1,4 @@
-"""What a library loads from a file's bytes: XGBoost's, LightGBM's, scikit-learn's in skops."""
+"""Engines of models that a library loads from one file: XGBoost, LightGBM, scikit-learn (skops)."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class LibraryEngine(Engine):
 
     uses_device = False
     memory_ratio = 1.0
-    """Memory of a loaded model by bytes of its file: chosen by hand, no benchmark measures it."""
+    """Bytes of a loaded model per byte of its file; an estimate, not measured."""
     fixed_bytes = 0
-    """What a loaded model takes whatever its size; also chosen by hand."""
+    """Bytes of a loaded model in addition, whatever its size; an estimate, too."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -69,16 +69,16 @@ class LibraryEngine(Engine):
         )
 
     def working_bytes(self, weight_bytes: int) -> int:
-        """What the library takes beyond the file's size, which is reserved in any case."""
+        """Bytes of a loaded model beyond the file's size, which is always reserved."""
         return self.fixed_bytes + int(max(0.0, self.memory_ratio - 1.0) * weight_bytes)
 
     @abstractmethod
     def load(
         self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
     ) -> Any:
-        """What the model's task runs: a `LibraryModel`, or an ONNX session.
+        """Load the model: a `LibraryModel`, or an ONNX session.
 
-        `content`: the file's bytes, mapped: only while this runs. Raises any error of the library,
+        `content` is the mapped file, valid only during the call. Raises any error of the library,
         or LoadFailed.
         """
 
@@ -140,7 +140,7 @@ class XgboostModel:
                     rows, nthread=self._threads, feature_names=self._names
                 )
                 return (output_tensor(self._booster.predict(matrix)),)
-            # No copy into a DMatrix; the same values.
+            # Same values, without a copy into a DMatrix.
             found = self._booster.inplace_predict(rows, validate_features=False)
         except (self._xgboost.core.XGBoostError, ValueError) as error:
             raise InferenceFailed(f"xgboost: {error}") from error

@@ -1,8 +1,4 @@
-"""Calls of torch that are changed here: the default type of one thread, and shorter forwards.
-
-`torch.set_default_dtype` changes it for the whole process: inferences of other models that run
-meanwhile would compute their masks and positions in the wrong type.
-"""
+"""Changed calls of torch: a default dtype per thread, and forwards with less overhead."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_OF_FLOATS: Final = frozenset(
+_FLOAT_FACTORIES: Final = frozenset(
     {
         torch.empty,
         torch.empty_strided,
@@ -41,12 +37,16 @@ _OF_FLOATS: Final = frozenset(
         torch.kaiser_window,
     }
 )
-_BY_VALUE: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
-"""Of floats if one of their numbers is a float."""
+_VALUE_FACTORIES: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
+"""They make float tensors if one of their arguments is a float."""
 
 
 class DefaultDtype(TorchFunctionMode):
-    """In the block, tensors made without a type, of floats, have this one."""
+    """In the block, float tensors made by this thread without a dtype have this one.
+
+    `torch.set_default_dtype` applies to the whole process: concurrent inferences of other models
+    would compute masks and positions in the wrong dtype.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -58,9 +58,8 @@ class DefaultDtype(TorchFunctionMode):
         """Only one thread may be in such a block at a time."""
         self._thread = threading.get_ident()
         self._process_default = torch.get_default_dtype
-        torch.get_default_dtype = (
-            self._default_of_thread
-        )  # networks ask it, and modes do not see it
+        # Networks call it, and modes do not intercept it.
+        torch.get_default_dtype = self._default_of_thread
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]  # torch's
 
     def __exit__(self, *error: object) -> None:
@@ -81,8 +80,8 @@ class DefaultDtype(TorchFunctionMode):
         del types
         keywords = dict(kwargs or {})
         if keywords.get("dtype") is None and (
-            func in _OF_FLOATS
-            or (func in _BY_VALUE and _has_float((args, *keywords.values())))
+            func in _FLOAT_FACTORIES
+            or (func in _VALUE_FACTORIES and _has_float((args, *keywords.values())))
             or (func is torch.normal and (len(args) > 2 or "size" in keywords))
         ):
             keywords["dtype"] = self._dtype
@@ -90,7 +89,7 @@ class DefaultDtype(TorchFunctionMode):
 
 
 def _has_float(values: Any) -> bool:
-    """Whether Python's own numbers hold a float; tensors and arrays keep their type."""
+    """True if one of Python's numbers is a float; tensors and arrays keep their dtype."""
     if isinstance(values, (list, tuple)):
         return any(_has_float(value) for value in values)
     return isinstance(values, float)
