@@ -6,8 +6,10 @@ A value is one row: its tensor gets a first dimension of 1, and loses it again w
 import base64
 import binascii
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +33,8 @@ from common.inference_protocol.tensors import (
 from common.shown_value import shown
 from workflows.errors import StepError, StepLost
 
+_MAX_EMPTY_LISTS: Final = 1 << 16
+"""In a tensor without values, which has no bytes whatever its shape says."""
 _NUMBERS_OR_NULL: Final = (float, int, type(None))
 
 
@@ -115,6 +119,9 @@ def _of_value(name: str, value: Any) -> StoredTensor:
 
 def plain_value(tensor: StoredTensor) -> Any:
     """The tensor as JSON, without a first dimension of 1. Raises InvalidRequest."""
+    if 0 in tensor.shape and math.prod(takewhile(bool, tensor.shape)) > _MAX_EMPTY_LISTS:
+        shape = list(tensor.shape)
+        raise InvalidRequest(f"output {tensor.name!r} has shape {shape}: too many empty lists")
     data = _loaded(tensor).data
     if tensor.datatype == BYTES:
         data = np.vectorize(_text, otypes=[object])(data) if data.size else data

@@ -85,3 +85,10 @@ def test_json_outputs_are_read() -> None:
     found = read_outputs(body, None)["s"]
     assert isinstance(found, StoredTensor)
     assert plain_value(found) == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("shape", [(1 << 40, 0), (1 << 20, 1 << 20, 0)])
+def test_a_tensor_without_values_is_no_way_to_fill_the_memory(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidRequest, match="too many empty lists"):
+        plain_value(StoredTensor("x", "FP32", shape, b""))
+    assert plain_value(StoredTensor("x", "FP32", (0, 1 << 40), b"")) == []
