@@ -197,7 +197,7 @@ Report = Callable[[float, Exception | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _ForecastResult:
     """Result of one forecast: the demand or the error, and its duration."""
 
     models: tuple[str, ...]
@@ -206,9 +206,9 @@ class _Outcome:
     took_s: float
 
 
-def in_place(forecast: Callable[[], _Outcome]) -> Future[_Outcome]:
+def run_inline(forecast: Callable[[], _ForecastResult]) -> Future[_ForecastResult]:
     """Run the forecast in the caller's thread, for simulations."""
-    done: Future[_Outcome] = Future()
+    done: Future[_ForecastResult] = Future()
     done.set_result(forecast())
     return done
 
@@ -227,7 +227,7 @@ class Forecasts:
         forecaster: Forecaster,
         *,
         interval_s: float = FORECAST_INTERVAL_S,
-        submit: Callable[[Callable[[], _Outcome]], Future[_Outcome]] = in_place,
+        submit: Callable[[Callable[[], _ForecastResult]], Future[_ForecastResult]] = run_inline,
         clock_s: Callable[[], float] = lambda: 0.0,
         report: Report = _raise,
     ) -> None:
@@ -238,7 +238,7 @@ class Forecasts:
         self._demand: Demand | None = None
         self._models: tuple[str, ...] = ()
         self._started_s = 0.0
-        self.running: Future[_Outcome] | None = None
+        self.running: Future[_ForecastResult] | None = None
 
     def demand(
         self, models: tuple[str, ...], now_s: float, hints: Sequence[ArrivalHint] = ()
@@ -276,7 +276,7 @@ class Forecasts:
             self._demand, self._models = None, models
         return inputs
 
-    def _forecast(self, inputs: ForecastInput) -> _Outcome:
+    def _forecast(self, inputs: ForecastInput) -> _ForecastResult:
         """May run in any thread."""
         started_s = self._clock_s()
         demand, failure = None, None
@@ -284,4 +284,4 @@ class Forecasts:
             demand = self._forecaster.forecast(inputs)
         except Exception as error:  # a failed forecast must not stop plans
             failure = error
-        return _Outcome(inputs.models, demand, failure, self._clock_s() - started_s)
+        return _ForecastResult(inputs.models, demand, failure, self._clock_s() - started_s)

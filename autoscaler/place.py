@@ -63,6 +63,8 @@ from registry.domain.records import (
 )
 from registry.redis.autoscaler_log import AutoscalerLog
 
+logger = logging.getLogger(__name__)
+
 _NICENESS: Final = 10
 """Plans may take seconds of a core that pods compute on."""
 
@@ -165,8 +167,6 @@ def predicted_rps(job: PlanningJob, replicas: Sequence[PlacedReplica]) -> float:
     in_time = Predictor(job.workloads, kinds, job.profiles, job.params).predict(known).in_time
     return sum(rates[model] * part for model, part in in_time.items())
 
-
-logger = logging.getLogger(__name__)
 
 _CHECK_INTERVAL_S: Final = 2.0
 """Between two looks at the forecast, which changes no faster."""

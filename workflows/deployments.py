@@ -33,6 +33,8 @@ from workflows.run import Run, RunStatus
 from workflows.runner import Printed
 from workflows.settings import SchedulerSettings
 
+logger = logging.getLogger(__name__)
+
 _REPOSITORY: Final = str(Path(__file__).resolve().parents[1])
 _START: Final = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); import runpy; "
@@ -153,8 +155,6 @@ class RunnerProcess:
         """End the process; its exit status."""
         return None if self._child is None else await self._child.end(grace_s=0.0)
 
-
-logger = logging.getLogger(__name__)
 
 MAX_AGE_S: Final = 1.0
 """A definition is read again when it is older: another scheduler may have deployed a new one."""

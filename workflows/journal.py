@@ -19,6 +19,8 @@ from workflows.predict import BadCountsError, WorkflowCounts, WorkflowKnowledge
 from workflows.run import Delivery, RecordedStep, Run, RunStatus, RunStep
 from workflows.values import StoredTensor, outputs_bytes
 
+logger = logging.getLogger(__name__)
+
 MAX_INLINE_BYTES: Final = 64 * 1024
 """Outputs of a step up to this size are in the journal; others are computed again."""
 
@@ -207,9 +209,6 @@ async def _adopt(log: WorkflowLog, run: Run) -> bool:
     else:
         run.result = result
     return True
-
-
-logger = logging.getLogger(__name__)
 
 
 class KnowledgeStore:

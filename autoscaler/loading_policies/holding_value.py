@@ -20,7 +20,7 @@ from autoscaler.planning.pool_view import PoolView
 from registry.domain.model import Tier
 from registry.domain.prices import characteristic_time_s, eviction_loss_s
 
-_RISING: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
+_SLOWEST_FIRST: Final = (Tier.DISK, Tier.HOST, Tier.DEVICE)
 _MINUTE_S: Final = 60.0
 _GB_HOUR: Final = 1e9 * 3600.0
 
@@ -104,7 +104,7 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
     margin: dict[Tier, Floats] = {}
     is_worth_holding: dict[Tier, Booleans] = {}
     has_host = any(each.budget_bytes.get(Tier.HOST, 0) for each in view.pods.values())
-    for tier in _RISING:
+    for tier in _SLOWEST_FIRST:
         saved[tier] = np.maximum(from_s - load_s[tier], 0.0)
         if tier is Tier.HOST and not has_host:
             saved[tier] = np.zeros(size.size)
@@ -138,7 +138,7 @@ def _load_times(view: PoolView) -> dict[Tier, Floats]:
     """(models,) by tier: seconds of a load, never shorter from a farther tier."""
     found: dict[Tier, Floats] = {}
     minimum: Floats = np.zeros(len(view.models))
-    for tier in (*reversed(_RISING), Tier.REMOTE):
+    for tier in (*reversed(_SLOWEST_FIRST), Tier.REMOTE):
         minimum = np.maximum(minimum, [each.load_from_s(tier) for each in view.models])
         found[tier] = minimum
     return found

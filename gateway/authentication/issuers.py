@@ -24,6 +24,8 @@ from gateway.errors import InvalidToken, NotReady
 from registry.errors import InvalidYaml
 from registry.inference_service.documents import read_yaml
 
+logger = logging.getLogger(__name__)
+
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
@@ -121,8 +123,6 @@ def _problems(entry: object) -> Iterator[str]:
         for field in dict.fromkeys(str(each["loc"][0]) for each in error.errors()):
             yield f"{field} {_RULES[field]}, was {shown(entry.get(field))}"
 
-
-logger = logging.getLogger(__name__)
 
 MIN_REFRESH_INTERVAL_S: Final = 5.0
 """Minimum time between two reads because of unknown key ids or failed reads."""

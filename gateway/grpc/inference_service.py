@@ -100,7 +100,7 @@ class InferenceService:
         pairs = pairs_of(context.invocation_metadata())
         name = _parse(messages.ModelInferRequest, content).model_name
         target = target_of_call(self._app, model_path(pairs, name, "/infer"), host_of(pairs))
-        if name and "/" not in name and self._app.pools.names.answers_to(target.model, name):
+        if name and "/" not in name and self._app.pools.names.has_alias(target.model, name):
             target = replace(target, name=name)
         headers = request_headers(pairs, size=len(content), remaining_s=context.time_remaining())
         request = GrpcRequest(target, headers, content)

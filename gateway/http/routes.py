@@ -160,7 +160,7 @@ def _by_own_name(found: ModelPath, known: KnownNames | None) -> ModelPath:
     if match is None or found.name is None or known is None:
         return found
     called = unquote(match[1])
-    if called == found.name or not known.answers_to(ModelName(found.namespace, found.name), called):
+    if called == found.name or not known.has_alias(ModelName(found.namespace, found.name), called):
         return found
     begin, end = match.span(1)
     own_path = f"{found.path[:begin]}{quote(found.name)}{found.path[end:]}"

@@ -106,7 +106,7 @@ class KnownNames:
             }
         return self._namespaces
 
-    def answers_to(self, name: ModelName, called: str) -> bool:
+    def has_alias(self, name: ModelName, called: str) -> bool:
         """Whether a declared model may be called so at its own Host or prefix.
 
         A model of Triton's format may have the name of its folder, which only pods know: there any

@@ -36,6 +36,8 @@ from registry.redis.reports import read_declared_times, restore_declared_times
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
 
+logger = logging.getLogger(__name__)
+
 _SYNC_TIMEOUT_S = 10.0
 
 
@@ -98,8 +100,6 @@ class ClusterConnection:
         for changed in self._waiters:
             changed.set()
 
-
-logger = logging.getLogger(__name__)
 
 _SAVE_INTERVAL_S: Final = 1.0
 

@@ -28,7 +28,7 @@ from registry.redis.transactions import REPLY_TIMEOUT_S, AppliedChanges, Transac
 
 logger = logging.getLogger(__name__)
 
-KEPT_MS: Final = 10_000
+SNAPSHOT_TTL_MS: Final = 10_000
 """Life of the stored snapshot."""
 _RETRY: Final = Backoff(initial_s=0.2, max_s=1.6)
 """Between two requests for the stored snapshot; times a random factor, to spread clients."""
@@ -67,7 +67,9 @@ async def _take_and_store(transactions: Transactions) -> tuple[ChannelVersions, 
     taken = versions, _, snapshot = await transactions.snapshot()
     packed = await asyncio.to_thread(_pack, versions.news, snapshot)
     try:
-        await transactions.command("SET", transactions.prefix + _KEY, packed, "PX", str(KEPT_MS))
+        await transactions.command(
+            "SET", transactions.prefix + _KEY, packed, "PX", str(SNAPSHOT_TTL_MS)
+        )
         await transactions.command(
             "PEXPIRE", transactions.prefix + "sharing", str(_MIN_INTERVAL_MS)
         )

@@ -22,6 +22,8 @@ from runtime.metrics import GPU_BUSY, GPU_TEMPERATURE, GPU_USED_BYTES, GPU_XID
 from runtime.pod_process import MPS_PERCENTAGE
 from runtime.threads import in_thread
 
+logger = logging.getLogger(__name__)
+
 CPU_INFO: Final = Path("/proc/cpuinfo")
 CGROUP_CPU: Final = Path("/sys/fs/cgroup/cpu.max")
 CPU_BUDGET_BYTES: Final = 2 * 1024**3
@@ -165,8 +167,6 @@ def _status_bytes(name: str) -> int:
     found = re.search(rf"{name}:\s+(\d+) kB", STATUS.read_text())
     return int(found.group(1)) * 1024 if found else 0
 
-
-logger = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 

@@ -208,7 +208,7 @@ class KeptMemory:
         """Limit of all kept tensors together."""
         return min(self._limit_bytes, self._budget_bytes - self._models_bytes)
 
-    def models_take(self, size_bytes: int) -> None:
+    def set_models_bytes(self, size_bytes: int) -> None:
         """Set the bytes of the budget that models and loads use now."""
         self._models_bytes = size_bytes
 
@@ -244,7 +244,7 @@ class KeptMemory:
             raise
         return DeviceTensor(tensor.name, tensor.datatype, values, lease)
 
-    def make_way(self, missing_bytes: int = 0) -> bool:
+    def free_for_load(self, missing_bytes: int = 0) -> bool:
         """Free bytes that a load needs, of the budget or `missing_bytes` of the device. Blocks.
 
         False if nothing was freed.
@@ -255,12 +255,12 @@ class KeptMemory:
             self.spill(needed_bytes, SpillReason.LOAD)
         return self.used_bytes < before_bytes
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Record that the device has failed for good."""
         self._is_lost = True
         self.on_lost()
 
-    def failed(self, error: Exception) -> None:
+    def on_copy_failed(self, error: Exception) -> None:
         """Handle a failed copy from the device, perhaps because the device failed."""
         if is_device_lost(error):
             self.on_failed(error)

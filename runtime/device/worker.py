@@ -187,7 +187,7 @@ class DeviceWorker:
             self.lost_reason = f"the pod's device failed and the pod is replaced: {error}"
             _refuse(self._queue.take_all(), PodDraining, self.lost_reason)
         logger.error("device lost", extra={"error": error})
-        self.kept.lose()
+        self.kept.mark_lost()
         self.on_lost(self.lost_reason)
 
     # On the event loop: a job waits in the queue, and for its outcome

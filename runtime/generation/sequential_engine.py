@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from runtime.device.worker import DeviceWorker
 
+logger = logging.getLogger(__name__)
+
 ScoreSteps = Generator[torch.Tensor, torch.Tensor, None]
 """Scores of the next token of each row, in 32 bits; takes the tokens that are chosen."""
 Scores = list[list[torch.Tensor]]
@@ -163,9 +165,6 @@ def sampling_defaults(network: PreTrainedModel) -> SamplingDefaults:
         min_tokens=config.min_new_tokens,
         stops=(strings,) if isinstance(strings, str) else tuple(strings),
     )
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

@@ -117,7 +117,7 @@ class ModelLoader:
         if not kept.used_bytes:
             return False
         executor = self.resolver.threads.executor_for(ticket)
-        return await in_thread(executor, kept.make_way, missing_bytes)
+        return await in_thread(executor, kept.free_for_load, missing_bytes)
 
     @contextmanager
     def _device_errors(self, key: str) -> Iterator[None]:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
+
 
 Result = TypeVar("Result")
 
@@ -234,9 +236,6 @@ async def run_steps(
         wait_s += result.wait_s
         compute_s += result.compute_s
     return InferenceResult(outputs, wait_s, compute_s, len(outputs[0].data))
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,10 +141,10 @@ class WeightResolver:
         # Files of 32 bits may become half as large; `reserve` knows the exact size.
         min_bytes = weight_bytes // 2 if engine.takes_dtype else weight_bytes
         self.store.check_fits(spec.key, min_bytes + working_bytes)
-        take = partial(self._take, spec, engine, folder, dtype, base)
+        convert = partial(self._convert, spec, engine, folder, dtype, base)
         processor, found = await asyncio.gather(
             unless_cancelled(ticket, self.processors.get(spec)),
-            self._open_nearest(spec, files, ticket, take, closing),
+            self._open_nearest(spec, files, ticket, convert, closing),
             return_exceptions=True,
         )
         if isinstance(processor, BaseException) or isinstance(found, BaseException):
@@ -176,7 +176,7 @@ class WeightResolver:
         spec: ModelSpec,
         files: Sequence[RemoteFile],
         ticket: LoadTicket,
-        take: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
+        convert: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
         closing: AsyncExitStack,
     ) -> tuple[ModelFolder, WeightSource, Tier]:
         """The stored model, its converted weights, and the tier that they are read from."""
@@ -193,7 +193,7 @@ class WeightResolver:
                 download.begin(partial(self.cache.fetch_weights, spec, ticket), threads)
                 stored = await download.weights(threads)
             closing.callback(stored.close)
-            return *await in_thread(threads, take, stored), tier
+            return *await in_thread(threads, convert, stored), tier
         except Exception:
             await closing.aclose()  # also ends the wait for the processor
             raise
@@ -213,10 +213,10 @@ class WeightResolver:
         """Memory of text generation in addition to `needed_bytes`. Blocks."""
         tensors = weights.layout.tensors if base is None else _shared(base).tensors
         free_bytes = min(self.store.free_bytes, self.memory.free_bytes())
-        room = Room(self.store.most_bytes(spec.key) - needed_bytes, free_bytes - needed_bytes)
+        room = Room(self.store.max_model_bytes(spec.key) - needed_bytes, free_bytes - needed_bytes)
         return generation_memory(model.path, spec.task, self.generation_limits, tensors, room)
 
-    def _take(
+    def _convert(
         self,
         spec: ModelSpec,
         engine: Engine,

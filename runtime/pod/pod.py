@@ -260,7 +260,7 @@ class Pod:
             policy=greedy_dual,
             reload_s=reload_s,
             quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
-            on_taken=device.kept.models_take,
+            on_taken=device.kept.set_models_bytes,
         )
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
         self.gpu = GpuWatch(

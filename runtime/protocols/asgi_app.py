@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+logger = logging.getLogger(__name__)
+
 Headers = list[tuple[str, str]]
 JSON = [("content-type", "application/json")]
 Failure = PodError | RemoteRefused
@@ -119,8 +121,6 @@ def answer_in_kind(headers: Mapping[str, str], model_name: str, body: EncodedBod
     content = orjson.dumps({**attributes, "data": orjson.Fragment(body.content)})
     return EncodedBody(content, (("content-type", STRUCTURED),))
 
-
-logger = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = frozenset({"/", "/metrics", "/v2/health/live", "/v2/health/ready"})
 """For the kubelet's probes and for Prometheus, which have no secret."""

@@ -28,6 +28,8 @@ from common.process import extend_process_title
 from runtime.errors import ExpressionRefused, ExpressionStopped, InvalidExpression
 from runtime.metrics import EXPRESSIONS
 
+logger = logging.getLogger(__name__)
+
 MEMORY_BYTES: Final = 512 * 1024**2
 """Memory that a worker may use beyond the libraries."""
 MAX_FRAME_BYTES: Final = 256 * 1024**2
@@ -183,8 +185,6 @@ def _replace_workers(control: socket.socket, memory_bytes: int) -> None:
                 run_worker(connection, memory_bytes)
         workers[number] = pid
 
-
-logger = logging.getLogger(__name__)
 
 PAUSE_S: Final = 300.0
 SHARE: Final = 4

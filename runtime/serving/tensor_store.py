@@ -25,7 +25,7 @@ from runtime.serving.shared_memory import BlockPool, SharedBlock, max_blocks
 
 logger = logging.getLogger(__name__)
 
-LONGEST_S: Final = 3600.0
+DEFAULT_TTL_S: Final = 3600.0
 """Time for which a tensor is kept if its run has no deadline."""
 EXPIRY_INTERVAL_S: Final = 1.0
 MAX_ENDED: Final = 4096
@@ -89,7 +89,7 @@ class TensorStore:
         A tensor on the host is copied: it may be a view of a batch, whose memory must not be held.
         """
         now_s = self._now_s()
-        expires_s = now_s + LONGEST_S if expires_s is None else expires_s
+        expires_s = now_s + DEFAULT_TTL_S if expires_s is None else expires_s
         size = tensor.host_bytes
         with self._lock:
             if (namespace, run) in self._ended:
@@ -202,7 +202,7 @@ class TensorStore:
             except (RuntimeError, MemoryError) as error:
                 logger.warning("a kept tensor is lost", extra={"error": error})
                 self.drop(namespace, run, [identity])
-                self._device.failed(error)
+                self._device.on_copy_failed(error)
                 return kept.tensor.values.nbytes
         DEVICE_TENSOR_COPIED_BYTES.labels(reason).inc(kept.tensor.host_bytes)
         with self._lock:

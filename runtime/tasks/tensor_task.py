@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
+logger = logging.getLogger(__name__)
+
 
 POSITION_PREFIX = "INPUT__"
 """Triton's clients name the inputs of a program by their positions: INPUT__0 and so on."""
@@ -159,7 +161,6 @@ def _example(shape: tuple[int, ...], datatype: str) -> npt.NDArray[Any]:
     return np.zeros(shape, np.float32 if datatype == BF16 else NUMPY_OF[datatype])
 
 
-logger = logging.getLogger(__name__)
 TOLERANCE = {"FP16": 1e-2, BF16: 5e-2}
 DEFAULT_TOLERANCE = 1e-4
 """Allowed difference of a row's outputs alone and in a batch, relative to the largest value."""

@@ -28,6 +28,8 @@ from runtime.storage.listing import RemoteFile
 from runtime.storage.partial_file import PARTIAL_SUFFIX, PartialFile, file_bytes, folder_bytes
 from runtime.tiers.generation_folder import key_of_cache_name
 
+logger = logging.getLogger(__name__)
+
 POLL_INTERVAL_S = 0.02
 """Time between attempts to lock: the kernel's own wait could not be cancelled."""
 _DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -164,8 +166,6 @@ def free_bytes(cache: Path) -> int:
         cache = cache.parent
     return shutil.disk_usage(cache).free
 
-
-logger = logging.getLogger(__name__)
 
 _QUOTAS = "the pool's annotation pilotlight.io/quotas, or --quotas of `pilotlight up`"
 DEFAULT_SHARE = 0.8

@@ -34,6 +34,8 @@ from workflows.plan.problem import (
 from workflows.run import Run, RunStep
 from workflows.values import outputs_bytes
 
+logger = logging.getLogger(__name__)
+
 
 class AssignedSteps:
     """Owned by the event loop. Steps are named by run and number."""
@@ -182,9 +184,6 @@ class PodQueues:
             return
         size, key = (float(outputs_bytes(step.outputs)), self.key(step.model))
         self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size
-
-
-logger = logging.getLogger(__name__)
 
 
 class LonePlacement:

@@ -109,11 +109,11 @@ def test_memory_counts_until_the_last_user_of_a_tensor_is_gone() -> None:
 
 def test_tensors_take_what_models_leave() -> None:
     memory = KeptMemory(1 << 20, 10 * SIZE)
-    memory.models_take(9 * SIZE)
+    memory.set_models_bytes(9 * SIZE)
     assert memory.room_bytes == SIZE
     first = kept(memory)
     assert memory.keep(output()) is None
-    memory.models_take(10 * SIZE)
+    memory.set_models_bytes(10 * SIZE)
     assert memory.excess_bytes == SIZE
     del first
     assert memory.excess_bytes == 0
@@ -136,14 +136,14 @@ def test_a_load_gets_what_is_missing_and_no_more() -> None:
     memory = KeptMemory(1 << 20, 4 * SIZE)
     store, keep = store_of(memory)
     names = [keep(1.0) for _ in range(4)]
-    memory.models_take(SIZE)
-    assert memory.make_way()
-    assert not memory.make_way()
-    assert memory.make_way(missing_bytes=1)
+    memory.set_models_bytes(SIZE)
+    assert memory.free_for_load()
+    assert not memory.free_for_load()
+    assert memory.free_for_load(missing_bytes=1)
     assert [store.is_on_device([name]) for name in names] == [False, False, True, True]
-    assert memory.make_way(missing_bytes=1 << 30)
+    assert memory.free_for_load(missing_bytes=1 << 30)
     assert memory.used_bytes == 0
-    assert not memory.make_way(missing_bytes=1)
+    assert not memory.free_for_load(missing_bytes=1)
 
 
 def test_a_tensor_in_use_is_copied_but_not_freed() -> None:
@@ -151,7 +151,7 @@ def test_a_tensor_in_use_is_copied_but_not_freed() -> None:
     store, keep = store_of(memory)
     name = keep(1.0)
     user = store.find("team", "r", name)
-    assert not memory.make_way(missing_bytes=1)
+    assert not memory.free_for_load(missing_bytes=1)
     assert not store.is_on_device([name])
     assert memory.used_bytes == SIZE
     del user
