@@ -5,6 +5,7 @@ Writes are patches of single fields. The names of the classes of errors are metr
 
 import datetime
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
@@ -17,6 +18,8 @@ from prometheus_client import Counter, Gauge
 
 from controller.resources import APPLICATIONS, ApplicationObject, ServiceObject, read_service
 from registry.domain.model import ModelName
+
+logger = logging.getLogger(__name__)
 
 
 class KubernetesError(Exception):
@@ -188,7 +191,10 @@ class ClusterApi:
         is_warning: bool,
         kind: tuple[str, str] = (f"{GROUP}/{VERSION}", "InferenceService"),
     ) -> None:
-        """`kind`: API version and kind of the object."""
+        """`kind`: API version and kind of the object.
+
+        An event that is refused, as with a full quota or in an ending namespace, is only logged.
+        """
         now = datetime.datetime.now(datetime.UTC)
         event = client.CoreV1Event(
             metadata=client.V1ObjectMeta(generate_name=f"{about.name}.", namespace=about.namespace),
@@ -209,10 +215,14 @@ class ClusterApi:
             last_timestamp=now,
             count=1,
         )
-        with api_errors("post an event about", about):
-            await self._core.create_namespaced_event(
-                about.namespace, event, _request_timeout=TIMEOUT_S
-            )
+        try:
+            with api_errors("post an event about", about):
+                await self._core.create_namespaced_event(
+                    about.namespace, event, _request_timeout=TIMEOUT_S
+                )
+        except (Changed, Denied) as error:
+            FAILURES.labels(cause=type(error).__name__).inc()
+            logger.warning("event refused", extra={"about": str(about)}, exc_info=error)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from controller.api import FAILURES, STATUS_WRITES, Changed, ClusterApi, Denied, Gone
+from controller.api import STATUS_WRITES, ClusterApi, Gone
 from controller.model_status import (
     WRITE_INTERVAL_S,
     CanaryVersion,
@@ -340,13 +340,9 @@ class ModelReconciler:
         known = self._of(service)
         if known.last_event == (reason, message):
             return
-        try:
-            await self._api.post_event(
-                service.name, service.uid, reason=reason, message=message, is_warning=is_warning
-            )
-        except (Changed, Denied) as error:  # a full quota, an ending namespace: not this model's
-            FAILURES.labels(cause=type(error).__name__).inc()
-            logger.warning("event refused", extra={"model": str(service.name)}, exc_info=error)
+        await self._api.post_event(
+            service.name, service.uid, reason=reason, message=message, is_warning=is_warning
+        )
         known.last_event = (reason, message)
 
 

@@ -22,13 +22,14 @@ from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects, Key
 from controller.pools import PoolRegistries
-from controller.resources import Kind
+from controller.resources import Kind, read_graph_object
 from controller.settings import ControllerSettings
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from tests import servers
 from tests.controller.api_server import ApiServer, connect, running
 from tests.controller.objects import service
+from tests.controller.test_graph_objects import graph
 from tests.registry.redis.clients import until
 
 _pools = itertools.count(1)
@@ -239,6 +240,23 @@ async def test_graphs_reconciled_before_their_pool_is_open_are_found(stage: Stag
         await GraphReconciler(api, one.objects, registries).reconcile_all()
         assert list(registries.opened()) == [stage.pool]
         await registries.close()
+
+
+async def test_a_graph_whose_event_is_refused_keeps_no_other_from_being_reported(
+    stage: Stage,
+) -> None:
+    def refuse(request: web.Request) -> int | None:
+        return 403 if "/namespaces/full/" in request.path else None
+
+    stage.server.fault = refuse
+    objects = ClusterObjects()
+    for namespace in ("full", "team"):
+        objects.update(read_graph_object(graph(pool="none", namespace=namespace, uid=namespace)))
+    async with connect(stage.url) as connection, asyncio.TaskGroup() as tasks:
+        api = ClusterApi(connection, component="controller", instance="one")
+        registries = PoolRegistries(stage.redis_url, tasks, lambda: None)
+        await GraphReconciler(api, objects, registries).reconcile_all()
+    assert stage.server.events == ["NotServed"]
 
 
 async def test_an_earlier_model_that_uses_the_quota_later_displaces_a_later_one(
