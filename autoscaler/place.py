@@ -1,4 +1,4 @@
-"""Keeps a pool's placement: says when to plan, adopts plans, and carries them out step by step.
+"""Keeps a pool's placement: when to plan, planning in a process, adopting plans, executing them.
 
 The record in the registry is all of its state that counts: another leader continues from it.
 """

@@ -1,4 +1,4 @@
-"""Expected failures of the command line and the platform; `cli` maps each to an exit status."""
+"""Expected failures of command line and platform, which `cli` maps to exit statuses; signals."""
 
 import asyncio
 import signal

@@ -1,4 +1,4 @@
-"""The scheduler's HTTP interface, which gateways pass requests to.
+"""The scheduler's HTTP interface, which gateways pass requests to, and checks of their bodies.
 
 Gateways have authenticated the caller; `x-pilotlight-namespace` names the tenant.
 """

@@ -1,4 +1,4 @@
-"""The deployed workflows, each with its runner, which starts with the first run."""
+"""The deployed workflows, and the process of each one's runner, which starts with the first run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The journal of this scheduler's runs: what another scheduler needs to resume them.
+"""The journal of this scheduler's runs, for another to resume them; and stored knowledge of runs.
 
 Results of steps are in it where they are small, and the order in which outputs were delivered. For
 clients that wait here, results are read of runs that another scheduler has taken over.

@@ -1,4 +1,4 @@
-"""What followed each beginning of a workflow's runs: decaying counts that can be merged and kept.
+"""Predicts a run's next steps by decaying counts of earlier runs, which can be merged and kept.
 
 Zhang et al. 2025, section 5.2: the table (application, T_k) -> {(S_i, f_i)}, S_0 the end of a run.
 """

@@ -1,4 +1,4 @@
-"""The values that workflows see, and tensors of the Open Inference Protocol as pods send them.
+"""The values that workflows see, as V2 tensors of pods, and texts streamed as they are generated.
 
 A value is one row: its tensor gets a first dimension of 1, and loses it again when it is fetched.
 """

@@ -1,4 +1,4 @@
-"""Forecasts of models with a period, by the arrivals at the same phase of earlier cycles.
+"""Classifies models by their arrival pattern, and forecasts those with a period by earlier cycles.
 
 Mean: the mean over cycles multiplied by the level. Level: the arrivals of the last hours divided by
 those of the same hours in earlier cycles. Noise: the variance between cycles. P(arrival): the share

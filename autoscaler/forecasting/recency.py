@@ -1,4 +1,4 @@
-"""P(arrival within the next minute) by recency and frequency of a model's arrivals.
+"""P(arrival) by the recency of a model's arrivals, by their gaps, and by bursts at intervals.
 
 One logistic regression for all models, fitted to the last two days: on the logarithms of the time
 since the last arrival and of the share of active minutes over several half-lives, and on their

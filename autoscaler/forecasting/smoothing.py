@@ -1,4 +1,4 @@
-"""Expected arrivals as a mixture of exponential averages, weighted by their past errors.
+"""Operational time, and expected arrivals as a mixture of exponential averages by past errors.
 
 Every average is a linear function of the counts, so all forecasts at past origins cost one matrix
 product. Their errors give the weights and the noise for each window length, including the larger

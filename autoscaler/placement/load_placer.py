@@ -1,4 +1,4 @@
-"""Places the loads of one plan: on pods with free memory, spread over nodes, few loads per node.
+"""Places the loads of one plan, and the value of copies: few loads per node, spread over nodes.
 
 If no pod has free memory, the idle models of one pod are evicted, if their loss is smaller than the
 gain. A placer is made from a view, changes while the plan is made, and is used for one plan.

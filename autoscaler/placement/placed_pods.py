@@ -1,4 +1,4 @@
-"""From the placed pods that run to those of the plan: one move per accelerator at a time. Pure.
+"""When to plan a placement anew, and the moves from running pods to a plan's. Pure.
 
 A new copy is warm before the one it replaces leaves; where there is no room for both, the cheapest
 leaves first. A pod that does not become warm in time ends the plan: what runs then stays.

@@ -1,4 +1,4 @@
-"""The input of planners from the registry's state: workloads, accelerators, profiles. Pure.
+"""The input of planners from the registry's state, and the record of their plans. Pure.
 
 A model is planned for if it has a deadline, which is its SLO, and a profile on the accelerators.
 """

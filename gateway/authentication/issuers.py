@@ -1,4 +1,4 @@
-"""Trusted identity providers (token issuers) by tenant.
+"""Trusted identity providers (token issuers) by tenant, and their public keys.
 
 The folder has one YAML file per tenant, a mounted ConfigMap. The file `_operator` lists the issuers
 for metrics and explanations, which show all tenants' data.

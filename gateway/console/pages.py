@@ -1,4 +1,4 @@
-"""Routes of the console. Names from outside are escaped by the templates, or set as text.
+"""Routes of the console and what they show. Names are escaped by the templates, or set as text.
 
 The application has put the viewer into the scope: a namespace, or None for operators.
 """

@@ -1,4 +1,4 @@
-"""A request that is being placed at a pod, and the interface that carries out placements."""
+"""Requests that are being placed: the fair queue, decisions for a given pod, the interface."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator

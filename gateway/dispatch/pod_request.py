@@ -1,4 +1,4 @@
-"""A request as it is sent to its pod: the client's headers, the gateway's, and the body."""
+"""A request as it is sent to its pod: headers and body; and the parts that all requests use."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Error responses: `{"error": …}` as KServe writes it, or OpenAI's error object."""
+"""Clients of inference, and error responses as KServe writes them or as OpenAI's error object."""
 
 import asyncio
 import contextlib

@@ -1,7 +1,7 @@
-"""The option of a load: at which pod, and what it costs and leaves to others.
+"""The option of a load: at which pod, what it costs, and the credit that earlier requests left.
 
 A new copy also serves later requests: the time that earlier requests lost for lack of a copy is
-subtracted from the cost of a load into free memory (`gateway.routing.cold_start`), unless the
+subtracted from the cost of a load into free memory (`ColdStartCredit`), unless the
 request would then miss its deadline.
 """
 

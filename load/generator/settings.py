@@ -1,4 +1,4 @@
-"""Settings of a run of the load generator; every worker process gets the same value."""
+"""Settings of a run, the same in every worker process; contents of requests; progress."""
 
 import base64
 import json

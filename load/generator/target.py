@@ -1,4 +1,4 @@
-"""The target of a run: its address, and the paths and host headers that name a model there."""
+"""The target of a run: address, paths and hosts of models, metadata, memory of idle models."""
 
 import asyncio
 import re

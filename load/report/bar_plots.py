@@ -1,4 +1,4 @@
-"""Plots with a row or a group of bars per run: cold starts by tier, stages, fairness, utility."""
+"""Plots per run: bars of cold starts, stages, fairness and utility; goodput, memory trade-offs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Time of pods: models loading, loaded and inferring over time, and all loads in total.
+"""Time of pods: models loading, loaded and inferring; all loads in total; a workflow's run by pod.
 
 After Blinowski et al. 2024, figures 5.6 and 5.7.
 """

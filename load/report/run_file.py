@@ -1,4 +1,4 @@
-"""Runs from files: a Parquet file of RECORD_SCHEMA, or the parts of a run that was killed."""
+"""Runs from files (Parquet, or the parts of a killed run), and time bins and units for plots."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends.
+"""A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends, pod usage.
 
 Live and simulated runs give the same document. Percentiles are exact for a run that is in memory,
 and come from buckets for a run that is summarised while it runs.

@@ -1,4 +1,4 @@
-"""Blocks of rows with checked columns; the first invalid cell is reported with file and row."""
+"""Blocks of rows with checked columns, sorted by time; invalid cells are named by file and row."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence

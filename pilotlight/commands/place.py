@@ -1,4 +1,4 @@
-"""`place`: plan which models share which accelerators, from files; nothing is carried out."""
+"""`place`: plan, and explain, which models share which accelerators; nothing is applied."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Accuracy, times and costs of each variant of an application, through gateway and real pods."""
+"""Profiles of an application's variants: accuracy, times, costs; measured on pods, or from JSON."""
 
 import asyncio
 import json

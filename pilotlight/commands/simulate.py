@@ -1,4 +1,4 @@
-"""The flags of `simulate`. The libraries come with an extra, and are imported when it runs."""
+"""`simulate`: flags, and the platform as a cluster file. The libraries come with an extra."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Checks that the cluster has the trace's models, simulates, and prints a table of the results."""
+"""The runs of `simulate`: checks models, simulates each combination of flags, prints a table."""
 
 import json
 from collections.abc import Mapping, Sequence

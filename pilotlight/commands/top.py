@@ -1,4 +1,4 @@
-"""`top`: its flags, the events of the gateway, which it follows, and its loop with the keyboard."""
+"""`top`: flags, the gateway's events that it follows, the screen, and the keyboard loop."""
 
 import asyncio
 import json

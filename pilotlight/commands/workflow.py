@@ -1,4 +1,4 @@
-"""`workflow`: deploy a workflow's file, run it, and read or cancel its runs."""
+"""`workflow`: deploy a workflow's file, run it, and read, explain or cancel its runs."""
 
 import json
 from collections.abc import Mapping

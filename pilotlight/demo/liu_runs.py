@@ -1,4 +1,4 @@
-"""Results of Liu's workloads, simulated or live, as values, and what the demo expects of them.
+"""Liu's workloads, the thesis's figures, results as values, and what the demo expects of them.
 
 Seconds. Pure.
 """

@@ -1,4 +1,4 @@
-"""A running platform for the demo and live experiments, and a request to each sample model."""
+"""A running platform for the demo and live experiments: requests to samples, Liu's workloads."""
 
 import asyncio
 import base64

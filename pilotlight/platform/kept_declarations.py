@@ -1,4 +1,4 @@
-"""What users declared and profiled in the embedded Redis, kept in a file for the next start.
+"""The platform's registry connection, and declarations and profiles kept for the next start.
 
 Models with what is known of files that cannot be read, applications, workflows and profiles;
 nothing else of Redis: pods, leases and measurements are those of one run.

@@ -1,4 +1,4 @@
-"""The pods of this machine: forked by one forkserver, restarted with backoff when they die.
+"""The pods of this machine: forked by one forkserver, restarted with backoff, as many as wanted.
 
 The forkserver (`python -m runtime.forkserver`) has imported the heavy libraries once. Heads of
 messages to it are {"spawn": fields} and {"stop": name, "grace_s"}; {"ready"}, {"spawned", "pid"}

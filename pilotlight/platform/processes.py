@@ -1,4 +1,4 @@
-"""A kept process and whether it is ready; whether ports are free; the end of a log."""
+"""Supervised processes and their readiness, Redis and object store commands, ports, log ends."""
 
 import asyncio
 import shutil

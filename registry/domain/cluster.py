@@ -1,4 +1,4 @@
-"""In-process copy of a pool's state, which routing policies and planners read.
+"""In-process copy of a pool's state for routing policies and planners, and how changes update it.
 
 Only its owner (the watch, or the simulator) writes it. It may change at every await of a reader.
 Pure.

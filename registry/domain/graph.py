@@ -1,4 +1,4 @@
-"""An InferenceGraph of KServe, as it is served: nodes that route a request through models."""
+"""An InferenceGraph of KServe as it is served: nodes that route a request, and their conditions."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Pods with a free slot in order of their load and of their free memory, updated incrementally.
+"""Pods with a free slot by load and by free memory, and models by pod, updated incrementally.
 
 Policies ask a pool of a thousand pods, per request, for the least loaded pod and for the one where
 a cold start is cheapest. Pods are kept in groups of equal rank, each group in the order of names.

@@ -1,4 +1,4 @@
-"""The objects of YAML files, and which kinds are declared here, passed over or refused.
+"""Objects of YAML files: which kinds are declared, passed over or refused; checks; storage URIs.
 
 A file of KServe's users holds more than models: their Secrets, accounts and namespaces, and Lists
 as `kubectl get -o yaml` writes them.

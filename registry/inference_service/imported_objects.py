@@ -1,4 +1,4 @@
-"""ModelMesh's objects as ours: InferenceServices and Predictors for a pool, with a report.
+"""ModelMesh's and MLflow's objects as InferenceServices and Predictors for a pool, with a report.
 
 Pure. ServingRuntimes become nothing, since a pool's pods read the formats themselves; of storage
 secrets only buckets and kinds are read.

@@ -1,4 +1,4 @@
-"""The server-side script that runs batches of operations, and the parts of a pool's snapshot.
+"""The server-side script: the calls of a batch to it, its answers, and the parts of a snapshot.
 
 Model declarations are read by separate commands. Lua 5.1 hashes only some 32 bytes of a string, and
 the specifications of many models agree in these: with 50,000 models, the script would compare each

@@ -1,4 +1,4 @@
-"""The pod's HTTP routes. They come before KServe's own and replace those of the same path."""
+"""The pod's HTTP routes, profiling included. They precede KServe's own and replace equal paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The byte budget of a node's disk cache: evicts models so that a download fits.
+"""The byte budget of a node's disk cache, evicting models for downloads, and the cache's locks.
 
 Evicts the least recently used models that no process reads or maps, no more than necessary, and
 none if the download would not fit even then. The files on disk are the only account of used space:

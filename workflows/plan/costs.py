@@ -1,4 +1,4 @@
-"""What a step would cost on each device: device queues, and the tables of a scheduling problem.
+"""What a step costs on each device: device queues, transfers, tables of a scheduling problem.
 
 Zhang et al. 2025, sections 5.1 and 5.3: steps of one model that are assigned to a device and not
 over form a batch, up to the largest; a batch that has begun takes no more. A step joins a queued

@@ -1,4 +1,4 @@
-"""Pods, models and the steps at them, as the scheduling policies read them on the live cluster.
+"""Pods, models and their steps as scheduling policies read them live, and placing single steps.
 
 The steps are those that this scheduler has put on each pod, and those that its plans predict there.
 """

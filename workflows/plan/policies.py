@@ -1,4 +1,4 @@
-"""The scheduling policies of workflows by name; those of plug-ins place one step at a time."""
+"""The scheduling policies of workflows by name, and placing steps in the order of their calls."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
