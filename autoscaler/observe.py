@@ -107,7 +107,7 @@ class DemandReader:
         )
         minutes = await self._arrivals.read(CountWindow.MINUTE, minutes_from_s, seconds_from_s - 60)
         seconds = await self._arrivals.read(CountWindow.SECOND, seconds_from_s, now_s)
-        self._observed.start_over(Counts())
+        self._observed.reset(Counts())
         self._observed.set_models(models, now_s)
         for window, length_s in ((ten_minutes, 600.0), (minutes, 60.0)):
             counts = [(each.model, float(each.start_s), each.count) for each in window]

@@ -316,7 +316,7 @@ class ObservedDemand:
         """Convert a time to the clock of the counts."""
         return self._epoch_s + self.time_scale * time_s
 
-    def start_over(self, counts: Counts) -> None:
+    def reset(self, counts: Counts) -> None:
         """Replace the counts by empty ones."""
         self._counts = counts
         self._models = frozenset()

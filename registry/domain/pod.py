@@ -302,11 +302,11 @@ def default_slots(device: str = "cpu", profiles: Iterable[Profile] = (), *, core
         profiles: those of the pod's accelerator.
         cores: of a CPU, which the pod may use.
     """
-    unmeasured, most = (
+    unmeasured, limit = (
         (CPU_SLOTS, CPU_SLOTS * max(cores, 1)) if device == "cpu" else (GPU_SLOTS, MAX_SLOTS)
     )
     rows = max((profile.best_rows for profile in profiles), default=0)
-    return min(max(unmeasured, 2 * rows), most, MAX_SLOTS)
+    return min(max(unmeasured, 2 * rows), limit, MAX_SLOTS)
 
 
 def slots_at_start(accelerator: Accelerator, profiles: Iterable[Profile]) -> int:

@@ -187,7 +187,7 @@ def _replace_workers(control: socket.socket, memory_bytes: int) -> None:
 
 
 PAUSE_S: Final = 300.0
-SHARE: Final = 4
+REFUSAL_DIVISOR: Final = 4
 """After a killed evaluation, inputs of its length divided by this, or more, are refused."""
 MIN_BYTES: Final = 4096
 """If an evaluation of an input up to this long is killed, all inputs are refused."""
@@ -212,7 +212,7 @@ class Refusals:
 
     def record(self, size_bytes: int, now_s: float) -> None:
         """Record that an evaluation of an input of this size was killed."""
-        allowed = size_bytes // SHARE if size_bytes > MIN_BYTES else 0
+        allowed = size_bytes // REFUSAL_DIVISOR if size_bytes > MIN_BYTES else 0
         if self.from_bytes is not None and now_s < self.until_s:
             allowed = min(allowed, self.from_bytes)
         self.from_bytes, self.until_s = allowed, now_s + PAUSE_S

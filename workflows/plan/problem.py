@@ -162,10 +162,10 @@ def candidate_devices(
     device; `holders`: devices where it is loaded by model.
     """
     calls = Counter(step.model for step in steps)
-    most = min(max(PER_REASON, *calls.values()), MAX_PER_REASON) if calls else PER_REASON
+    limit = min(max(PER_REASON, *calls.values()), MAX_PER_REASON) if calls else PER_REASON
 
     def emptiest(devices: Collection[int]) -> list[int]:
-        return nsmallest(most, devices, key=lambda device: (free_s[device], device))
+        return nsmallest(limit, devices, key=lambda device: (free_s[device], device))
 
     models = set(calls)
     held: dict[int, int] = {}
