@@ -36,24 +36,6 @@ from registry.domain.pod import (
     ShareFactor,
 )
 
-# Profiles of one model generation as a JSON file: export, and import that reports all mistakes.
-#
-#     {"pilotlight_profiles": 1, "model": "default/translate", "generation": "0a1b2c3d4e",
-#      "weights_bytes": 242041896,
-#      "profiles": [{"accelerator": "NVIDIA H200", "accelerator_memory_bytes": 150754820096,
-#                    "source": "measured", "limited_by": "throughput",
-#                    "points": [{"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0,
-#                                "memory_bytes": 1048576}]}]}
-#
-# `rows` is the batch size, `rows_per_s` is `rows` / `latency_s`, and `memory_bytes` is the memory
-# of an inference without the weights. `weights_bytes` and `accelerator_memory_bytes` are for
-# `pilotlight place` alone. Only `profiles`, `accelerator`, `points`, `rows` and `latency_s` are
-# required. Points that were measured for placement also have `PLACEMENT_FIELDS`, and profiles
-# `shares` (`share_pct`, `rows`, `factor`) and `pairs` (`neighbour`, `factor`): slowdowns; what a
-# plug-in fitted to them is under its name (`igniter`: iGniter's coefficients). The CSV files of
-# `pilotlight place` are read as well.
-
-
 _VERSION: Final = 1
 _MAX_ROWS: Final = 1_000_000
 _MAX_TEXT: Final = 200
@@ -93,7 +75,21 @@ def profiles_document(
     weights_bytes: int = 0,
     memory_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The profiles as a JSON document. `memory_bytes`: of accelerators by product."""
+    """The profiles of one model generation as a JSON document.
+
+        {"pilotlight_profiles": 1, "model": "default/translate", "generation": "0a1b2c3d4e",
+         "weights_bytes": 242041896,
+         "profiles": [{"accelerator": "NVIDIA H200", "accelerator_memory_bytes": 150754820096,
+                       "source": "measured", "limited_by": "throughput",
+                       "points": [{"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0,
+                                   "memory_bytes": 1048576}]}]}
+
+    `rows` is the batch size, `memory_bytes` the memory of an inference without the weights.
+    Required are `profiles`, `accelerator`, `points`, `rows` and `latency_s`. Points measured for
+    placement also have `PLACEMENT_FIELDS`, and profiles the slowdowns `shares` (`share_pct`,
+    `rows`, `factor`) and `pairs` (`neighbour`, `factor`), and a plug-in's fit under its name.
+    Argument `memory_bytes`: of accelerators by product.
+    """
     return {
         "pilotlight_profiles": _VERSION,
         "model": str(spec.name),

@@ -15,9 +15,6 @@ from autoscaler.forecasting import negative_binomial
 from autoscaler.forecasting.history import MINUTES_OF_DAY, MINUTES_OF_TEN, Floats, History
 from autoscaler.forecasting.patterns import recurring_means
 
-# Operational time: time stretched so that all models' arrivals together are uniform over the day.
-# In it, a quiet night does not lengthen the gap between two arrivals.
-
 BINS: Final = MINUTES_OF_DAY // MINUTES_OF_TEN
 _FLOOR: Final = 0.03
 """Minimum of a profile, whose mean is 1: a time of day without arrivals may be chance."""
@@ -59,7 +56,11 @@ def own_profiles(history: History, shared: Floats) -> Floats:
 
 
 def operational_minutes(minutes: Floats, profile: Floats) -> Floats:
-    """Convert times to operational time, both in minutes; a day has 1440 minutes in both."""
+    """Convert times to operational time, both in minutes; a day has 1440 minutes in both.
+
+    In it all models' arrivals together are uniform over the day, so that a quiet night does not
+    lengthen the gap between two arrivals.
+    """
     edges = np.concatenate([[0.0], np.cumsum(profile) * MINUTES_OF_TEN])
     day, within = np.divmod(minutes, MINUTES_OF_DAY)
     grid = np.arange(BINS + 1) * MINUTES_OF_TEN

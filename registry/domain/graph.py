@@ -92,10 +92,6 @@ def nodes_of(graph: Mapping[str, Any]) -> dict[str, GraphNode]:
     }
 
 
-# Conditions of InferenceGraphs: a subset of GJSON (tidwall/gjson, SYNTAX.md, version 1.18): keys
-# with `*`, `?` and escapes, indexes, `#`, `#(query)`, `#(query)#`, `|`, `@this` and `[@this]`.
-# Other modifiers, multipaths, literals and `~` in queries are refused.
-
 MAX_CHARACTERS: Final = 1000
 MAX_PARTS: Final = 100
 """Of a path with its queries: each is a few calls deep."""
@@ -149,7 +145,12 @@ class JsonPath:
 
 
 def parse_path(text: str) -> JsonPath:
-    """Raises BadPathError."""
+    """A condition of an InferenceGraph, in a subset of GJSON. Raises BadPathError.
+
+    The subset (tidwall/gjson, SYNTAX.md, version 1.18): keys with `*`, `?` and escapes, indexes,
+    `#`, `#(query)`, `#(query)#`, `|`, `@this` and `[@this]`. Other modifiers, multipaths, literals
+    and `~` in queries are refused.
+    """
     if not text.strip() or len(text) > MAX_CHARACTERS:
         raise BadPathError(f"must have 1 to {MAX_CHARACTERS} characters")
     if (parts := 1 + sum(map(text.count, ".|("))) > MAX_PARTS:

@@ -86,9 +86,6 @@ def server_sent_event(document: object) -> bytes:
     return b"data: " + orjson.dumps(document) + b"\n\n"
 
 
-# CloudEvents 1.0 over V1, answered in the request's mode, as KServe's servers do: binary
-# (attributes in headers `ce-…`) or structured (one JSON document).
-
 STRUCTURED: Final = "application/cloudevents+json"
 _REQUIRED: Final = ("ce-specversion", "ce-id", "ce-source", "ce-type")
 _TYPE: Final = "io.kserve.inference.response"
@@ -104,7 +101,11 @@ def _is_structured(headers: Mapping[str, str]) -> bool:
 
 
 def answer_in_kind(headers: Mapping[str, str], model_name: str, body: EncodedBody) -> EncodedBody:
-    """The response as an event, in the mode of the request, if that is one."""
+    """The response as a CloudEvent 1.0 in the request's mode, if the request is one.
+
+    As KServe's servers over V1: binary mode (attributes in headers `ce-…`) or structured mode (one
+    JSON document).
+    """
     is_binary = _is_binary(headers)
     if not is_binary and not _is_structured(headers):
         return body

@@ -180,11 +180,6 @@ def _check_unchanged(path: Path, file: RemoteFile, name: str) -> None:
         raise ModelChanged(f"{name} was replaced after it was listed")
 
 
-# The libraries of `hf://` and of the schemes of KServe's storage library fetch whole models, take
-# settings from their process's environment and cannot be stopped. So each fetch runs in a process
-# (`library_fetch`), which is ended if it writes too much or takes too long; its result is read as
-# a folder, under the same rules.
-
 FETCH_TIMEOUT_S = 3600.0
 FIRST_BYTE_TIMEOUT_S = 20.0
 """Without a byte of the model until then the storage counts as unreachable. Libraries retry longer,
@@ -203,6 +198,10 @@ def fetched_folder(
     first_byte_timeout_s: float = FIRST_BYTE_TIMEOUT_S,
 ) -> FolderStorage:
     """All files of the model, which are fetched first, unless they are in `staging`. Blocks.
+
+    The libraries of `hf://` and of the schemes of KServe's storage library read settings from their
+    environment and cannot be stopped, so a process (`library_fetch`) runs each fetch, and is ended
+    if it writes too much or takes too long. The result is read as a folder, under the same rules.
 
     Raises LoadFailed.
     """

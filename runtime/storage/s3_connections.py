@@ -250,11 +250,6 @@ def _error_of(response: http.client.HTTPResponse, path: str) -> Exception:
     return StorageFailed(f"{detail}: the object cannot be read")
 
 
-# Account, endpoint and certificates of a bucket, by the first source that covers it: the mounted
-# secret `storage-config`; the same JSON in `STORAGE_CONFIG` (overridden by
-# `STORAGE_OVERRIDE_CONFIG`); the environment that KServe derives from a service account's secret.
-# boto3's own chain supplies the rest. As KServe 0.21, `kserve_storage.py` and `pkg/credentials/s3`.
-
 DEFAULT_KEYS = ("default_s3", "default")
 SECRET_FIELDS = {
     "endpoint_url": "AWS_ENDPOINT_URL",
@@ -292,7 +287,13 @@ class S3Options:
 
 
 def options_for(bucket: str, environment: Mapping[str, str], secret_folder: str) -> S3Options:
-    """The options of a bucket; raises StorageFailed if a configuration cannot be read."""
+    """The account, endpoint and certificates of a bucket, by the first source that covers it.
+
+    These are the mounted secret `storage-config`; the same JSON in `STORAGE_CONFIG` (overridden by
+    `STORAGE_OVERRIDE_CONFIG`); and the environment that KServe derives from a service account's
+    secret. boto3's own chain supplies the rest. Source: KServe 0.21, `kserve_storage.py` and
+    `pkg/credentials/s3`. Raises StorageFailed if a configuration cannot be read.
+    """
     fields = _from_folder(bucket, secret_folder) or _from_variables(environment)
     return _options({**environment, **fields})
 

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-# `modules.json` lists the modules: Transformer, Pooling, then Dense and Normalize in any order.
-# Others are refused. Without the file: the mean over all tokens, scaled to length one.
-
 POOLING_MODES: Final = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -83,7 +80,11 @@ class SentenceModules:
 
 
 def read_modules(folder: Path) -> SentenceModules:
-    """Raises ModelInvalid for modules that are not computed here."""
+    """The modules in `modules.json`: Transformer, Pooling, then Dense and Normalize in any order.
+
+    Without the file: the mean over all tokens, scaled to length one. Raises ModelInvalid for
+    others.
+    """
     if not (folder / MODULES).exists():
         return SentenceModules()
     first, *others = _listed(folder)

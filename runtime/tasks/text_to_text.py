@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# Like the pipelines of transformers 4: `task_specific_params` of config.json has, by task, a prefix
-# of the text and parameters of the generation. Languages name the task `translation_XX_to_YY`, or
-# are tokens of a multilingual tokenizer.
-
 DEFAULT_TASK: Final = "text2text-generation"
 _TRANSLATION: Final = "translation_{}_to_{}"
 _MIN_COUNTS: Final = {
@@ -79,7 +75,12 @@ class ChosenTask:
 
 @dataclass(frozen=True, slots=True)
 class TextTasks:
-    """The tasks and languages of one model."""
+    """The tasks and languages of one model, as in the pipelines of transformers 4.
+
+    `task_specific_params` of config.json has, by task, a prefix of the text and parameters of the
+    generation. Languages name the task `translation_XX_to_YY`, or are tokens of a multilingual
+    tokenizer.
+    """
 
     tasks: tuple[TextTask, ...]
     """The first one is the default."""

@@ -113,10 +113,6 @@ def _is_readable(path: Path) -> bool:
     return True
 
 
-# A `tokenizer.json` is a program: its regular expressions may backtrack exponentially, its
-# replacements may multiply the text. One of the usual parts alone runs in the pod, all others in
-# the sandbox.
-
 MAX_GROWTH: Final = 64
 """How much longer than its input a text may become."""
 MAX_WORD_CHARACTERS: Final = 1000
@@ -154,7 +150,11 @@ Document = Mapping[str, Any]
 
 
 def unbounded_part(tokenizer: Document) -> str | None:
-    """The first part of a `tokenizer.json` whose cost is not bounded; None: there is none."""
+    """The first part of a `tokenizer.json` whose cost is not bounded; None: there is none.
+
+    The file is a program: its regular expressions may backtrack exponentially, its replacements may
+    multiply the text. A tokenizer with usual parts only runs in the pod, all others in the sandbox.
+    """
     try:
         return next(_unbounded(tokenizer), None)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError, struct.error) as error:

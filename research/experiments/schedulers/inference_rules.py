@@ -71,9 +71,6 @@ def is_starved(arrival_s: float, due_s: float, now_s: float) -> bool:
     return now_s - arrival_s > STARVED_SHARE * (due_s - arrival_s)
 
 
-# Baseline and round robin
-
-
 def three_phases(
     queues: Sequence[ModelQueue], machines: Sequence[Machine], now_s: float, last: str
 ) -> list[Inference]:
@@ -151,9 +148,6 @@ def _in_turn(machines: Sequence[Machine], last: str) -> list[Machine]:
     """Copies of the machines by name, starting after `last`."""
     ordered = sorted(machines, key=lambda each: (each.name <= last, each.name))
     return [Machine(each.name, each.free_slots, each.running) for each in ordered]
-
-
-# Clockwork
 
 
 class _Strategy(NamedTuple):

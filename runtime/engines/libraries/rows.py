@@ -176,8 +176,6 @@ def import_library(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-# Metadata before a model is loaded. A file without it, or a damaged one, has no signature here.
-
 _UNREADABLE: Final = (
     OSError,
     KeyError,

@@ -155,10 +155,6 @@ def _indexes(chosen: Any, names: Sequence[str] | None, count: int) -> list[int]:
     return [int(each) for each in np.arange(count)[chosen]]
 
 
-# skops reads arrays as they are written. A tree's node that names a child or a feature that does
-# not exist, or a support vector without coefficients, would make `predict` read foreign memory or
-# never end.
-
 LEAF = -1
 NEIGHBOUR_INDEXES = frozenset(
     f"{kind}{bits}" for kind in ("KDTree", "BallTree") for bits in ("", "32", "64")
@@ -172,7 +168,11 @@ _CLASSIFIERS = ("c_svc", "nu_svc")
 
 
 def check_estimator(estimator: Any) -> None:
-    """Raise ModelInvalid if a part of a model is unsound. Indexes of neighbours are built anew."""
+    """Raise ModelInvalid if a part of a model is unsound. Indexes of neighbours are built anew.
+
+    skops checks no arrays: a tree's node with a child or feature that does not exist, or a support
+    vector without coefficients, would make `predict` read foreign memory or never end.
+    """
     for part, features in _parts(estimator):
         if hasattr(part, "check_format"):
             _check_sparse(part)

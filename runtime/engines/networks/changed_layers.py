@@ -154,9 +154,6 @@ def _adapted(kind: type[nn.Module]) -> type[nn.Module]:
     return type(f"Adapted{kind.__name__}", (kind,), {"forward": forward})
 
 
-# Weights of 8 bits stay so on the device: each use multiplies them by their scales, in the type of
-# the inputs.
-
 _METHODS: Final = ("fp8", "compressed-tensors")
 _FORMATS: Final = ("float-quantized", "int-quantized", "naive-quantized")
 """Of `compressed-tensors`: one number of 8 bits for each weight, none packed."""
@@ -207,7 +204,10 @@ class Quantisation:
 
 
 def read_quantisation(folder: Path, tensors: Sequence[StoredTensor]) -> Quantisation | None:
-    """What config.json says of tensors that are quantised, None if none is.
+    """What config.json says of quantised tensors, None if none is.
+
+    Weights of 8 bits stay so on the device: each use multiplies them by their scales, in the type
+    of the inputs.
 
     Raises ModelInvalid for what is not computed here.
     """

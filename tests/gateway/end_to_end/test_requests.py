@@ -31,9 +31,6 @@ def test_a_request_names_its_model_by(harness: GatewayHarness, form: str) -> Non
     assert seen["headers"]["x-pilotlight-model-name"] == name
 
 
-# Headers
-
-
 def test_a_response_has_the_documented_headers(shared: GatewayHarness, spec: ModelSpec) -> None:
     response = shared.predict(spec, x_request_id="my-id", x_pilotlight_policy="colocation")
     headers = response.headers
@@ -84,9 +81,6 @@ def test_the_status_of_the_pod_is_forwarded(
     assert response.status_code == status
     assert response.content == body
     assert shared.predict(spec).status_code == 200
-
-
-# Bodies
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000, MIB - 1, MIB + 1, 3 * MIB])
@@ -153,9 +147,6 @@ def test_a_slow_reader_does_not_fill_the_gateway(shared: GatewayHarness, spec: M
         assert shared.gateway.resident_bytes() - before < 12 * MIB
         received += sum(map(len, chunks))
     assert received == 640 * 65536
-
-
-# Connections
 
 
 def test_a_client_that_disconnects_inside_its_body_leaks_nothing(

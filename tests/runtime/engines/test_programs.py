@@ -333,9 +333,6 @@ def test_refuses_torchscript_since_loading_it_runs_its_code(tmp_path: Path) -> N
     assert not touched.exists()
 
 
-# Archives that are refused, and parts that are never read
-
-
 def pickled(value: object) -> bytes:
     buffer = io.BytesIO()
     torch.save(value, buffer)

@@ -233,9 +233,6 @@ def test_heads_that_are_not_tied_must_be_stored(tmp_path: Path) -> None:
         load_network(tmp_path)
 
 
-# Tensors that checkpoints lack, and that networks have no use for
-
-
 def test_what_the_architecture_computes_may_be_missing(tmp_path: Path) -> None:
     config = AutoConfig.for_model(
         "marian",

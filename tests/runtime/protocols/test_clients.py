@@ -86,9 +86,6 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 BOTH = pytest.mark.parametrize("through", ["pod", "gateway"])
 
 
-# KServe's SDK over HTTP
-
-
 def with_rest_client(protocol: str, use: Callable[[InferenceRESTClient], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         client = InferenceRESTClient(RESTConfig(protocol=protocol))
@@ -178,9 +175,6 @@ def test_kserve_rest_client_raises_errors(served: Served, through: str) -> None:
     assert "nobody" in str(caught.value)
 
 
-# KServe's SDK over gRPC
-
-
 def with_grpc_client(
     served: Served, use: Callable[[InferenceGRPCClient], Awaitable[Any]], **options: Any
 ) -> Any:
@@ -216,9 +210,6 @@ def test_kserve_grpc_client_raises_errors(served: Served) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         with_grpc_client(served, lambda client: client.infer(request))
     assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-# tritonclient
 
 
 def run_triton(transport: str, address: str, model: str, *options: str) -> dict[str, Any]:

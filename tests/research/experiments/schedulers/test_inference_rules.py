@@ -39,9 +39,6 @@ def run(
     return [tuple(each) for each in found]  # type: ignore[misc]
 
 
-# Baseline's three phases, section 4.2.1
-
-
 def test_starved_requests_start_before_those_that_arrived_earlier() -> None:
     earlier, starved = queue("earlier", (-2.0, 8.0)), queue("starved", (-1.0, 0.5))
     assert run(three_phases, [earlier, starved]) == [("starved", 0, 1, "p")]
@@ -115,9 +112,6 @@ def test_requests_start_in_the_order_of_arrival_or_of_deadlines() -> None:
     assert run(three_phases_by_deadline, queues) == [("urgent", 0, 1, "p")]
 
 
-# Clockwork's strategies, section 4.2.4
-
-
 def test_the_tightest_strategy_that_is_in_time_starts() -> None:
     queues = [queue("loose", (-2.0, 3.0)), queue("tight", (-1.0, 1.0))]
     assert run(strategies, queues) == [("tight", 0, 1, "p")]
@@ -150,9 +144,6 @@ def test_machines_start_other_requests_of_one_queue() -> None:
     machines = Machine("a", 2), Machine("b", 2)
     five = queue("m", *[(-1.0, 5.0)] * 5, at="a b")
     assert run(strategies, [five], *machines) == [("m", 0, 2, "a"), ("m", 2, 2, "b")]
-
-
-# All
 
 
 @pytest.mark.parametrize("rule", RULES)
