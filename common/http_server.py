@@ -55,7 +55,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _should_upgrade(self) -> bool:
-        """Have the parser stop at each upgrade, which `data_received` then parses again."""
+        """Have uvicorn's callbacks skip a request to upgrade: `data_received` parses it again."""
         return True
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
