@@ -35,7 +35,7 @@ from runtime.errors import (
     QueueFull,
     ServerUnavailable,
 )
-from runtime.sandbox.pickles import HEADER_LENGTH
+from runtime.sandbox import HEADER_LENGTH
 from runtime.storage.listing import PICKLE_ADVICE
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from common.inference_protocol.bodies import V2Request, decode_request, encode_r
 from runtime.engines.libraries.rows import one_line
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.errors import InferenceFailed, ModelInvalid
+from runtime.sandbox import HEADER_LENGTH
 
-HEADER_LENGTH: Final = "header_length"
 _SYSTEM: Final = (
     "/usr",
     "/lib",
