@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pilotlight.cli import _PANELS
+
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "manifests" / "images"
 NOT_AT_RUN_TIME = (
@@ -40,7 +42,7 @@ PARTS = {
         "gateway.grpc.server",
         "workflows.__main__",
         "workflows.runner",
-        "pilotlight.commands.get",
+        *(f"pilotlight.commands.{name}" for names in _PANELS.values() for name in names),
     ),
     ("autoscaler",): ("autoscaler.__main__", "autoscaler.place"),
     ("kubernetes",): ("controller.main", "pilotlight.commands.doctor"),

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
-from PIL import Image
 
 from common.inference_protocol.bodies import encode_request
 from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_tensor
@@ -239,6 +238,8 @@ def synthetic_image(seed: int, row: int) -> bytes:
 
 @cache
 def _image(seed: int, number: int) -> bytes:
+    from PIL import Image  # of the extras `load` and `runtime`
+
     rng = np.random.default_rng((seed, number))
     coarse = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
     size = (_IMAGE_PIXELS, _IMAGE_PIXELS)
