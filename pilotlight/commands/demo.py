@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from pilotlight.commands import flags
+from pilotlight.errors import check_extra
 from pilotlight.output import Output
 from pilotlight.state_dir import StateDir
 
@@ -21,6 +22,7 @@ def demo(
     json_: flags.Json = False,
 ) -> None:
     """Start a platform, send requests to the samples, run Liu's workloads, stop."""
+    check_extra("all", "torch")
     from pilotlight.demo.runner import run_demo  # takes 30 ms: not for all commands
 
     run_demo(StateDir.of(home), Output(json_), full=full)

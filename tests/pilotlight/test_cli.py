@@ -145,6 +145,7 @@ def test_down_without_a_platform_succeeds(cli: Cli) -> None:
         (["report", "run.parquet"], "pyarrow", "load"),
         (["load", "run", "--trace", "t.csv", "--url", "http://gateway"], "pyarrow", "load"),
         (["up"], "torch", "platform"),
+        (["demo"], "torch", "all"),
         (["make-model", "tiny-bert", "made"], "torch", "platform"),
         (["controller", "--help"], "kubernetes", "kubernetes"),
         (["scale", "default", "--pods", "1"], "kubernetes", "kubernetes"),
