@@ -77,24 +77,6 @@ def _router(program: str, flags: Callable[[str, int, Path], Sequence[str]]) -> S
     return start_system
 
 
-def _smg(address: str, port: int, _folder: Path) -> Sequence[str]:
-    return (
-        "launch",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--worker-urls",
-        f"http://{address}",
-        "--policy",
-        "round_robin",
-        "--prometheus-port",
-        str(free_port()),
-        "--log-level",
-        "error",
-    )
-
-
 def _vllm_router(address: str, port: int, _folder: Path) -> Sequence[str]:
     return (
         "--host",
@@ -110,6 +92,10 @@ def _vllm_router(address: str, port: int, _folder: Path) -> Sequence[str]:
         "--log-level",
         "error",
     )
+
+
+def _smg(address: str, port: int, folder: Path) -> Sequence[str]:
+    return ("launch", *_vllm_router(address, port, folder))
 
 
 def _litellm(address: str, port: int, folder: Path) -> Sequence[str]:
