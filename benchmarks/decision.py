@@ -182,25 +182,17 @@ def _model_changes(name: ModelName, pods: Sequence[str], rng: random.Random) -> 
 
 
 _TIMES_S: Final = {
-    "infer": 0.2,
-    "preprocess": 0.005,
-    "postprocess": 0.005,
-    "network": 0.002,
-    "load:disk": 1.0,
-    "load:remote": 3.0,
-}
+    "infer": 0.2, "preprocess": 0.005, "postprocess": 0.005, "network": 0.002,
+    "load:disk": 1.0, "load:remote": 3.0,
+}  # fmt: skip
 
 
 IN_FLIGHT: Final = ((1, 1, 0), (1, 1, 1), (1, 1, 64), (8, 2, 64), (32, 4, 64), (32, 32, 64))
 """Pods, those that hold the model, requests in flight."""
 _WARM_TIMES_S: Final = {
-    "infer": 0.002,
-    "share": 0.00025,
-    "preprocess": 0.0001,
-    "postprocess": 0.0001,
-    "network": 0.002,
-    "load:remote": 3.0,
-}
+    "infer": 0.002, "share": 0.00025, "preprocess": 0.0001, "postprocess": 0.0001,
+    "network": 0.002, "load:remote": 3.0,
+}  # fmt: skip
 
 
 def measure_in_flight(pods: int, warm: int, in_flight: int, *, repeats: int) -> float:

@@ -14,20 +14,9 @@ import orjson
 REPOSITORY: Final = Path(__file__).resolve().parent.parent
 RESULTS: Final = REPOSITORY / "benchmarks" / "results"
 _PACKAGES: Final = (
-    "fastapi",
-    "starlette",
-    "uvicorn",
-    "uvloop",
-    "httptools",
-    "httpx",
-    "aiohttp",
-    "kserve",
-    "redis",
-    "hiredis",
-    "torch",
-    "transformers",
-    "safetensors",
-)
+    "fastapi", "starlette", "uvicorn", "uvloop", "httptools", "httpx", "aiohttp", "kserve", "redis",
+    "hiredis", "torch", "transformers", "safetensors",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,21 +252,9 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[PodError], ...]] = {
     HTTPStatus.NOT_FOUND: (ModelNotFound,),
     HTTPStatus.TOO_MANY_REQUESTS: (SlotsFull, StepQueueFull, QueueFull),
     HTTPStatus.SERVICE_UNAVAILABLE: (
-        PodDraining,
-        PodEnded,
-        RequestHung,
-        ExpressionRefused,
-        LoadFailed,
-        MemoryBusy,
-        NoRoomToInfer,
-        ModelInUse,
-        LoadRefused,
-        LoadCancelled,
-        RemoteInferenceFailed,
-        ServerUnavailable,
-        ServerLost,
-        ModelUnknown,
-        ModelChanged,
+        PodDraining, PodEnded, RequestHung, ExpressionRefused, LoadFailed, MemoryBusy,
+        NoRoomToInfer, ModelInUse, LoadRefused, LoadCancelled, RemoteInferenceFailed,
+        ServerUnavailable, ServerLost, ModelUnknown, ModelChanged,
     ),
     HTTPStatus.UNPROCESSABLE_ENTITY: (ModelInvalid,),
     HTTPStatus.NOT_IMPLEMENTED: (NeedsMissing, EngineMissing, ModelUnsupported),
@@ -274,7 +262,7 @@ _ERRORS_OF: dict[HTTPStatus, tuple[type[PodError], ...]] = {
     HTTPStatus.FAILED_DEPENDENCY: (InputLost,),
     HTTPStatus.GATEWAY_TIMEOUT: (DeadlinePassed, InferenceHung),
     HTTPStatus.INSUFFICIENT_STORAGE: (ModelTooLarge, DiskFull, HostTierRefused),
-}
+}  # fmt: skip
 _STATUS_OF = {error: status for status, errors in _ERRORS_OF.items() for error in errors}
 
 

@@ -186,19 +186,10 @@ def test_a_gpus_pod_takes_its_budget_node_and_driver(component: str) -> None:
 
 
 KNATIVE_REFUSES = {
-    "topologySpreadConstraints",
-    "affinity",
-    "nodeSelector",
-    "tolerations",
-    "securityContext",
-    "initContainers",
-    "schedulerName",
-    "runtimeClassName",
-    "terminationGracePeriodSeconds",
-    "deploymentStrategy",
-    "hostIPC",
-    "shareProcessNamespace",
-}
+    "topologySpreadConstraints", "affinity", "nodeSelector", "tolerations", "securityContext",
+    "initContainers", "schedulerName", "runtimeClassName", "terminationGracePeriodSeconds",
+    "deploymentStrategy", "hostIPC", "shareProcessNamespace",
+}  # fmt: skip
 """Fields of a pod behind Knative's feature flags, or not in its API."""
 
 

@@ -36,18 +36,9 @@ MAX_CLASSES: Final = 1000
 _MAX_K: Final = 100
 _MAX_DURATION_S: Final = 3600.0
 _FIELDS: Final = (
-    "classes",
-    "inputs",
-    "output",
-    "deadline",
-    "late",
-    "penalty",
-    "policy",
-    "window",
-    "prior",
-    "sneakPeek",
-    "normaliseAccuracy",
-)
+    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
+    "sneakPeek", "normaliseAccuracy",
+)  # fmt: skip
 _Choice = TypeVar("_Choice", bound=str)
 
 

@@ -34,14 +34,9 @@ _WARM_REQUESTS: Final = 5
 _WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
 _MEASURES: Final = (
-    "infer",
-    "share",
-    "preprocess",
-    "postprocess",
-    "network",
-    "assets",
+    "infer", "share", "preprocess", "postprocess", "network", "assets",
     *(f"load:{tier}" for tier in Tier),
-)
+)  # fmt: skip
 _SETTLE_S: Final = 30.0
 
 

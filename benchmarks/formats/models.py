@@ -10,14 +10,9 @@ from pathlib import Path
 TREES = 100
 PIXELS = 224
 BOTTLENECKS = (
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
     (6, 320, 1, 1),
-)
+)  # fmt: skip
 """Expansion, channels, repeats and first stride of each row of the paper's table."""
 
 

@@ -72,37 +72,19 @@ class Kind:
 
 KINDS: Final = (
     Kind(
-        "iris, scikit-learn",
-        "skops",
-        "model.skops",
-        "sklearnserver",
-        "pickle",
-        "model.joblib",
-        "mlserver_sklearn.SKLearnModel",
-        "sklearn",
+        "iris, scikit-learn", "skops", "model.skops", "sklearnserver", "pickle", "model.joblib",
+        "mlserver_sklearn.SKLearnModel", "sklearn",
     ),
     Kind(
-        "100 rounds of trees, XGBoost",
-        "booster",
-        "model.json",
-        "xgbserver",
-        "booster",
-        "model.json",
-        "mlserver_xgboost.XGBoostModel",
-        "xgboost",
+        "100 rounds of trees, XGBoost", "booster", "model.json", "xgbserver", "booster",
+        "model.json", "mlserver_xgboost.XGBoostModel", "xgboost",
     ),
     Kind(
-        "100 rounds of trees, LightGBM",
-        "lightgbm",
-        "model.txt",
-        "lgbserver",
-        "lightgbm",
-        "model.bst",
-        "mlserver_lightgbm.LightGBMModel",
-        "lightgbm",
+        "100 rounds of trees, LightGBM", "lightgbm", "model.txt", "lgbserver", "lightgbm",
+        "model.bst", "mlserver_lightgbm.LightGBMModel", "lightgbm",
     ),
     Kind("MobileNetV2, ONNX", "mobilenet", "model.onnx", "", "", "", "", "onnx", IMAGE_BODY),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

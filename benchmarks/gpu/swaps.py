@@ -24,24 +24,16 @@ from runtime.device.staged_memory import StagedMemory
 from runtime.engines.engine import Skeletons
 
 LLAMA: Final[dict[str, Any]] = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128_256,
-    "max_position_embeddings": 8192,
-}
+    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "vocab_size": 128_256, "max_position_embeddings": 8192,
+}  # fmt: skip
 """Llama 3 of 8B parameters, but the number of layers."""
 _DRAWN: Final = (1 << 20) + 7
 """Random numbers that are drawn; no row of a matrix begins where another does."""
 TINY: Final[dict[str, Any]] = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 128,
-}
+    "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

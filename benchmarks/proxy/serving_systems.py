@@ -359,14 +359,9 @@ ENVOY: Final = "Envoy"
 RAW: Final = "uvicorn + raw client"
 RAY_HAPROXY: Final = "Ray Serve, HAProxy ingress"
 PYTHON_PEERS: Final = (
-    RAW,
-    "Starlette + aiohttp",
-    "FastAPI + httpx",
-    "KServe ModelServer",
-    "LitServe",
-    "Ray Serve, default proxy",
-    RAY_HAPROXY,
-)
+    RAW, "Starlette + aiohttp", "FastAPI + httpx", "KServe ModelServer", "LitServe",
+    "Ray Serve, default proxy", RAY_HAPROXY,
+)  # fmt: skip
 
 
 def serving_systems() -> list[ServingSystem]:

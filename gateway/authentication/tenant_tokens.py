@@ -25,14 +25,8 @@ MAX_TOKEN_BYTES: Final = 8192
 MAX_CACHED: Final = 4096
 _DOTS: Final = 2
 _PYJWT_ERRORS: Final = (
-    jwt.PyJWTError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
+    jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError,
+)  # fmt: skip
 """Raised by PyJWT for invalid input: JSON inside a token may have any type."""
 
 

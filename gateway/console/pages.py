@@ -147,12 +147,8 @@ def operation_groups(document: Mapping[str, Any]) -> dict[str, list[tuple[str, s
 
 
 _NO_EXPLANATION: Final[Mapping[str, Any]] = {
-    "summary": "",
-    "decision": {},
-    "waited_for": [],
-    "options": [],
-    "candidates": [],
-}
+    "summary": "", "decision": {}, "waited_for": [], "options": [], "candidates": [],
+}  # fmt: skip
 """Of a request that was refused before it was routed, or of an old one."""
 
 

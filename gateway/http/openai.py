@@ -21,29 +21,10 @@ ENDPOINTS: Final = {
 PATH: Final = re.compile(f"(?:/openai)?/v1/({'|'.join(ENDPOINTS)})")
 """Without `/openai` as other servers have them; `/v1/models` is KServe's."""
 _AREAS: Final = (
-    "chat",
-    "completions",
-    "embeddings",
-    "images",
-    "responses",
-    "conversations",
-    "moderations",
-    "files",
-    "uploads",
-    "audio",
-    "videos",
-    "batches",
-    "fine_tuning",
-    "assistants",
-    "threads",
-    "vector_stores",
-    "containers",
-    "evals",
-    "realtime",
-    "rerank",
-    "score",
-    "classify",
-)
+    "chat", "completions", "embeddings", "images", "responses", "conversations", "moderations",
+    "files", "uploads", "audio", "videos", "batches", "fine_tuning", "assistants", "threads",
+    "vector_stores", "containers", "evals", "realtime", "rerank", "score", "classify",
+)  # fmt: skip
 """Of OpenAI's API and its imitations, whose clients may leave `/openai` out."""
 _ANY_PATH: Final = re.compile(
     rf"(?:/serving/[^/]+/[^/]+)?(?:/openai/.*|/v1/(?:{'|'.join(_AREAS)})(?:/.*)?)"

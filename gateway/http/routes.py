@@ -28,14 +28,8 @@ _MAX_CACHED_LENGTH: Final = 512
 """Bytes of path and Host in a cached entry. Clients choose both; the HTTP parser has no limit."""
 _SERVING: Final = re.compile(r"/serving/([^/]+)/([^/]+)(/.*)?")
 INFERENCE_SUFFIXES: Final = (
-    "/infer",
-    ":predict",
-    "%3Apredict",
-    "%3apredict",
-    ":explain",
-    "%3Aexplain",
-    "%3aexplain",
-)
+    "/infer", ":predict", "%3Apredict", "%3apredict", ":explain", "%3Aexplain", "%3aexplain",
+)  # fmt: skip
 """Of paths of KServe's protocols, as they were sent: some clients escape the colon."""
 _INFERENCE: Final = re.compile(
     r"/(?:v1/models/([^/:]+?)(?::|%3[Aa])(predict|explain)"

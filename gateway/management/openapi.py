@@ -105,23 +105,19 @@ _INFERENCE: Final = {
     "/v1/models/{name}:explain": ("v1", "Explain a prediction, by its explainer", _V1_BODY),
     "/v2/models/{name}/infer": ("v2", "Infer with a model by V2", _V2_BODY),
     "/v2/models/{name}/versions/{version}/infer": (
-        "v2",
-        "Infer with a model by V2; every version is the declared one",
-        _V2_BODY,
+        "v2", "Infer with a model by V2; every version is the declared one", _V2_BODY,
     ),
     **{
         f"/openai/v1/{endpoint}": (
-            "openai",
-            summary.rstrip("."),
+            "openai", summary.rstrip("."),
             _object(
-                {"model": _TEXT},
-                {"stream": {"type": "boolean"}},
+                {"model": _TEXT}, {"stream": {"type": "boolean"}},
                 example=_OPENAI_EXAMPLES[endpoint],
             ),
         )
         for endpoint, summary in openai.ENDPOINTS.items()
     },
-}
+}  # fmt: skip
 """Tag, summary and body of each path."""
 _HEADERS: Final = {
     "x-pilotlight-policy": "Routing policy for this request.",

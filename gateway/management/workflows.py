@@ -26,14 +26,9 @@ from gateway.request_task import Shutdown
 MAX_BODY_BYTES: Final = 16 * 1024**2
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _PASSED_ON: Final = (
-    "accept",
-    "content-type",
-    "idempotency-key",
-    "prefer",
-    "x-pilotlight-deadline-ms",
-    "x-pilotlight-scheduling",
-    "x-request-id",
-)
+    "accept", "content-type", "idempotency-key", "prefer", "x-pilotlight-deadline-ms",
+    "x-pilotlight-scheduling", "x-request-id",
+)  # fmt: skip
 _NOT_RETURNED: Final = frozenset(("connection", "date", "keep-alive", "transfer-encoding"))
 _UNAVAILABLE: Final = (
     "workflows are not served: no scheduler of workflows runs at the address of --workflows-url"
@@ -197,25 +192,19 @@ def workflow_routes(proxy: WorkflowProxy) -> APIRouter:
 
 _ROUTES: Final = (
     (
-        "POST",
-        "/",
-        "graph",
+        "POST", "/", "graph",
         "Run the InferenceGraph that the prefix or the Host names, as KServe's router does.",
     ),
     ("GET", "/v1/workflows", "workflows", "The namespace's workflows."),
     ("PUT", "/v1/workflows/{name}", "deploy", "Deploy a workflow's file: the body."),
     ("DELETE", "/v1/workflows/{name}", "delete", "Delete a workflow."),
     (
-        "POST",
-        "/v1/workflows/{name}:run",
-        "run",
+        "POST", "/v1/workflows/{name}:run", "run",
         "Run a workflow with the arguments of the JSON body.",
     ),
     (
-        "GET",
-        "/v1/workflows/{name}/runs/{identity}",
-        "status",
+        "GET", "/v1/workflows/{name}/runs/{identity}", "status",
         "A run's status, result or error, and steps.",
     ),
     ("DELETE", "/v1/workflows/{name}/runs/{identity}", "cancel", "Cancel a run."),
-)
+)  # fmt: skip

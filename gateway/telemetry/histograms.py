@@ -24,13 +24,8 @@ OTHER: Final = "other"
 UNKNOWN: Final = "unknown"
 """Label of requests that name no declared model, or that were refused before it was looked up."""
 STAGES: Final = (
-    Stage.QUEUE,
-    Stage.LOAD,
-    Stage.PREPROCESS,
-    Stage.INFER,
-    Stage.POSTPROCESS,
-    Stage.NETWORK,
-)
+    Stage.QUEUE, Stage.LOAD, Stage.PREPROCESS, Stage.INFER, Stage.POSTPROCESS, Stage.NETWORK,
+)  # fmt: skip
 _LOOK_EVERY: Final = 64
 """Requests without a label of their own between two searches for models that are gone."""
 

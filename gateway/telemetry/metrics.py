@@ -33,23 +33,8 @@ from gateway.telemetry.recent_requests import RecentRequest
 MAX_MODELS: Final = 200
 """With labels of their own, in the order of their first requests: each has its own histograms."""
 _STAGE_BUCKETS: Final = (
-    0.0005,
-    0.001,
-    0.002,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-)
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
 _FOLDED: Final = 1024
 """Requests counted at once, if nobody reads before; about 0.7 ms."""
 _OUTCOME: Final = itemgetter(2, 3, 4, 5, 6)

@@ -242,17 +242,9 @@ def _format_seconds(seconds: float | None) -> str:
 
 
 PLOTS: Final = (
-    arrivals,
-    workload,
-    completion_times,
-    deadline_misses,
-    loading_time,
-    cold_starts,
-    stages,
-    goodput,
-    wasted_memory,
-    tenants,
-)
+    arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
+    goodput, wasted_memory, tenants,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

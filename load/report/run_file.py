@@ -30,13 +30,9 @@ _NAMES: Final = ("tenant", "model", "policy", "predict_pod", "start")
 _TIMES: Final = ("scheduled_s", "sent_s", "first_byte_s", "finished_s", "deadline_s")
 _ANSWERS: Final = ANSWER_SCHEMA.names[len(RECORD_SCHEMA) :]
 _READ: Final = [
-    *_NAMES,
-    *_TIMES,
-    "status",
-    "error",
-    "output_size",
+    *_NAMES, *_TIMES, "status", "error", "output_size",
     *(f"{stage}_ms" for stage in STAGES),
-]
+]  # fmt: skip
 
 
 def read_runs(given: Sequence[str]) -> list[Run]:

@@ -22,15 +22,8 @@ if TYPE_CHECKING:
     from load.report.run import Run
 
 COLOURS: Final = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#CC79A7",
-    "#56B4E9",
-    "#D55E00",
-    "#000000",
-    "#8C7A00",
-)
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#8C7A00",
+)  # fmt: skip
 """Okabe and Ito 2008, with a darker yellow; one per run."""
 LINES: Final = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")

@@ -18,42 +18,26 @@ from pilotlight.sample_models.make_program import export
 
 SENTENCES: Final = {
     "cooking": (
-        "How long do I boil an egg?",
-        "Which spices go into a curry?",
-        "Knead the dough well.",
-        "Roast the vegetables with olive oil.",
-        "What can replace butter in a cake?",
-        "The soup needs more salt.",
-        "Bake the bread at high heat.",
-        "How do I fry onions?",
-        "A recipe for tomato sauce.",
-        "Marinate the chicken overnight.",
+        "How long do I boil an egg?", "Which spices go into a curry?", "Knead the dough well.",
+        "Roast the vegetables with olive oil.", "What can replace butter in a cake?",
+        "The soup needs more salt.", "Bake the bread at high heat.", "How do I fry onions?",
+        "A recipe for tomato sauce.", "Marinate the chicken overnight.",
     ),
     "science": (
-        "Why is the sky blue?",
-        "How do black holes form?",
-        "What is the speed of light?",
-        "Explain how vaccines work.",
-        "Electrons orbit the nucleus.",
-        "What causes earthquakes?",
-        "How does photosynthesis work?",
-        "The theory of evolution by natural selection.",
-        "What is a prime number?",
-        "Measure the temperature of the gas.",
+        "Why is the sky blue?", "How do black holes form?", "What is the speed of light?",
+        "Explain how vaccines work.", "Electrons orbit the nucleus.", "What causes earthquakes?",
+        "How does photosynthesis work?", "The theory of evolution by natural selection.",
+        "What is a prime number?", "Measure the temperature of the gas.",
     ),
     "travel": (
-        "Which visa do I need for Japan?",
-        "Cheap flights to Lisbon in May.",
-        "What should I see in Rome?",
-        "Book a hotel near the beach.",
+        "Which visa do I need for Japan?", "Cheap flights to Lisbon in May.",
+        "What should I see in Rome?", "Book a hotel near the beach.",
         "How do I get to the airport?",
-        "The train to Vienna leaves at noon.",
-        "A weekend trip to the mountains.",
-        "Is it safe to travel there alone?",
-        "Rent a car on the island.",
+        "The train to Vienna leaves at noon.", "A weekend trip to the mountains.",
+        "Is it safe to travel there alone?", "Rent a car on the island.",
         "The best time to visit Iceland.",
     ),
-}
+}  # fmt: skip
 _STEPS: Final = 300
 
 

@@ -63,12 +63,8 @@ IN_SERVICE: Final = "in-service"
 IMPORTED: Final = "imported"
 """Source of a profile from a file that does not name one."""
 PLACEMENT_FIELDS: Final = (
-    "throughput_rps",
-    "reserved_pct",
-    "occupancy_pct",
-    "mean_occupancy_pct",
-    "sm_utilization_pct",
-)
+    "throughput_rps", "reserved_pct", "occupancy_pct", "mean_occupancy_pct", "sm_utilization_pct",
+)  # fmt: skip
 """Fields of a point that only placement reads; written where measured."""
 NEAR_PEAK_RATIO: Final = 0.95
 """Share of the highest throughput that counts as equally good."""

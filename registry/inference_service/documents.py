@@ -150,14 +150,9 @@ def _text(value: object) -> str:
 
 
 _RAISED = (
-    yaml.YAMLError,
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    AttributeError,
-    TypeError,
+    yaml.YAMLError, ValueError, LookupError, ArithmeticError, AttributeError, TypeError,
     RecursionError,
-)
+)  # fmt: skip
 """What PyYAML raises at invalid input: its tags for times, numbers and booleans check little."""
 
 

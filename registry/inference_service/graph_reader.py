@@ -37,31 +37,14 @@ MAX_CONDITION_CHARACTERS: Final = 16_384
 """Of all nodes."""
 _MAX_TIMEOUT_S: Final = 3600
 _SPEC_FIELDS: Final = (
-    "nodes",
-    "timeout",
-    "affinity",
-    "maxReplicas",
-    "minReplicas",
-    "nodeName",
-    "nodeSelector",
-    "resources",
-    "routerTimeouts",
-    "scaleMetric",
-    "scaleTarget",
-    "serviceAccountName",
+    "nodes", "timeout", "affinity", "maxReplicas", "minReplicas", "nodeName", "nodeSelector",
+    "resources", "routerTimeouts", "scaleMetric", "scaleTarget", "serviceAccountName",
     "tolerations",
-)
+)  # fmt: skip
 _STEP_FIELDS: Final = (
-    "name",
-    "serviceName",
-    "serviceUrl",
-    "nodeName",
-    "data",
-    "weight",
-    "condition",
-    "dependency",
+    "name", "serviceName", "serviceUrl", "nodeName", "data", "weight", "condition", "dependency",
     "mapPredictionsToInstances",
-)
+)  # fmt: skip
 _TARGETS: Final = ("serviceName", "serviceUrl", "nodeName")
 _URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)/infer)")
 

@@ -17,15 +17,8 @@ from registry.inference_service.components import machine_needs, read_logger
 from registry.inference_service.server_arguments import ServerArguments, read_arguments
 
 SERVED_FORMATS: Final = (
-    "huggingface",
-    "safetensors",
-    "pytorch",
-    "onnx",
-    "xgboost",
-    "lightgbm",
-    "sklearn",
-    "triton",
-)
+    "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",
+)  # fmt: skip
 """Formats whose files a pod may read; the files decide (docs/compatibility.md)."""
 UNSERVED_FORMATS: Final[Mapping[str, str]] = {
     "tensorflow": "convert the model to ONNX with tf2onnx",
@@ -35,72 +28,26 @@ UNSERVED_FORMATS: Final[Mapping[str, str]] = {
 }
 """Formats without an engine here, and the way out."""
 SERVER_FORMATS: Final = (
-    "mlflow",
-    "tensorrt",
-    "keras",
-    "openvino_ir",
-    "pytorch-mar",
-    "python",
-    "alibi-detect",
+    "mlflow", "tensorrt", "keras", "openvino_ir", "pytorch-mar", "python", "alibi-detect",
     "alibi-explain",
-)
+)  # fmt: skip
 """Further formats that a model server may read: V2 has no call that asks for them."""
 CUSTOM_FORMAT: Final = "custom"
 """Of a predictor that is a container of its own."""
 MODEL_FORMATS: Final = (*SERVED_FORMATS, *UNSERVED_FORMATS, *SERVER_FORMATS)
 LEGACY_KINDS: Final = (
-    "sklearn",
-    "xgboost",
-    "tensorflow",
-    "pytorch",
-    "triton",
-    "onnx",
-    "huggingface",
-    "pmml",
-    "lightgbm",
-    "paddle",
-    "catboost",
-)
-POD_FIELDS: Final = frozenset(
-    {
-        "affinity",
-        "annotations",
-        "args",
-        "command",
-        "deploymentStrategy",
-        "env",
-        "envFrom",
-        "image",
-        "imagePullSecrets",
-        "labels",
-        "lifecycle",
-        "livenessProbe",
-        "name",
-        "nodeSelector",
-        "ports",
-        "readinessProbe",
-        "resources",
-        "runtime",
-        "runtimeVersion",
-        "serviceAccount",
-        "serviceAccountName",
-        "startupProbe",
-        "tolerations",
-        "topologySpreadConstraints",
-        "volumes",
-        "volumeMounts",
-        "nodeName",
-        "priorityClassName",
-        "hostIPC",
-        "runtimeClassName",
-        "schedulerName",
-        "securityContext",
-        "terminationGracePeriodSeconds",
-        "workingDir",
-        "imagePullPolicy",
-        "automountServiceAccountToken",
-    }
-)
+    "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
+    "lightgbm", "paddle", "catboost",
+)  # fmt: skip
+POD_FIELDS: Final = frozenset({
+    "affinity", "annotations", "args", "command", "deploymentStrategy", "env", "envFrom", "image",
+    "imagePullSecrets", "labels", "lifecycle", "livenessProbe", "name", "nodeSelector", "ports",
+    "readinessProbe", "resources", "runtime", "runtimeVersion", "serviceAccount",
+    "serviceAccountName", "startupProbe", "tolerations", "topologySpreadConstraints", "volumes",
+    "volumeMounts", "nodeName", "priorityClassName", "hostIPC", "runtimeClassName",
+    "schedulerName", "securityContext", "terminationGracePeriodSeconds", "workingDir",
+    "imagePullPolicy", "automountServiceAccountToken",
+})  # fmt: skip
 """Of pods and containers: a model shares the pods of its pool, which have their own."""
 _HONOURED: Final = frozenset({"serviceAccountName", "automountServiceAccountToken", "name"})
 """Of these: the account's storage credentials are read, the others mean nothing here."""

@@ -13,19 +13,11 @@ from common.shown_value import shown
 from registry.domain.model import OWN, Answers, Precision, Scores, Task, TaskOptions
 
 HUGGING_FACE: Final = "huggingface"
-_FLAGS: Final = frozenset(
-    {
-        "return_probabilities",
-        "return_raw_logits",
-        "disable_lower_case",
-        "disable_special_tokens",
-        "trust_remote_code",
-        "return_token_type_ids",
-        "return_offsets_mapping",
-        "disable_log_requests",
-        "enable_predictor_health_check",
-    }
-)
+_FLAGS: Final = frozenset({
+    "return_probabilities", "return_raw_logits", "disable_lower_case", "disable_special_tokens",
+    "trust_remote_code", "return_token_type_ids", "return_offsets_mapping", "disable_log_requests",
+    "enable_predictor_health_check",
+})  # fmt: skip
 """Arguments without a value."""
 _TASKS: Final[Mapping[str, Task]] = {
     **{task.value.replace("-", "_"): task for task in Task},

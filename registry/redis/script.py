@@ -22,13 +22,8 @@ from registry.errors import RegistryRefused
 from registry.redis.redis_connection import RedisConnection
 
 _SNAPSHOT_HASHES: Final = (
-    "models",
-    "previous",
-    "failures",
-    "profiles",
-    "applications",
-    "accuracies",
-)
+    "models", "previous", "failures", "profiles", "applications", "accuracies",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,9 @@ _MEMORY_TIMEOUT_S: Final = 30.0
 _TEXT: Final = "The quick brown fox jumps over the lazy dog"
 _WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
 _MEASURES: Final = (
-    "infer",
-    "share",
-    "preprocess",
-    "postprocess",
-    "network",
-    "assets",
+    "infer", "share", "preprocess", "postprocess", "network", "assets",
     *(f"load:{tier}" for tier in Tier),
-)
+)  # fmt: skip
 _ROOM: Final = 1.4
 """Memory per place over the size of the weights: one more model does not fit."""
 

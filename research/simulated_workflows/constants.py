@@ -50,25 +50,16 @@ class BaseFigures:
 
 
 BASES: Final = {
-    "M0000": BaseFigures(1144, 23.0, 0.008),
-    "M0001": BaseFigures(3978, 40.0, 0.315),
-    "M0002": BaseFigures(8229, 18.0, 0.001),
-    "M0003": BaseFigures(1951, 69.0, 0.966),
-    "M0004": BaseFigures(2506, 21.0, 0.083),
-    "M0005": BaseFigures(189, 24.0, 0.095),
-    "M0006": BaseFigures(712, 22.0, 0.058),
-    "M0007": BaseFigures(140, 24.0, 0.121),
-    "M0010": BaseFigures(2113, 21.0, 0.161),
-    "M0011": BaseFigures(752, 41.0, 0.0),
-    "M0012": BaseFigures(199, 19.0, 0.266),
-    "M0014": BaseFigures(576, 22.0, 0.0),
-    "M0015": BaseFigures(182, 23.5, 0.148),
-    "M0016": BaseFigures(718, 22.0, 0.006),
-    "M0019": BaseFigures(112, 24.5, 0.054),
-    "M0026": BaseFigures(957, 21.0, 0.061),
-    "M0027": BaseFigures(232, 23.0, 0.108),
-    "M0054": BaseFigures(105, 31.0, 0.914),
-}
+    "M0000": BaseFigures(1144, 23.0, 0.008), "M0001": BaseFigures(3978, 40.0, 0.315),
+    "M0002": BaseFigures(8229, 18.0, 0.001), "M0003": BaseFigures(1951, 69.0, 0.966),
+    "M0004": BaseFigures(2506, 21.0, 0.083), "M0005": BaseFigures(189, 24.0, 0.095),
+    "M0006": BaseFigures(712, 22.0, 0.058), "M0007": BaseFigures(140, 24.0, 0.121),
+    "M0010": BaseFigures(2113, 21.0, 0.161), "M0011": BaseFigures(752, 41.0, 0.0),
+    "M0012": BaseFigures(199, 19.0, 0.266), "M0014": BaseFigures(576, 22.0, 0.0),
+    "M0015": BaseFigures(182, 23.5, 0.148), "M0016": BaseFigures(718, 22.0, 0.006),
+    "M0019": BaseFigures(112, 24.5, 0.054), "M0026": BaseFigures(957, 21.0, 0.061),
+    "M0027": BaseFigures(232, 23.0, 0.108), "M0054": BaseFigures(105, 31.0, 0.914),
+}  # fmt: skip
 """Those with 100 requests or more."""
 OTHER_BASES: Final = BaseFigures(1597, 22.0, 0.195)
 """All others together."""
@@ -80,50 +71,10 @@ LORAS: Final = 6
 """Of each base model, the first ones wanted more often. The trace has numbers only; chosen."""
 FURTHER_IMAGE: Final = 0.07
 """Of the first one's time: medians of requests for 1 and 8 images are 20 and 30 s."""
-BASE_LOADS_S: Final = (
-    1.7,
-    2.5,
-    2.7,
-    2.8,
-    3.0,
-    3.3,
-    4.7,
-    18.8,
-    20.8,
-    22.1,
-    23.4,
-    25.3,
-    30.1,
-    34.5,
-    36.2,
-    37.6,
-    39.1,
-    40.9,
-    43.4,
-    48.7,
-)
-LORA_LOADS_S: Final = (
-    0.9,
-    1.6,
-    3.0,
-    3.3,
-    3.5,
-    3.7,
-    3.8,
-    4.0,
-    4.1,
-    4.3,
-    4.5,
-    4.6,
-    4.8,
-    5.0,
-    5.2,
-    5.4,
-    5.6,
-    5.9,
-    6.4,
-    7.4,
-)
+BASE_LOADS_S: Final = (1.7, 2.5, 2.7, 2.8, 3.0, 3.3, 4.7, 18.8, 20.8, 22.1, 23.4, 25.3, 30.1, 34.5,
+                       36.2, 37.6, 39.1, 40.9, 43.4, 48.7)  # fmt: skip
+LORA_LOADS_S: Final = (0.9, 1.6, 3.0, 3.3, 3.5, 3.7, 3.8, 4.0, 4.1, 4.3, 4.5, 4.6, 4.8, 5.0, 5.2,
+                       5.4, 5.6, 5.9, 6.4, 7.4)  # fmt: skip
 """Quantiles of the measured times, 0.025 to 0.975: models get one each, in turn of a fixed
 shuffle, since the trace does not say which model was loaded."""
 
@@ -195,13 +146,8 @@ and node an output takes the tier that a pod's would."""
 DEVICES: Final = 8
 DEVICES_PER_NODE: Final = 8
 """Section 8."""
-MEMORY_BYTES: Final = {
-    "gill": 14.5 * GB,
-    "knowledge-card": 30 * GB,
-    "debate": 14 * GB,
-    "mix": 30 * GB,
-    "gentd26": 16 * GB,
-}
+MEMORY_BYTES: Final = {"gill": 14.5 * GB, "knowledge-card": 30 * GB, "debate": 14 * GB,
+                       "mix": 30 * GB, "gentd26": 16 * GB}  # fmt: skip
 """Chosen: less than all models of the application need, at least the largest of them."""
 LOAD_SHARE: Final = 0.5
 """Share of the time for which devices would be busy with batches of one. Chosen."""

@@ -40,24 +40,12 @@ Scores = list[list[torch.Tensor]]
 """By text, then by new token: of the whole vocabulary, in 32 bits."""
 
 _OWN = {
-    "do_sample": False,
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "repetition_penalty": None,
-    "min_new_tokens": None,
-    "stop_strings": None,
-    "cache_implementation": None,
-    "use_cache": True,
-    "prompt_lookup_num_tokens": None,
-    "penalty_alpha": None,
-    "token_healing": False,
-    "output_scores": False,
-    "output_logits": False,
-    "return_dict_in_generate": False,
-    "max_time": None,
-    "prefill_chunk_size": None,
-    "watermarking_config": None,
-}
+    "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "repetition_penalty": None,
+    "min_new_tokens": None, "stop_strings": None, "cache_implementation": None, "use_cache": True,
+    "prompt_lookup_num_tokens": None, "penalty_alpha": None, "token_healing": False,
+    "output_scores": False, "output_logits": False, "return_dict_in_generate": False,
+    "max_time": None, "prefill_chunk_size": None, "watermarking_config": None,
+}  # fmt: skip
 """Of generation_config.json: what `Sampling` decides, and loops of other kinds."""
 
 

@@ -114,37 +114,17 @@ Bias = Annotated[float, Field(ge=-100, le=100)]
 Unsupported = Mapping[str, tuple[Any, ...]]
 """Unsupported fields, each with the values that have no effect and are therefore allowed."""
 UNSUPPORTED_OF_VLLM: Unsupported = {
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "logits_processors": ([],),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0,),
-    "early_stopping": (False,),
-    "prompt_logprobs": (0,),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_ids": (False,),
-    "spaces_between_special_tokens": (True,),
-    "response_format": ({"type": "text"},),
-}
-RESERVED: Final = frozenset(
-    {
-        "conversations",
-        "messages",
-        "chat_template",
-        "tools",
-        "tokenize",
-        "add_generation_prompt",
-        "continue_final_message",
-        "return_assistant_tokens_mask",
-    }
-)
+    "structured_outputs": (), "guided_json": (), "guided_regex": (), "guided_choice": (),
+    "guided_grammar": (), "guided_decoding_backend": (), "guided_whitespace_pattern": (),
+    "bad_words": ([],), "allowed_token_ids": (), "logits_processors": ([],),
+    "use_beam_search": (False,), "length_penalty": (1.0,), "early_stopping": (False,),
+    "prompt_logprobs": (0,), "return_tokens_as_token_ids": (False,), "return_token_ids": (False,),
+    "spaces_between_special_tokens": (True,), "response_format": ({"type": "text"},),
+}  # fmt: skip
+RESERVED: Final = frozenset({
+    "conversations", "messages", "chat_template", "tools", "tokenize", "add_generation_prompt",
+    "continue_final_message", "return_assistant_tokens_mask",
+})  # fmt: skip
 """Names of a chat template's variables that a request sets by fields of their own, or never."""
 
 

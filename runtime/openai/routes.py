@@ -54,14 +54,8 @@ COMPLETION_TOKENS = 16
 CHAT_TOKENS = 512
 """Default for chat, where OpenAI has none: a model without an end token would fill its context."""
 EVENTS = [("content-type", "text/event-stream; charset=utf-8"), ("cache-control", "no-cache")]
-FORWARDED = (
-    "content-type",
-    "cache-control",
-    "retry-after",
-    "x-pilotlight-not-executed",
-    "x-pilotlight-start",
-    "server-timing",
-)
+FORWARDED = ("content-type", "cache-control", "retry-after", "x-pilotlight-not-executed",
+             "x-pilotlight-start", "server-timing")  # fmt: skip
 
 
 class _ResponseWriter:

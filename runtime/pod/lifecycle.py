@@ -35,15 +35,8 @@ RESTART: Final = -1
 FORCED_EXIT_DELAY_S = CLOSE_TIMEOUT_S + 3.0
 """Time from the end of the drain to the forced exit of a process that hangs."""
 _QUIET_LIBRARIES = (
-    "httpx",
-    "httpcore",
-    "botocore",
-    "boto3",
-    "urllib3",
-    "transformers",
-    "kserve",
-    "uvicorn",
-)
+    "httpx", "httpcore", "botocore", "boto3", "urllib3", "transformers", "kserve", "uvicorn",
+)  # fmt: skip
 
 
 def run_pod(settings: RuntimeSettings) -> int:

@@ -28,17 +28,9 @@ from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.sandbox import HEADER_LENGTH
 
 _SYSTEM: Final = (
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/etc/ld.so.cache",
-    "/proc/cpuinfo",
-    "/proc/meminfo",
-    "/proc/self/maps",
-    "/sys/devices/system/cpu",
-    "/dev/urandom",
-    "/dev/null",
-)
+    "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc/cpuinfo", "/proc/meminfo",
+    "/proc/self/maps", "/sys/devices/system/cpu", "/dev/urandom", "/dev/null",
+)  # fmt: skip
 _BOOSTERS: Final = {
     "xgboost": "model.save_model('model.ubj')",
     "lightgbm": "model.booster_.save_model('model.txt')",

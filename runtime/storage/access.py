@@ -25,37 +25,15 @@ from runtime.errors import StorageFailed
 from runtime.storage.public_addresses import host_of, operator_hosts
 
 _FROM_POOL: Final = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "PYTHONPATH",
-    "VIRTUAL_ENV",
-    "TMPDIR",
-    "HF_ENDPOINT",
-    "HF_HUB_OFFLINE",
-    "SSL_CERT_FILE",
-    "REQUESTS_CA_BUNDLE",
-    "CA_BUNDLE_CONFIGMAP_NAME",
-    "CA_BUNDLE_VOLUME_MOUNT_POINT",
-    "HTTP_PROXY",
-    "HTTPS_PROXY",
-    "NO_PROXY",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-)
+    "PATH", "HOME", "LANG", "LC_ALL", "PYTHONPATH", "VIRTUAL_ENV", "TMPDIR", "HF_ENDPOINT",
+    "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CA_BUNDLE_CONFIGMAP_NAME",
+    "CA_BUNDLE_VOLUME_MOUNT_POINT", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy",
+    "https_proxy", "no_proxy",
+)  # fmt: skip
 """Variables of the pod that hold no credentials, for a download with a model's own."""
-_S3_FROM_POOL: Final = (
-    "AWS_ENDPOINT_URL",
-    "S3_ENDPOINT",
-    "S3_USE_HTTPS",
-    "AWS_DEFAULT_REGION",
-    "AWS_REGION",
-    "S3_VERIFY_SSL",
-    "AWS_CA_BUNDLE",
-    "S3_USER_VIRTUAL_BUCKET",
-)
+_S3_FROM_POOL: Final = ("AWS_ENDPOINT_URL", "S3_ENDPOINT", "S3_USE_HTTPS", "AWS_DEFAULT_REGION",
+                        "AWS_REGION", "S3_VERIFY_SSL", "AWS_CA_BUNDLE",
+                        "S3_USER_VIRTUAL_BUCKET")  # fmt: skip
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "S3_ENDPOINT", "S3_USE_HTTPS")
 _WEB_SCHEMES: Final = frozenset({"http", "https", "webhdfs", "hdfs", "oci"})
 """Schemes whose URI names the host."""

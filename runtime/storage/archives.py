@@ -34,15 +34,8 @@ _MAX_READ_BYTES: Final = 4 * 1024**2
 _CHUNK_BYTES: Final = 256 * 1024
 _ZIP_METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2})
 _IS_ENCRYPTED: Final = 1
-_BAD_ARCHIVE: Final = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    RuntimeError,
-)
+_BAD_ARCHIVE: Final = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError,
+                       NotImplementedError, RuntimeError)  # fmt: skip
 """What the libraries raise for an archive that is not valid."""
 
 

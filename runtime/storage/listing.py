@@ -47,21 +47,8 @@ _HARDLY_MODELS = re.compile(
     r"|manifest|info|notes?|summary|args|history|log|card)\.[a-z]+"
 )
 """Text files that are models only where no other file may be one."""
-_NOT_DATA = (
-    ".md",
-    ".py",
-    ".yaml",
-    ".yml",
-    ".pbtxt",
-    ".csv",
-    ".parquet",
-    ".safetensors",
-    ".pt2",
-    ".h5",
-    ".msgpack",
-    SKOPS_SUFFIX,
-    *CODE_SUFFIXES,
-)
+_NOT_DATA = (".md", ".py", ".yaml", ".yml", ".pbtxt", ".csv", ".parquet", ".safetensors", ".pt2",
+             ".h5", ".msgpack", SKOPS_SUFFIX, *CODE_SUFFIXES)  # fmt: skip
 _NOT_DATA_NAMES = re.compile(r"MLmodel|(pytorch|tf|flax)_model.*|.*\.(png|jpe?g|gif|spm|model)")
 """Files beside ONNX models that hold none of their tensors."""
 

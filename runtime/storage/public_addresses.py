@@ -17,17 +17,8 @@ from urllib.request import getproxies
 REFUSAL = "the host has no public address that may be connected to"
 """One text for unknown hosts, private ones and closed ports: errors map no network."""
 _NAT64 = 0x64_FF9B << 96
-_ENDS_AND_STARTS = frozenset(
-    {
-        "subprocess.Popen",
-        "os.system",
-        "os.exec",
-        "os.posix_spawn",
-        "os.fork",
-        "os.forkpty",
-        "os.spawn",
-    }
-)
+_ENDS_AND_STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn",
+                              "os.fork", "os.forkpty", "os.spawn"})  # fmt: skip
 _SENDS = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg", "socket.bind"})
 
 

@@ -38,14 +38,9 @@ MAX_GUIDANCE = 100.0
 DEFAULT_STEPS = 30
 DEFAULT_GUIDANCE = 7.5
 FIELDS = (
-    "prompt",
-    "negative_prompt",
-    "seed",
-    "num_inference_steps",
-    "width",
-    "height",
+    "prompt", "negative_prompt", "seed", "num_inference_steps", "width", "height",
     "guidance_scale",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,14 +38,9 @@ if TYPE_CHECKING:
 DEFAULT_TASK: Final = "text2text-generation"
 _TRANSLATION: Final = "translation_{}_to_{}"
 _MIN_COUNTS: Final = {
-    "max_length": 1,
-    "max_new_tokens": 1,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "num_beams": 1,
-    "no_repeat_ngram_size": 0,
-    "top_k": 0,
-}
+    "max_length": 1, "max_new_tokens": 1, "min_length": 0, "min_new_tokens": 0, "num_beams": 1,
+    "no_repeat_ngram_size": 0, "top_k": 0,
+}  # fmt: skip
 """Parameters that are whole numbers, with the least allowed value."""
 _NUMBERS: Final = ("length_penalty", "repetition_penalty", "temperature", "top_p")
 _FLAGS: Final = ("do_sample", "early_stopping")

@@ -19,16 +19,9 @@ if TYPE_CHECKING:
 
 
 _PATTERNS: Final = (
-    "tokenizer.json",
-    "vocab*",
-    "merges.txt",
-    "tekken.json",
-    "*.model",
-    "*.spm",
-    "*.codes",
-    "*.tokenizer",
-    "*.tiktoken",
-)
+    "tokenizer.json", "vocab*", "merges.txt", "tekken.json", "*.model", "*.spm", "*.codes",
+    "*.tokenizer", "*.tiktoken",
+)  # fmt: skip
 _SENTENCEPIECE_SUFFIXES: Final = (".model", ".spm")
 _NOT_VOCABULARY: Final = "tokenizer_config.json"
 _WAY_OUT: Final = (

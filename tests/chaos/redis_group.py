@@ -14,16 +14,8 @@ from tests import servers
 
 DOWN_AFTER_MS: Final = 2_000
 _SERVICE: Final = "chaos"
-_PERSISTENT: Final = (
-    "--appendonly",
-    "yes",
-    "--appendfsync",
-    "no",
-    "--repl-diskless-sync",
-    "yes",
-    "--repl-diskless-sync-delay",
-    "0",
-)
+_PERSISTENT: Final = ("--appendonly", "yes", "--appendfsync", "no", "--repl-diskless-sync", "yes",
+                      "--repl-diskless-sync-delay", "0")  # fmt: skip
 
 
 @dataclass

@@ -39,21 +39,11 @@ SHRINK_S: Final = 60.0
 _GRPC_FAULTS: Final = {"INTERNAL", "UNKNOWN", "DATA_LOSS"}
 _REASONS: Final = {
     "503": {
-        "slots",
-        "draining",
-        "device-full",
-        "load-failed",
-        "load-refused",
-        "no-memory",
-        "not-taken",
-        "lost-pods",
-        "bodies-full",
-        "not-ready",
-        "no-pods",
-        "queue-no-slot",
+        "slots", "draining", "device-full", "load-failed", "load-refused", "no-memory",
+        "not-taken", "lost-pods", "bodies-full", "not-ready", "no-pods", "queue-no-slot",
     },
     "504": {"deadline", "queue-timeout"},
-}
+}  # fmt: skip
 """Of the gateway, and of the pod's header `x-pilotlight-not-executed`."""
 
 _UVICORN: Final = b"Invalid HTTP request received."

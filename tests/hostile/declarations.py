@@ -16,31 +16,11 @@ from tests.hostile.mutations import ODD_NUMBERS, ODD_TEXTS, damaged, mutated
 from tests.hostile.platform_objects import plain
 
 _KEYS: Final = (
-    "pool",
-    "policy",
-    "target-ongoing-requests",
-    "queue-depth",
-    "queue-timeout",
-    "deadline",
-    "priority",
-    "min-copies",
-    "max-copies",
-    "keep-alive",
-    "pin",
-    "preload",
-    "preload-tier",
-    "max-batch-size",
-    "max-batch-wait",
-    "max-load-wait",
-    "task",
-    "loading",
-    "placement",
-    "profile",
-    "canary-of",
-    "canary-percent",
-    "unknown",
-    "max-infer-time",
-)
+    "pool", "policy", "target-ongoing-requests", "queue-depth", "queue-timeout", "deadline",
+    "priority", "min-copies", "max-copies", "keep-alive", "pin", "preload", "preload-tier",
+    "max-batch-size", "max-batch-wait", "max-load-wait", "task", "loading", "placement", "profile",
+    "canary-of", "canary-percent", "unknown", "max-infer-time",
+)  # fmt: skip
 _VALUES: SearchStrategy[str] = (
     st.sampled_from(ODD_TEXTS)
     | st.sampled_from([str(number) for number in ODD_NUMBERS])
@@ -64,53 +44,19 @@ _DOCUMENT: Final = {
     },
 }
 _FIELDS: Final = (
-    "apiVersion",
-    "kind",
-    "metadata",
-    "spec",
-    "name",
-    "namespace",
-    "labels",
-    "annotations",
-    "predictor",
-    "model",
-    "storageUri",
-    "storage",
-    "transformer",
-    "canaryTrafficPercent",
-    "runtime",
-    "protocolVersion",
-    "deletionTimestamp",
-    "generateName",
-    "status",
+    "apiVersion", "kind", "metadata", "spec", "name", "namespace", "labels", "annotations",
+    "predictor", "model", "storageUri", "storage", "transformer", "canaryTrafficPercent", "runtime",
+    "protocolVersion", "deletionTimestamp", "generateName", "status",
     "serving.kserve.io/deploymentMode",
-)
+)  # fmt: skip
 _YAML: Final = (
     b"a: &a [x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\nd: [*c,*c,*c]",
-    b"kind: InferenceService\nkind: X\n",
-    b"!!python/object/apply:os.system ['x']",
-    b"a: *a",
-    b"- &x [*x]",
-    b"---\n---\n---",
-    b"{" * 300,
-    b"[" * 3_000,
-    b"? {a: b}\n: c",
-    b"!!binary zz",
-    b"2001-99-99",
-    b"!!timestamp 0",
-    b"a: 1_000:99:99",
-    b"%YAML 9.9\n---\na",
-    b"\xff\xfea",
-    b"\0",
-    b"<<: 1",
-    b"<<: [*a]",
-    b"!!set {a}",
-    b"a: !!float x",
-    b"!!int 0x",
-    b"y: .inf\n? .nan\n: 1",
-    b'"\\ud800"',
-    b"a: " + b"9" * 5_000,
-)
+    b"kind: InferenceService\nkind: X\n", b"!!python/object/apply:os.system ['x']", b"a: *a",
+    b"- &x [*x]", b"---\n---\n---", b"{" * 300, b"[" * 3_000, b"? {a: b}\n: c", b"!!binary zz",
+    b"2001-99-99", b"!!timestamp 0", b"a: 1_000:99:99", b"%YAML 9.9\n---\na", b"\xff\xfea", b"\0",
+    b"<<: 1", b"<<: [*a]", b"!!set {a}", b"a: !!float x", b"!!int 0x", b"y: .inf\n? .nan\n: 1",
+    b'"\\ud800"', b"a: " + b"9" * 5_000,
+)  # fmt: skip
 
 
 @st.composite

@@ -21,15 +21,9 @@ class GrpcCall:
 
 
 _METHODS: Final = (
-    "ModelInfer",
-    "ModelInfer",
-    "ModelInfer",
-    "ModelReady",
-    "ModelMetadata",
-    "ServerLive",
-    "ServerMetadata",
-    "Unknown",
-)
+    "ModelInfer", "ModelInfer", "ModelInfer", "ModelReady", "ModelMetadata", "ServerLive",
+    "ServerMetadata", "Unknown",
+)  # fmt: skip
 
 
 def _infer_messages() -> tuple[bytes, ...]:

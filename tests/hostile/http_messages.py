@@ -9,27 +9,21 @@ from tests.hostile.heads import HEADERS, NAMES, HttpRequest, is_plain, with_head
 from tests.hostile.mutations import ODD_TEXTS, damaged, json_bytes, mutated
 
 _FRAMINGS: Final = (
-    b"content-length: 2\r\n\r\n{}",
-    b"content-length: 5\r\n\r\n{}",
-    b"content-length: 0\r\n\r\n{}",
-    b"content-length: -1\r\n\r\n{}",
-    b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
-    b"content-length: 99999999999999999999\r\n\r\n",
-    b"content-length: 1e1\r\n\r\n{}",
-    b"\r\n",
+    b"content-length: 2\r\n\r\n{}", b"content-length: 5\r\n\r\n{}", b"content-length: 0\r\n\r\n{}",
+    b"content-length: -1\r\n\r\n{}", b"content-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+    b"content-length: 99999999999999999999\r\n\r\n", b"content-length: 1e1\r\n\r\n{}", b"\r\n",
     b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: chunked\r\n\r\n2;a=b\r\n{}\r\n0\r\nx: y\r\n\r\n",
     b"transfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: chunked\r\n\r\nffffffffffffffffff\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: chunked\r\n\r\n-2\r\n{}\r\n0\r\n\r\n",
     b"transfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
-    b"transfer-encoding: xchunked\r\n\r\n{}",
-    b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
+    b"transfer-encoding: xchunked\r\n\r\n{}", b"transfer-encoding : chunked\r\n\r\n0\r\n\r\n",
     b"expect: 100-continue\r\ncontent-length: 2\r\n\r\n{}",
     b"upgrade: h2c\r\nconnection: upgrade\r\n\r\n",
     b"expect: 200-ok\r\ncontent-length: 2\r\n\r\n{}",
     b"connection: close\r\ncontent-length: 2\r\n\r\n{}",
-)
+)  # fmt: skip
 _PATHS: SearchStrategy[str] = st.sampled_from(
     [
         "/v1/models/text:predict",

@@ -96,19 +96,9 @@ V2_DOCUMENTS = st.sampled_from(
 )
 V1_KEYS = ("instances", "text", "parameters", "image_bytes", "b64", "inputs", "task", "source_lang")
 V2_KEYS = (
-    "inputs",
-    "outputs",
-    "parameters",
-    "binary_data_size",
-    "binary_data",
-    "data",
-    "shape",
-    "datatype",
-    "name",
-    "id",
-    "contents",
-    "binary_data_output",
-)
+    "inputs", "outputs", "parameters", "binary_data_size", "binary_data", "data", "shape",
+    "datatype", "name", "id", "contents", "binary_data_output",
+)  # fmt: skip
 OPENAI_DOCUMENTS = st.sampled_from(
     [
         ("completions", {"model": "chat", "prompt": "the", "max_tokens": 2}),
@@ -160,28 +150,10 @@ OPENAI_DOCUMENTS = st.sampled_from(
     ]
 )
 OPENAI_KEYS = (
-    "model",
-    "prompt",
-    "messages",
-    "max_tokens",
-    "stream",
-    "n",
-    "stop",
-    "temperature",
-    "logprobs",
-    "tools",
-    "tool_choice",
-    "response_format",
-    "logit_bias",
-    "input",
-    "role",
-    "content",
-    "user",
-    "size",
-    "seed",
-    "echo",
-    "functions",
-)
+    "model", "prompt", "messages", "max_tokens", "stream", "n", "stop", "temperature", "logprobs",
+    "tools", "tool_choice", "response_format", "logit_bias", "input", "role", "content", "user",
+    "size", "seed", "echo", "functions",
+)  # fmt: skip
 
 
 @st.composite
@@ -248,18 +220,11 @@ def _picture(image_format: str, mode: str = "RGB", size: tuple[int, int] = (20, 
 
 PICTURES: Final = (
     *(_picture(each) for each in ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")),
-    _picture("PNG", "1", (6000, 6000)),
-    _picture("PNG", "P"),
-    _picture("PNG", "LA"),
-    _picture("PNG", "I;16"),
-    _picture("TIFF", "F"),
-    _picture("JPEG", "CMYK"),
-    _picture("PNG", "L", (1, 20_000)),
-    _picture("TGA"),
-    _picture("PPM"),
-    _picture("PCX"),
+    _picture("PNG", "1", (6000, 6000)), _picture("PNG", "P"), _picture("PNG", "LA"),
+    _picture("PNG", "I;16"), _picture("TIFF", "F"), _picture("JPEG", "CMYK"),
+    _picture("PNG", "L", (1, 20_000)), _picture("TGA"), _picture("PPM"), _picture("PCX"),
     _picture("ICO"),
-)
+)  # fmt: skip
 
 
 @st.composite

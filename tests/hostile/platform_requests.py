@@ -21,19 +21,10 @@ async def steps(text: str, count: int = 1):
     return (await model("text")(text))["label"]
 """
 _SOURCES: Final = (
-    WORKFLOW_SOURCE.encode(),
-    b"",
-    b"\xff",
-    b"import os\n",
-    b"from pilotlight.workflow import x\n",
-    b"(" * 3_000,
-    b"x" * 100_000,
-    b"@" * 500,
-    b"\0",
-    b"1/0\n",
-    b"#" * (1 << 20) + b"#",
-    "def f(é): pass\n".encode("latin-1"),
-)
+    WORKFLOW_SOURCE.encode(), b"", b"\xff", b"import os\n", b"from pilotlight.workflow import x\n",
+    b"(" * 3_000, b"x" * 100_000, b"@" * 500, b"\0", b"1/0\n",
+    b"#" * (1 << 20) + b"#", "def f(é): pass\n".encode("latin-1"),
+)  # fmt: skip
 _ARGUMENTS: Final = st.sampled_from(
     [{"text": "fox"}, {"text": "fox", "count": 2}, {"instances": ["fox"]}]
 )

@@ -57,13 +57,9 @@ POD_MEMORY: Final = 750 * MIB
 million took 528 MiB."""
 _TASKS: Final = {"embedder": Task.TEXT_EMBEDDING}
 _SOURCES: Final = {
-    "text": "tiny-bert",
-    "embedder": "tiny-bert",
-    "image": "tiny-vit",
-    "chat": "tiny-gpt2",
-    "t5": "tiny-t5",
-    "rows": "tiny-program",
-}
+    "text": "tiny-bert", "embedder": "tiny-bert", "image": "tiny-vit", "chat": "tiny-gpt2",
+    "t5": "tiny-t5", "rows": "tiny-program",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -20,55 +20,24 @@ PODS_SECRET: Final = "secret-of-the-pods-16"
 _OPEN: Final = frozenset({"ServerLive", "ServerReady"})
 """For probes; their responses name no model."""
 _METHODS: Final = (
-    "ModelInfer",
-    "ModelInfer",
-    "ModelMetadata",
-    "ModelReady",
-    "ServerMetadata",
-    "ServerLive",
-    "ServerReady",
-    "RepositoryModelLoad",
-    "RepositoryModelUnload",
-    "RepositoryIndex",
-    "Unknown",
-)
+    "ModelInfer", "ModelInfer", "ModelMetadata", "ModelReady", "ServerMetadata", "ServerLive",
+    "ServerReady", "RepositoryModelLoad", "RepositoryModelUnload", "RepositoryIndex", "Unknown",
+)  # fmt: skip
 _NAMES: Final = (
-    "blue~hidden",
-    "hidden",
-    "blue/hidden",
-    "red~own/../blue~hidden",
-    "blue%7ehidden",
-    "BLUE~hidden",
-    "blue~hidden\x00",
-    "red~hidden",
-    "",
-    "blue~hidden@1",
-    " blue~hidden",
-)
+    "blue~hidden", "hidden", "blue/hidden", "red~own/../blue~hidden", "blue%7ehidden",
+    "BLUE~hidden", "blue~hidden\x00", "red~hidden", "", "blue~hidden@1", " blue~hidden",
+)  # fmt: skip
 _SECRETS: Final = (
-    "",
-    "x",
-    PODS_SECRET[:-1],
-    f"{PODS_SECRET}x",
-    PODS_SECRET.upper(),
-    PODS_SECRET[::-1],
-    "red-key-red-key-red",
-    "null",
-    "*",
-)
+    "", "x", PODS_SECRET[:-1], f"{PODS_SECRET}x", PODS_SECRET.upper(),
+    PODS_SECRET[::-1], "red-key-red-key-red", "null", "*",
+)  # fmt: skip
 _METADATA: Final = (
-    ("x-pilotlight-stage", "infer"),
-    ("x-pilotlight-generation", "1"),
-    ("x-pilotlight-reservation", "x"),
-    ("x-pilotlight-model-name", "own"),
-    ("x-pilotlight-predict", "127.0.0.1:1"),
-    ("authorization", "Bearer red-key-red-key-red"),
-    ("mm-model-id", "blue~hidden"),
-    ("x-tenant", "blue"),
-    ("x-pilotlight-secret-bin", "x"),
-    ("user-agent", "kube-probe/1.30"),
-    ("x-forwarded-for", "127.0.0.1"),
-)
+    ("x-pilotlight-stage", "infer"), ("x-pilotlight-generation", "1"),
+    ("x-pilotlight-reservation", "x"), ("x-pilotlight-model-name", "own"),
+    ("x-pilotlight-predict", "127.0.0.1:1"), ("authorization", "Bearer red-key-red-key-red"),
+    ("mm-model-id", "blue~hidden"), ("x-tenant", "blue"), ("x-pilotlight-secret-bin", "x"),
+    ("user-agent", "kube-probe/1.30"), ("x-forwarded-for", "127.0.0.1"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -34,35 +34,17 @@ _PREFIXES: Final = (
     "https://blue.example/"
 )
 _TO_BLUE: Final = (
-    "file://{folder}/files/blue/m",
-    "file://{folder}/files/red/../blue/m",
-    "file://{folder}/files/red/link",
-    "file://{folder}/files/red/to/m",
-    "file://{folder}/cache/{cached}",
-    "file://{folder}/files/red",
-    "file:///etc",
-    "file://localhost{folder}/files/blue/m",
-    "pvc://shared/blue/m",
-    "pvc://shared/red/../blue/m",
-    "pvc://shared/red/link",
-    "pvc://shared/red/to/m",
-    "pvc://shared",
-    "pvc://../files/blue/m",
-    "pvc://shared/red/m",
-    "file://{folder}/files/red/m",
-    "s3://blue-bucket/m",
-    "s3://red-bucket/../blue-bucket/m",
-    "s3://red-bucket/m",
-    "s3://red-bucket.blue-bucket/m",
-    "hf://blue-org/m",
-    "hf://red-org/../blue-org/m",
-    "hf://red-org/m:main",
-    "gs://blue-bucket/m",
-    "http://127.0.0.1:{port}/blue-bucket/m",
-    "https://blue.example/m.zip",
-    "https://red.example@blue.example/m.zip",
-    "https://red.example/..//blue.example/m",
-)
+    "file://{folder}/files/blue/m", "file://{folder}/files/red/../blue/m",
+    "file://{folder}/files/red/link", "file://{folder}/files/red/to/m",
+    "file://{folder}/cache/{cached}", "file://{folder}/files/red", "file:///etc",
+    "file://localhost{folder}/files/blue/m", "pvc://shared/blue/m", "pvc://shared/red/../blue/m",
+    "pvc://shared/red/link", "pvc://shared/red/to/m", "pvc://shared", "pvc://../files/blue/m",
+    "pvc://shared/red/m", "file://{folder}/files/red/m", "s3://blue-bucket/m",
+    "s3://red-bucket/../blue-bucket/m", "s3://red-bucket/m", "s3://red-bucket.blue-bucket/m",
+    "hf://blue-org/m", "hf://red-org/../blue-org/m", "hf://red-org/m:main", "gs://blue-bucket/m",
+    "http://127.0.0.1:{port}/blue-bucket/m", "https://blue.example/m.zip",
+    "https://red.example@blue.example/m.zip", "https://red.example/..//blue.example/m",
+)  # fmt: skip
 _OF_RED: Final = ("/red/", "/red-bucket/", "//red-org/", "//red.example/")
 
 

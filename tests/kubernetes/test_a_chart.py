@@ -28,13 +28,9 @@ POOLS = {"charted-a": "default", "charted-b": "second"}
 MODEL = "charted"
 ENOUGH = 20
 DEPLOYMENTS = (
-    "pilotlight-gateway",
-    "pilotlight-controller",
-    "pilotlight-autoscaler",
-    "pilotlight-autoscaler-second",
-    "pool-predictor",
-    "pool-second-predictor",
-)
+    "pilotlight-gateway", "pilotlight-controller", "pilotlight-autoscaler",
+    "pilotlight-autoscaler-second", "pool-predictor", "pool-second-predictor",
+)  # fmt: skip
 VALUES: dict[str, Any] = {
     "gateway": {"replicas": 2},
     "pools": [

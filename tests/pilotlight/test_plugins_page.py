@@ -14,13 +14,9 @@ import pytest
 from tests.servers import REPOSITORY
 
 _SIMULATED: Final = (
-    "simulate",
-    "--cluster",
-    "manifests/simulator/eight-pods.yaml",
-    "--trace",
-    "poisson:rate=20,duration=1m,names=t5-00/t5-01/t5-02",
-    "--json",
-)
+    "simulate", "--cluster", "manifests/simulator/eight-pods.yaml",
+    "--trace", "poisson:rate=20,duration=1m,names=t5-00/t5-01/t5-02", "--json",
+)  # fmt: skip
 _ROUTED: Final = """
 from gateway.http.headers import read_headers
 from gateway.routing.decision import SendTo

@@ -15,44 +15,20 @@ from tests.runtime.engines.libraries.loaded import load
 pytestmark = [pytest.mark.reference, pytest.mark.filterwarnings("ignore")]
 ROWS, FEATURES, ASKED = 120, 4, 9
 XGBOOST: dict[str, dict[str, Any]] = {
-    "reg:squarederror": {},
-    "reg:absoluteerror": {},
-    "reg:pseudohubererror": {},
-    "reg:gamma": {},
-    "reg:tweedie": {},
-    "count:poisson": {},
-    "reg:logistic": {},
-    "reg:quantileerror": {"quantile_alpha": 0.3},
-    "binary:logistic": {},
-    "binary:logitraw": {},
-    "binary:hinge": {},
-    "multi:softmax": {"num_class": 3},
-    "multi:softprob": {"num_class": 3},
-    "rank:ndcg": {},
-    "rank:pairwise": {},
-    "survival:aft": {},
-    "dart": {"booster": "dart", "rate_drop": 0.3},
-    "gblinear": {"booster": "gblinear"},
-    "base_score": {"base_score": 0.3},
-    "forest": {"num_parallel_tree": 4, "subsample": 0.7},
-}
+    "reg:squarederror": {}, "reg:absoluteerror": {}, "reg:pseudohubererror": {},
+    "reg:gamma": {}, "reg:tweedie": {}, "count:poisson": {}, "reg:logistic": {},
+    "reg:quantileerror": {"quantile_alpha": 0.3}, "binary:logistic": {}, "binary:logitraw": {},
+    "binary:hinge": {}, "multi:softmax": {"num_class": 3}, "multi:softprob": {"num_class": 3},
+    "rank:ndcg": {}, "rank:pairwise": {}, "survival:aft": {},
+    "dart": {"booster": "dart", "rate_drop": 0.3}, "gblinear": {"booster": "gblinear"},
+    "base_score": {"base_score": 0.3}, "forest": {"num_parallel_tree": 4, "subsample": 0.7},
+}  # fmt: skip
 LIGHTGBM: dict[str, dict[str, Any]] = {
-    "regression": {},
-    "regression_l1": {},
-    "huber": {},
-    "quantile": {"alpha": 0.3},
-    "poisson": {},
-    "gamma": {},
-    "tweedie": {},
-    "mape": {},
-    "cross_entropy": {},
-    "binary": {},
-    "multiclass": {"num_class": 3},
-    "multiclassova": {"num_class": 3},
-    "lambdarank": {},
-    "dart": {"boosting": "dart"},
-    "rf": {"boosting": "rf", "bagging_freq": 1, "subsample": 0.7},
-}
+    "regression": {}, "regression_l1": {}, "huber": {}, "quantile": {"alpha": 0.3}, "poisson": {},
+    "gamma": {}, "tweedie": {}, "mape": {}, "cross_entropy": {}, "binary": {},
+    "multiclass": {"num_class": 3}, "multiclassova": {"num_class": 3}, "lambdarank": {},
+    "dart": {"boosting": "dart"}, "rf": {"boosting": "rf", "bagging_freq": 1, "subsample": 0.7},
+}  # fmt: skip
 
 
 def _data(objective: str) -> tuple[Any, Any]:

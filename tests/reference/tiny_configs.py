@@ -87,16 +87,9 @@ STAGES: Final[Mapping[str, list[int]]] = {
 }
 """Of networks in stages: as many as there are by default."""
 TOKENS: Final[Mapping[str, int]] = {
-    "bos_token_id": 0,
-    "cls_token_id": 0,
-    "pad_token_id": 1,
-    "eos_token_id": 2,
-    "sep_token_id": 2,
-    "unk_token_id": 3,
-    "mask_token_id": 4,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": 2,
-}
+    "bos_token_id": 0, "cls_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "sep_token_id": 2,
+    "unk_token_id": 3, "mask_token_id": 4, "decoder_start_token_id": 2, "forced_eos_token_id": 2,
+}  # fmt: skip
 """The numbers of the special tokens in the suite's tokenizers."""
 _MAMBA: Final = {"mamba_n_heads": 4, "mamba_d_head": 16}
 _KINDS: Final = {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2}
@@ -123,31 +116,21 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "esmc": {"num_key_value_heads": 4},
     "focalnet": _IN_STAGES,
     "gemma3n_text": {
-        **_WINDOWS,
-        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
-        "intermediate_size": 64,
+        **_WINDOWS, "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0], "intermediate_size": 64
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {**_MAMBA, **_KINDS},
     "hgnet_v2": {
-        "hidden_sizes": [32, 64, 64, 64],
-        "embedding_size": 16,
-        "stem_channels": [3, 8, 16],
-        "stage_in_channels": [16, 32, 64, 64],
-        "stage_mid_channels": [8, 16, 16, 16],
-        "stage_out_channels": [32, 64, 64, 64],
-        "stage_num_blocks": [1, 1, 1, 1],
+        "hidden_sizes": [32, 64, 64, 64], "embedding_size": 16, "stem_channels": [3, 8, 16],
+        "stage_in_channels": [16, 32, 64, 64], "stage_mid_channels": [8, 16, 16, 16],
+        "stage_out_channels": [32, 64, 64, 64], "stage_num_blocks": [1, 1, 1, 1],
         "stage_numb_of_layers": [2, 2, 2, 2],
     },
     "hiera": {"embed_dim": 16, "depths": [1, 1, 1, 1], "image_size": [64, 64]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "input_size": 32, "visual_embed": False},
-    "levit": {
-        "image_size": 224,
-        "patch_size": 16,
-        "key_dim": [8, 8, 8],
-        "down_ops": [["Subsample", 8, 4, 4, 2, 2], ["Subsample", 8, 8, 4, 2, 2]],
-    },
+    "levit": {"image_size": 224, "patch_size": 16, "key_dim": [8, 8, 8], "down_ops": [
+        ["Subsample", 8, 4, 4, 2, 2], ["Subsample", 8, 8, 4, 2, 2]]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
     "lilt": {"hidden_size": 48},
     "mamba2": {"num_heads": 4, "head_dim": 16},
@@ -160,50 +143,35 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "pvt": {"image_size": 64, "num_labels": 3},
     "pvt_v2": {"image_size": 64},
     "qwen4_exp_text": {
-        "indexer_n_heads": 2,
-        "indexer_kv_heads": 1,
-        "indexer_head_dim": 8,
-        "indexer_budget": 8,
-        "indexer_compress_ratio": 2,
-        "ngram_vocab_size_base": 64,
+        "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 8,
+        "indexer_compress_ratio": 2, "ngram_vocab_size_base": 64,
     },
     "recurrent_gemma": {"num_hidden_layers": 3, "num_key_value_heads": 4},
     "reformer": {
-        "axial_pos_shape": [8, 16],
-        "axial_pos_embds_dim": [16, 16],
-        "max_position_embeddings": 128,
-        "attn_layers": ["local", "lsh"],
-        "hash_seed": 0,
-        "num_buckets": 2,
+        "axial_pos_shape": [8, 16], "axial_pos_embds_dim": [16, 16], "max_position_embeddings": 128,
+        "attn_layers": ["local", "lsh"], "hash_seed": 0, "num_buckets": 2,
     },
     "roc_bert": {"pronunciation_embed_dim": 16, "shape_embed_dim": 16},
     "swin": _SWIN,
     "swinv2": _SWIN,
     "t5": {"decoder_start_token_id": 1},
     "textnet": {
-        "image_size": [64, 64],
-        "hidden_sizes": [16] * 5,
-        "stem_out_channels": 16,
+        "image_size": [64, 64], "hidden_sizes": [16] * 5, "stem_out_channels": 16,
         "depths": [3, 4, 4, 4],
     },
     "xlstm": {"hidden_size": 64, "embedding_dim": 64, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "use_mamba_kernels": False,
+        "attention_hidden_size": 64, "attention_head_dim": 16, "use_mamba_kernels": False,
         "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
         "num_hidden_layers": 4,
     },
     "zamba2": {
-        "attention_hidden_size": 64,
-        "attention_head_dim": 16,
-        "n_mamba_heads": 8,
-        "mamba_headdim": 8,
-        "use_mamba_kernels": False,
+        "attention_hidden_size": 64, "attention_head_dim": 16, "n_mamba_heads": 8,
+        "mamba_headdim": 8, "use_mamba_kernels": False,
     },
     "zaya": {"num_experts_per_tok": 1},
-}
+}  # fmt: skip
 """What single architectures need besides, by their `model_type`."""
 
 

@@ -10,15 +10,9 @@ from transformers.pytorch_utils import Conv1D
 
 RANK, ALPHA = 4, 24.0
 CONFIG: dict[str, Any] = {
-    "peft_type": "LORA",
-    "r": RANK,
-    "lora_alpha": ALPHA,
-    "bias": "none",
-    "use_dora": False,
-    "modules_to_save": None,
-    "target_modules": ["c_attn"],
-    "base_model_name_or_path": "x/y",
-}
+    "peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "bias": "none", "use_dora": False,
+    "modules_to_save": None, "target_modules": ["c_attn"], "base_model_name_or_path": "x/y",
+}  # fmt: skip
 
 
 def write_adapter(folder: Path, network: Any, paths: list[str], seed: int = 0) -> Path:

@@ -8,51 +8,20 @@ from tests.surface.recorded import assert_recorded
 
 KNOWN = frozenset(
     {
-        "accept-encoding",
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-length",
-        "content-security-policy",
-        "content-type",
-        "etag",
-        "grpc-message",
-        "grpc-status",
-        "grpc-timeout",
-        "idempotency-key",
-        "if-none-match",
-        "inference-header-content-length",
-        "last-event-id",
-        "referrer-policy",
-        "retry-after",
-        "server-timing",
-        "set-cookie",
-        "traceparent",
-        "tracestate",
-        "transfer-encoding",
-        "user-agent",
-        "www-authenticate",
+        "accept-encoding", "cache-control", "content-disposition", "content-encoding",
+        "content-length", "content-security-policy", "content-type", "etag", "grpc-message",
+        "grpc-status", "grpc-timeout", "idempotency-key", "if-none-match",
+        "inference-header-content-length", "last-event-id", "referrer-policy", "retry-after",
+        "server-timing", "set-cookie", "traceparent", "tracestate", "transfer-encoding",
+        "user-agent", "www-authenticate",
     }
-)
+)  # fmt: skip
 WORDS = frozenset(
     {
-        "accept",
-        "allow",
-        "authorization",
-        "baggage",
-        "connection",
-        "cookie",
-        "expect",
-        "host",
-        "keep-alive",
-        "location",
-        "origin",
-        "prefer",
-        "range",
-        "upgrade",
-        "vary",
+        "accept", "allow", "authorization", "baggage", "connection", "cookie", "expect", "host",
+        "keep-alive", "location", "origin", "prefer", "range", "upgrade", "vary",
     }
-)
+)  # fmt: skip
 """They mean other things, too: only bytes, what is read of `headers`, and beginnings of lines."""
 _NAME = re.compile(r"(?<![a-z0-9:/._-])[a-z][a-z0-9]*(?:-[a-z0-9]+)*(?![a-z0-9_./])")
 _LINE = re.compile(r"(?:^|\\n)([a-z-]+): ")

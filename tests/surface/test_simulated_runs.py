@@ -19,42 +19,29 @@ from tests.surface.recorded import assert_recorded
 
 MODELS: list[dict[str, Any]] = [
     {
-        "name": "default/large",
-        "count": 3,
-        "size": "400MB",
-        "infer": {1: "120ms", 8: "300ms"},
-        "preprocess": "20ms",
-        "postprocess": "10ms",
+        "name": "default/large", "count": 3, "size": "400MB", "infer": {1: "120ms", 8: "300ms"},
+        "preprocess": "20ms", "postprocess": "10ms",
     },
     {
-        "name": "team/small",
-        "count": 9,
-        "size": "150MB",
-        "infer": {1: "20ms", 8: "60ms"},
+        "name": "team/small", "count": 9, "size": "150MB", "infer": {1: "20ms", 8: "60ms"},
         "annotations": {"deadline": "2s", "queue-depth": "4", "priority": "1"},
     },
     {
-        "name": "team/pair",
-        "size": "100MB",
-        "infer": {1: "60ms", 4: "90ms"},
+        "name": "team/pair", "size": "100MB", "infer": {1: "60ms", 4: "90ms"},
         "at": {"n-0": "device", "n-1": "device"},
     },
-]
+]  # fmt: skip
 CLUSTER: dict[str, Any] = {
     "nodes": [
         {
-            "name": "n",
-            "count": 3,
-            "object_storage_rate": "400MB/s",
-            "disk_rate": "2GB/s",
-            "host_memory": "1GB",
-            "pods": [{"slots": 2, "memory": "900MB"}],
+            "name": "n", "count": 3, "object_storage_rate": "400MB/s", "disk_rate": "2GB/s",
+            "host_memory": "1GB", "pods": [{"slots": 2, "memory": "900MB"}],
         },
         {"name": "late", "pods": [{"slots": 2, "memory": "900MB", "start": "8s"}]},
         {"name": "lost", "pods": [{"slots": 2, "memory": "900MB", "kill": "12s"}]},
     ],
     "models": MODELS,
-}
+}  # fmt: skip
 SMALL = {**CLUSTER, "nodes": [{**CLUSTER["nodes"][0], "count": 2}]}
 """With memory for a third of the models."""
 VARIANTS: dict[str, Any] = {

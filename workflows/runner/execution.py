@@ -50,14 +50,8 @@ MAX_TEXT_LENGTH: Final = 32 * 1024**2
 
 _DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_TYPES: Final = {
-    str: "text",
-    int: "whole number",
-    float: "number",
-    bool: "boolean",
-    list: "list",
-    dict: "object",
-}
+_TYPES: Final = {str: "text", int: "whole number", float: "number", bool: "boolean",
+                 list: "list", dict: "object"}  # fmt: skip
 
 
 class BadDefinitionError(Exception):

@@ -59,34 +59,21 @@ SCENARIOS: Final = (
     *(
         BurstScenario(
             f"no pods; one starts in {start_s:g} s{'' if is_known else '; times unknown'}",
-            start_s,
-            is_known,
+            start_s, is_known,
         )
         for is_known in (True, False)
         for start_s in (1.0, 3.0, 10.0)
     ),
-    BurstScenario(
-        "no pods; one starts in 3 s; colocation-queueing", routing=RoutingPolicy.COLOCATION_QUEUEING
-    ),
+    BurstScenario("no pods; one starts in 3 s; colocation-queueing",
+            routing=RoutingPolicy.COLOCATION_QUEUEING),
     BurstScenario("8 pods without models", pods_before=8),
-    BurstScenario(
-        "8 pods without models; colocation-queueing",
-        pods_before=8,
-        routing=RoutingPolicy.COLOCATION_QUEUEING,
-    ),
-)
+    BurstScenario("8 pods without models; colocation-queueing", pods_before=8,
+            routing=RoutingPolicy.COLOCATION_QUEUEING),
+)  # fmt: skip
 _COLUMNS: Final = (
-    "models",
-    "pool",
-    "p50 s",
-    "p95 s",
-    "Knative's p95 at most s",
-    "longest s",
-    "Knative's longest at most s",
-    "loads",
-    "pods",
-    "failed",
-)
+    "models", "pool", "p50 s", "p95 s", "Knative's p95 at most s", "longest s",
+    "Knative's longest at most s", "loads", "pods", "failed",
+)  # fmt: skip
 
 
 def run(settings: Settings) -> Result:

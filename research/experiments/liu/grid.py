@@ -40,14 +40,10 @@ _BUSY_SHARE: Final = 0.4
 
 
 _WINNER_NAMES: Final = {
-    "C": "colocation",
-    "Q": "colocation-queueing",
-    "P": "remote-proxy",
-    "CQ": "colocation = queueing",
-    "CP": "colocation = proxy",
-    "QP": "queueing = proxy",
+    "C": "colocation", "Q": "colocation-queueing", "P": "remote-proxy",
+    "CQ": "colocation = queueing", "CP": "colocation = proxy", "QP": "queueing = proxy",
     "CQP": "all alike",
-}
+}  # fmt: skip
 _WINNER_COLOURS: Final = dict(
     zip(
         _WINNER_NAMES,

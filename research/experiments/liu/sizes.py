@@ -37,21 +37,11 @@ class T5Size:
 
 
 SIZES: Final = (
-    T5Size(
-        "t5-small",
-        242,
-        ModelTimings(3.0, 1.0),
-        2_100,
-        cold_before=29,
-        total_before=22,
-        total_after=23,
-        many_before=39,
-        many_after=38,
-        inference=28,
-    ),
+    T5Size("t5-small", 242, ModelTimings(3.0, 1.0), 2_100, cold_before=29, total_before=22,
+           total_after=23, many_before=39, many_after=38, inference=28),
     T5Size("t5-base", 892, ModelTimings(6.0, 3.7), 4_200, cold_before=30),
     T5Size("t5-large", 2951, ModelTimings(17.0, 12.2), 11_900, cold_before=31, gain=24),
-)
+)  # fmt: skip
 """Cold starts: section 6.3. Inference of T5-small: section 6.2, about 1 s. The text does not give
 the inference times of the others; they are in proportion to the weights (242, 892, 2951 MB)."""
 

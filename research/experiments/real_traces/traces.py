@@ -158,42 +158,22 @@ class TraceCase:
 
 
 CASES: Final = (
-    TraceCase(
-        "gentd26-day",
-        "GenTD26, day 18, 87 image models; 4 devices with room for 3 each",
-        f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=432h:456h",
-        (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE),
-        image_cluster,
-    ),
-    TraceCase(
-        "gentd26-week",
-        "GenTD26, days 14 to 21, the same cluster",
-        f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=336h:504h",
-        (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE),
-        image_cluster,
-    ),
-    TraceCase(
-        "huawei-day",
-        "Huawei, day 1, five regions as models; 8 pods of 4 slots with room for 2",
-        f"huawei:'{{data}}/{_HUAWEI}'|slice=24h:48h",
-        (_HUAWEI,),
-        function_cluster,
-    ),
-    TraceCase(
-        "azure-llm-hour",
-        "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room for 1; static batches",
-        _AZURE,
-        (_CODE, _CHAT),
-        partial(language_cluster, is_continuous=False),
-    ),
-    TraceCase(
-        "azure-llm-hour-continuous",
-        "Azure LLM 2023, the same hour and cluster; continuous batching",
-        _AZURE,
-        (_CODE, _CHAT),
-        partial(language_cluster, is_continuous=True),
-    ),
-)
+    TraceCase("gentd26-day", "GenTD26, day 18, 87 image models; 4 devices with room for 3 each",
+              f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=432h:456h",
+              (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE), image_cluster),
+    TraceCase("gentd26-week", "GenTD26, days 14 to 21, the same cluster",
+              f"gentd26-per-minute:'{{data}}/{_GENTD26}'|slice=336h:504h",
+              (_GENTD26, REQUESTS_FILE, BASE_MODELS_FILE), image_cluster),
+    TraceCase("huawei-day", "Huawei, day 1, five regions as models; 8 pods of 4 slots with room "
+              "for 2", f"huawei:'{{data}}/{_HUAWEI}'|slice=24h:48h", (_HUAWEI,),
+              function_cluster),
+    TraceCase("azure-llm-hour", "Azure LLM 2023, an hour, two models; 16 devices of 8 slots, room "
+              "for 1; static batches", _AZURE, (_CODE, _CHAT),
+              partial(language_cluster, is_continuous=False)),
+    TraceCase("azure-llm-hour-continuous", "Azure LLM 2023, the same hour and cluster; continuous "
+              "batching", _AZURE, (_CODE, _CHAT),
+              partial(language_cluster, is_continuous=True)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

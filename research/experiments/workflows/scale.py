@@ -39,18 +39,9 @@ ALL_DEVICES_MS: Final = {
 """Mean CPU time of a plan that weighs all devices: `python -m benchmarks workflows`, two cores
 shared with other work, AMD EPYC, Python 3.11."""
 CANDIDATES_MS: Final = {
-    1: 0.24,
-    2: 0.25,
-    4: 0.37,
-    8: 0.42,
-    16: 0.44,
-    32: 0.60,
-    64: 0.74,
-    128: 1.05,
-    256: 1.13,
-    512: 1.23,
-    1000: 1.37,
-}
+    1: 0.24, 2: 0.25, 4: 0.37, 8: 0.42, 16: 0.44, 32: 0.60, 64: 0.74, 128: 1.05, 256: 1.13,
+    512: 1.23, 1000: 1.37,
+}  # fmt: skip
 """Of a plan that weighs a few."""
 SCHEDULERS: Final = 8
 """Of the second way. Chosen."""

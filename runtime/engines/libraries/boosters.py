@@ -25,31 +25,17 @@ _MAX_FEATURES = 2**31
 _MAX_GROUPS = 2**16
 """Each takes memory in every row of a prediction, also without a tree of its own."""
 _NODE_FIELDS = (
-    "left_children",
-    "right_children",
-    "parents",
-    "split_indices",
-    "split_conditions",
-    "split_type",
-    "default_left",
-    "base_weights",
-    "loss_changes",
-    "sum_hessian",
-)
+    "left_children", "right_children", "parents", "split_indices", "split_conditions", "split_type",
+    "default_left", "base_weights", "loss_changes", "sum_hessian",
+)  # fmt: skip
 LEAF = -1
 _NO_PARENT = 2**31 - 1
 _XGBOOST_CATEGORICAL = 1
 """Value of `split_type`."""
 MAX_DEPTH: Final = 64
 _NUMBERS: Final = {
-    b"i": ">i1",
-    b"U": ">u1",
-    b"I": ">i2",
-    b"l": ">i4",
-    b"L": ">i8",
-    b"d": ">f4",
-    b"D": ">f8",
-}
+    b"i": ">i1", b"U": ">u1", b"I": ">i2", b"l": ">i4", b"L": ">i8", b"d": ">f4", b"D": ">f8",
+}  # fmt: skip
 _CONSTANTS: Final = {b"Z": None, b"T": True, b"F": False}
 
 
@@ -255,16 +241,9 @@ _CATEGORICAL = 1
 _END = "\nend of trees"
 _PRINTED = bytes(range(0x20, 0x7F)) + b"\r\n"
 _INNER = (
-    "split_feature",
-    "split_gain",
-    "threshold",
-    "decision_type",
-    "left_child",
-    "right_child",
-    "internal_value",
-    "internal_weight",
-    "internal_count",
-)
+    "split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child",
+    "internal_value", "internal_weight", "internal_count",
+)  # fmt: skip
 _LEAVES = ("leaf_value", "leaf_weight", "leaf_count")
 """LightGBM's fields with a number per inner node, and per leaf."""
 

@@ -147,14 +147,8 @@ _DIM_VALUE, _DIM_PARAM = 1, 2
 _INITIALIZER_NAME, _INITIALIZER_EXTERNAL = 8, 13
 _ENTRY_KEY, _ENTRY_VALUE = 1, 2
 _ENDED_BY_EMPTY: Final = (
-    "ConvTranspose",
-    "DynamicQuantizeLSTM",
-    "GRU",
-    "LSTM",
-    "RNN",
-    "STFT",
-    "Unique",
-)
+    "ConvTranspose", "DynamicQuantizeLSTM", "GRU", "LSTM", "RNN", "STFT", "Unique",
+)  # fmt: skip
 """Operators of onnxruntime that end the process, not the inference, for a tensor with a size of 0
 (onnxruntime 1.32, each of ONNX's own node tests with each size of its inputs set to 0)."""
 _OPERATOR_ENDED_BY_EMPTY: Final = re.compile(

@@ -177,16 +177,9 @@ def import_library(module: str, extra: str) -> ModuleType:
 
 
 _UNREADABLE: Final = (
-    OSError,
-    KeyError,
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    RecursionError,
-    ModelInvalid,
-    zipfile.BadZipFile,
-)
+    OSError, KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError,
+    ModelInvalid, zipfile.BadZipFile,
+)  # fmt: skip
 _DEFAULT_NAMES: Final = re.compile(r"Column_\d+")
 """LightGBM's, of features without names."""
 _HEAD_BYTES: Final = 64 * 1024**2

@@ -54,42 +54,14 @@ _FUNCTIONS: Final = frozenset(
         *(
             f"numpy.{name}"
             for name in (
-                "amax",
-                "amin",
-                "angle",
-                "argmax",
-                "argmin",
-                "around",
-                "average",
-                "clip",
-                "cumsum",
-                "cumprod",
-                "fix",
-                "imag",
-                "max",
-                "mean",
-                "median",
-                "min",
-                "nan_to_num",
-                "nanmax",
-                "nanmean",
-                "nanmedian",
-                "nanmin",
-                "nanstd",
-                "nansum",
-                "nanvar",
-                "prod",
-                "ptp",
-                "ravel",
-                "real",
-                "round",
-                "std",
-                "sum",
-                "var",
+                "amax", "amin", "angle", "argmax", "argmin", "around", "average", "clip", "cumsum",
+                "cumprod", "fix", "imag", "max", "mean", "median", "min", "nan_to_num", "nanmax",
+                "nanmean", "nanmedian", "nanmin", "nanstd", "nansum", "nanvar", "prod", "ptp",
+                "ravel", "real", "round", "std", "sum", "var",
             )
         ),
     }
-)
+)  # fmt: skip
 _SCORES: Final = (
     "sklearn.feature_selection._univariate_selection",
     "sklearn.feature_selection._mutual_info",
@@ -102,41 +74,15 @@ _SCORES: Final = (
 """Modules whose public functions compute numbers from numbers."""
 _PACKAGES: Final = frozenset(
     {
-        "_loss",
-        "calibration",
-        "cluster",
-        "compose",
-        "covariance",
-        "cross_decomposition",
-        "decomposition",
-        "discriminant_analysis",
-        "dummy",
-        "ensemble",
-        "feature_extraction",
-        "feature_selection",
-        "frozen",
-        "gaussian_process",
-        "impute",
-        "isotonic",
-        "kernel_approximation",
-        "kernel_ridge",
-        "linear_model",
-        "manifold",
-        "mixture",
-        "model_selection",
-        "multiclass",
-        "multioutput",
-        "naive_bayes",
-        "neighbors",
-        "neural_network",
-        "pipeline",
-        "preprocessing",
-        "random_projection",
-        "semi_supervised",
-        "svm",
-        "tree",
+        "_loss", "calibration", "cluster", "compose", "covariance", "cross_decomposition",
+        "decomposition", "discriminant_analysis", "dummy", "ensemble", "feature_extraction",
+        "feature_selection", "frozen", "gaussian_process", "impute", "isotonic",
+        "kernel_approximation", "kernel_ridge", "linear_model", "manifold", "mixture",
+        "model_selection", "multiclass", "multioutput", "naive_bayes", "neighbors",
+        "neural_network", "pipeline", "preprocessing", "random_projection", "semi_supervised",
+        "svm", "tree",
     }
-)
+)  # fmt: skip
 """Of scikit-learn's estimators; not `datasets`, `externals` or `inspection`."""
 _MODULES: Final = frozenset({"sklearn.metrics._scorer", "sklearn.utils._metadata_requests"})
 _NEVER: Final = frozenset({"tests", "_plot", "_export"})

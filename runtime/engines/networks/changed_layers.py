@@ -30,19 +30,11 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"base_model\.model\.(?P<path>.+)\.lora_(?P<side>[AB])\.weight")
 _UNSUPPORTED: Final = {
-    "bias": ("none", None),
-    "use_dora": (False, None),
-    "modules_to_save": (None, []),
-    "alpha_pattern": ({}, None),
-    "rank_pattern": ({}, None),
-    "alora_invocation_tokens": (None,),
-    "megatron_config": (None,),
-    "lora_bias": (False, None),
-    "trainable_token_indices": (None,),
-    "use_qalora": (False, None),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-}
+    "bias": ("none", None), "use_dora": (False, None), "modules_to_save": (None, []),
+    "alpha_pattern": ({}, None), "rank_pattern": ({}, None), "alora_invocation_tokens": (None,),
+    "megatron_config": (None,), "lora_bias": (False, None), "trainable_token_indices": (None,),
+    "use_qalora": (False, None), "layer_replication": (None,), "target_parameters": (None, []),
+}  # fmt: skip
 """Fields of the configuration that would change what is computed, and what they may be."""
 
 

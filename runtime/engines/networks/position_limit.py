@@ -24,28 +24,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LIMIT_FIELDS: Final = (
-    "max_position_embeddings",
-    "n_positions",
-    "max_encoder_position_embeddings",
-    "max_seq_len",
-    "seq_length",
-    "max_source_positions",
-    "max_sequence_length",
-    "n_ctx",
-)
+    "max_position_embeddings", "n_positions", "max_encoder_position_embeddings", "max_seq_len",
+    "seq_length", "max_source_positions", "max_sequence_length", "n_ctx",
+)  # fmt: skip
 """Of configurations, in the order in which they are asked."""
 _TABLES: Final = frozenset(
-    {
-        "position_embeddings",
-        "position_embedding",
-        "embed_positions",
-        "embed_position",
-        "wpe",
-        "positional_embedding",
-        "positions_embed",
-        "pos_embedding",
-    }
-)
+    {"position_embeddings", "position_embedding", "embed_positions", "embed_position", "wpe",
+     "positional_embedding", "positions_embed", "pos_embedding"}
+)  # fmt: skip
 """Names of the modules that hold a table of positions."""
 _OTHER_PARTS: Final = ("vision", "visual", "image", "audio")
 

@@ -29,14 +29,8 @@ BLOCK_POSITION = {
 """Operators that run a block under a setting, and the position of the block in their arguments."""
 KEYWORD = 2
 GRAPH_ERRORS = (
-    KeyError,
-    TypeError,
-    ValueError,
-    IndexError,
-    AttributeError,
-    RuntimeError,
-    SyntaxError,
-)
+    KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, SyntaxError,
+)  # fmt: skip
 """Exceptions that a malformed graph causes here and in torch.fx."""
 MAX_DEPTH = 16
 MEMORY_FORMATS = {

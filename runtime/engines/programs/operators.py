@@ -29,24 +29,8 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     **{
         f"_operator.{name}": getattr(operator, name)
         for name in (
-            "add",
-            "sub",
-            "mul",
-            "floordiv",
-            "truediv",
-            "mod",
-            "neg",
-            "pos",
-            "abs",
-            "eq",
-            "ne",
-            "lt",
-            "le",
-            "gt",
-            "ge",
-            "and_",
-            "or_",
-            "not_",
+            "add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "pos", "abs",
+            "eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_",
         )
     },
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc", "sqrt")},
@@ -54,7 +38,7 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
         f"torch.{name}": getattr(torch, name)
         for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
     },
-}
+}  # fmt: skip
 """Functions of sizes. No powers: a huge one blocks the interpreter and cannot be interrupted."""
 ZERO_FILLED = {"empty": "zeros", "empty_like": "zeros_like", "new_empty": "new_zeros"}
 REFUSED = re.compile(
@@ -170,17 +154,11 @@ CHECKS: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
     **{
         name: _along_dimension()
         for name in (
-            "index_select",
-            "index_add",
-            "index_copy",
-            "index_reduce",
-            "gather",
-            "scatter",
-            "scatter_add",
-            "scatter_reduce",
+            "index_select", "index_add", "index_copy", "index_reduce",
+            "gather", "scatter", "scatter_add", "scatter_reduce",
         )
     },
-}
+}  # fmt: skip
 """By the operator's name; in-place operators are checked like their other form."""
 
 

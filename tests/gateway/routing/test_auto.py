@@ -14,12 +14,8 @@ from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 A, B, C = "pod-a", "pod-b", "pod-c"
 JOIN, LOAD = LoadMode.JOIN, LoadMode.LOAD
 MEASURED = {
-    "load:remote": 0.8,
-    "infer": 0.3,
-    "preprocess": 0.0,
-    "postprocess": 0.0,
-    "network": 0.002,
-}
+    "load:remote": 0.8, "infer": 0.3, "preprocess": 0.0, "postprocess": 0.0, "network": 0.002,
+}  # fmt: skip
 SLOW = {**MEASURED, "infer": 5.0}
 
 

@@ -17,15 +17,11 @@ from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 SLOW, FAST = "AMD EPYC", "NVIDIA H200"
 BOTH = {
-    "infer|AMD EPYC|1": 1.0,
-    "preprocess|AMD EPYC|1": 0.02,
-    "postprocess|AMD EPYC|1": 0.02,
+    "infer|AMD EPYC|1": 1.0, "preprocess|AMD EPYC|1": 0.02, "postprocess|AMD EPYC|1": 0.02,
     "load:remote|AMD EPYC|1": 4.0,
-    "infer|NVIDIA H200|1": 0.1,
-    "preprocess|NVIDIA H200|1": 0.01,
-    "postprocess|NVIDIA H200|1": 0.01,
+    "infer|NVIDIA H200|1": 0.1, "preprocess|NVIDIA H200|1": 0.01, "postprocess|NVIDIA H200|1": 0.01,
     "load:remote|NVIDIA H200|1": 0.5,
-}
+}  # fmt: skip
 SLOW_ONLY = {measure: seconds for measure, seconds in BOTH.items() if SLOW in measure}
 
 PLACED = ModelSpec(ModelName("default", "placed"), "s3://m/placed")

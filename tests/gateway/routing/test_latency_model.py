@@ -14,13 +14,9 @@ from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, request
 
 A = "pod-a"
 TIMES = {
-    "load:remote": 0.8,
-    "load:disk": 0.2,
-    "infer": 0.3,
-    "preprocess": 0.5,
-    "postprocess": 1.0,
+    "load:remote": 0.8, "load:disk": 0.2, "infer": 0.3, "preprocess": 0.5, "postprocess": 1.0,
     "network": 0.6,
-}
+}  # fmt: skip
 HOLD_S = 1.8
 
 

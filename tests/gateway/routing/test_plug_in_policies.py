@@ -14,19 +14,9 @@ from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, request
 from tests.plug_ins import install, path_of_plug_ins
 
 _NAMES = (
-    "deletes",
-    "empties",
-    "exits",
-    "fills",
-    "interrupts",
-    "last-pod",
-    "nowhere",
-    "nothing",
-    "overwrites",
-    "raises",
-    "removes",
-    "renames",
-)
+    "deletes", "empties", "exits", "fills", "interrupts", "last-pod", "nowhere", "nothing",
+    "overwrites", "raises", "removes", "renames",
+)  # fmt: skip
 _MODULE = """
 from gateway.routing.decision import Reason, SendTo
 from registry.domain.pod_state import LoadMode

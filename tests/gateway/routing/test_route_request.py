@@ -28,12 +28,8 @@ NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
 CONTAINERS = machine_needs({"transformer": {"containers": [{}]}})
 MEASURED = {
-    "load:remote": 0.8,
-    "infer": 0.3,
-    "preprocess": 0.0,
-    "postprocess": 0.0,
-    "network": 0.002,
-}
+    "load:remote": 0.8, "infer": 0.3, "preprocess": 0.0, "postprocess": 0.0, "network": 0.002,
+}  # fmt: skip
 
 
 def routed(

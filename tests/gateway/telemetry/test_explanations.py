@@ -284,14 +284,9 @@ def test_every_reason_has_words(reason: Reason) -> None:
 
 
 REJECTIONS = {
-    Reason.DEADLINE,
-    Reason.QUEUE_FULL,
-    Reason.QUEUE_TIMEOUT,
-    Reason.LOAD_FAILED,
-    Reason.MODEL_GONE,
-    Reason.NO_SUPPORTING_RUNTIME,
-    Reason.POLICY_FAILED,
-}
+    Reason.DEADLINE, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.LOAD_FAILED,
+    Reason.MODEL_GONE, Reason.NO_SUPPORTING_RUNTIME, Reason.POLICY_FAILED,
+}  # fmt: skip
 
 
 def is_of_waiting(reason: Reason) -> bool:

@@ -207,19 +207,8 @@ def read(connection: PodConnection, data: bytes) -> tuple[object, ...]:
     )
 
 
-INSERTED = (
-    b"",
-    b"\0",
-    b"\n",
-    b"\r\n",
-    b" ",
-    b":",
-    b"+",
-    b"9",
-    b"\r\ncontent-length: 3",
-    b"\r\ntransfer-encoding: chunked",
-    b"\r\n x",
-)
+INSERTED = (b"", b"\0", b"\n", b"\r\n", b" ", b":", b"+", b"9", b"\r\ncontent-length: 3",
+            b"\r\ntransfer-encoding: chunked", b"\r\n x")  # fmt: skip
 
 
 @pytest.mark.parametrize("more", INSERTED)

@@ -9,32 +9,16 @@ from matplotlib.patches import Rectangle
 from load.report.machine_plots import run_timeline
 
 DOCUMENT: dict[str, Any] = {
-    "id": "0123456789abcdef",
-    "workflow": "answer",
-    "status": "succeeded",
+    "id": "0123456789abcdef", "workflow": "answer", "status": "succeeded",
     "steps": [
-        {
-            "step": 0,
-            "model": "embed",
-            "pod": "pod-b",
-            "predicted": True,
-            "sent_s": 0.1,
-            "ended_s": 0.6,
-            "stages_ms": {"load": 200.0, "infer": 100.0, "queue": 5.0},
-        },
-        {
-            "step": 1,
-            "model": "judge",
-            "pod": "pod-a",
-            "predicted": False,
-            "sent_s": 0.6,
-            "ended_s": 0.9,
-            "stages_ms": {"infer": 300.0},
-        },
+        {"step": 0, "model": "embed", "pod": "pod-b", "predicted": True, "sent_s": 0.1,
+         "ended_s": 0.6, "stages_ms": {"load": 200.0, "infer": 100.0, "queue": 5.0}},
+        {"step": 1, "model": "judge", "pod": "pod-a", "predicted": False, "sent_s": 0.6,
+         "ended_s": 0.9, "stages_ms": {"infer": 300.0}},
         {"step": 2, "model": "late", "pod": "", "predicted": True},
     ],
     "preloads": [{"model": "judge", "pod": "pod-a", "begun_s": 0.1, "ended_s": 0.4}],
-}
+}  # fmt: skip
 
 
 def test_draws_a_row_per_step_and_load_by_pod() -> None:

@@ -15,13 +15,9 @@ Step = Callable[[ClusterState, SimulatedCluster], Any]
 M = ModelName("default", "m")
 COLOCATION, QUEUEING = RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING
 MODEL: dict[str, Any] = {
-    "name": "m",
-    "size": "100MB",
-    "infer": {1: "100ms", 4: "160ms"},
-    "preprocess": "10ms",
-    "postprocess": "20ms",
-    "load_fixed": "50ms",
-}
+    "name": "m", "size": "100MB", "infer": {1: "100ms", 4: "160ms"}, "preprocess": "10ms",
+    "postprocess": "20ms", "load_fixed": "50ms",
+}  # fmt: skip
 NODE: dict[str, Any] = {
     "name": "n",
     "object_storage_rate": "100MB/s",

@@ -52,27 +52,11 @@ QUEUEING, COLOCATION, PROXY, AUTO = (
     )
 )
 CONCURRENT = [
-    (0.0, QUEUEING),
-    (0.11, COLOCATION),
-    (0.26, PROXY),
-    (0.51, QUEUEING),
-    (0.65, AUTO),
-    (0.84, PROXY),
-    (0.93, QUEUEING),
-    (1.15, QUEUEING),
-    (1.22, AUTO),
-    (1.47, QUEUEING),
-    (1.55, COLOCATION),
-    (1.75, PROXY),
-    (1.89, PROXY),
-    (2.11, QUEUEING),
-    (2.24, QUEUEING),
-    (2.48, QUEUEING),
-    (2.59, QUEUEING),
-    (2.68, QUEUEING),
-    (2.88, PROXY),
-    (3.08, AUTO),
-]
+    (0.0, QUEUEING), (0.11, COLOCATION), (0.26, PROXY), (0.51, QUEUEING), (0.65, AUTO),
+    (0.84, PROXY), (0.93, QUEUEING), (1.15, QUEUEING), (1.22, AUTO), (1.47, QUEUEING),
+    (1.55, COLOCATION), (1.75, PROXY), (1.89, PROXY), (2.11, QUEUEING), (2.24, QUEUEING),
+    (2.48, QUEUEING), (2.59, QUEUEING), (2.68, QUEUEING), (2.88, PROXY), (3.08, AUTO),
+]  # fmt: skip
 """Events of different requests are at least 0.03 s apart."""
 
 

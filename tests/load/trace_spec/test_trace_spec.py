@@ -142,21 +142,10 @@ def test_parameters_of_other_formats_are_refused(tmp_path: Path, options: str) -
 
 
 VALUES = {
-    "rate": "2",
-    "rps": "3",
-    "speed": "2",
-    "shift": "1s",
-    "slice": ":5s",
-    "limit": "7",
-    "only": "model-0",
-    "top": "2",
-    "map": "3",
-    "deadline": "1s",
-    "tenant": "t",
-    "model": "m",
-    "input": "1:9",
-    "output": "8",
-}
+    "rate": "2", "rps": "3", "speed": "2", "shift": "1s", "slice": ":5s", "limit": "7",
+    "only": "model-0", "top": "2", "map": "3", "deadline": "1s", "tenant": "t", "model": "m",
+    "input": "1:9", "output": "8",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -9,27 +9,11 @@ from rich.console import Console
 from pilotlight.commands.top import Screen, render
 
 POD = {
-    "node": "node-a",
-    "accelerator": "CPU",
-    "phase": "ready",
-    "slots": 8,
-    "busy": 3,
-    "memory_bytes": 2e9,
-    "device_bytes": 5e8,
-    "host_bytes": 0,
-    "disk_bytes": 0,
-}
-TOTALS = {
-    "models": 40,
-    "pods": 1,
-    "rps": 3.2,
-    "cold": 1,
-    "failed": 0,
-    "p50_ms": 10.0,
-    "p99_ms": None,
-    "age_s": 0,
-    "queued": 0,
-}
+    "node": "node-a", "accelerator": "CPU", "phase": "ready", "slots": 8, "busy": 3,
+    "memory_bytes": 2e9, "device_bytes": 5e8, "host_bytes": 0, "disk_bytes": 0,
+}  # fmt: skip
+TOTALS = {"models": 40, "pods": 1, "rps": 3.2, "cold": 1, "failed": 0, "p50_ms": 10.0,
+          "p99_ms": None, "age_s": 0, "queued": 0}  # fmt: skip
 
 
 def model(**cells: str) -> dict[str, Any]:

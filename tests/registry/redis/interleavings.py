@@ -254,17 +254,9 @@ class RandomRun:
 
 
 STEPS: list[tuple[Callable[[RandomRun], Awaitable[None]], int]] = [
-    (RandomRun.route, 30),
-    (RandomRun.release_one, 14),
-    (RandomRun.renew, 2),
-    (RandomRun.restart_gateway, 1),
-    (RandomRun.join, 9),
-    (RandomRun.leave, 3),
-    (RandomRun.drain, 2),
-    (RandomRun.heartbeat, 6),
-    (RandomRun.claim, 8),
-    (RandomRun.continue_load, 18),
-    (RandomRun.evict, 5),
-    (RandomRun.declare, 4),
+    (RandomRun.route, 30), (RandomRun.release_one, 14), (RandomRun.renew, 2),
+    (RandomRun.restart_gateway, 1), (RandomRun.join, 9), (RandomRun.leave, 3),
+    (RandomRun.drain, 2), (RandomRun.heartbeat, 6), (RandomRun.claim, 8),
+    (RandomRun.continue_load, 18), (RandomRun.evict, 5), (RandomRun.declare, 4),
     (RandomRun.sync, 3),
-]
+]  # fmt: skip

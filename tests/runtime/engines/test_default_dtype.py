@@ -22,34 +22,26 @@ SMALL = {
     "intermediate_size": 16,
 }
 MODELS: dict[str, tuple[dict[str, Any], Task, str]] = {
-    "llama": ({**SMALL, "num_key_value_heads": 1}, Task.TEXT_GENERATION, "AutoModelForCausalLM"),
+    "llama": (
+        {**SMALL, "num_key_value_heads": 1}, Task.TEXT_GENERATION, "AutoModelForCausalLM",
+    ),
     "diffllama": (  # weights that are drawn as they are made
-        {**SMALL, "num_key_value_heads": 2},
-        Task.TEXT_GENERATION,
-        "AutoModelForCausalLM",
+        {**SMALL, "num_key_value_heads": 2}, Task.TEXT_GENERATION, "AutoModelForCausalLM",
     ),
     "bert": (SMALL, Task.TEXT_EMBEDDING, "AutoModel"),
     "vit": (
-        {**SMALL, "image_size": 8, "patch_size": 4},
-        Task.IMAGE_CLASSIFICATION,
+        {**SMALL, "image_size": 8, "patch_size": 4}, Task.IMAGE_CLASSIFICATION,
         "AutoModelForImageClassification",
     ),
     "m2m_100": (  # positions in a buffer of floats
         {
-            "vocab_size": 32,
-            "d_model": 16,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 2,
-            "decoder_attention_heads": 2,
-            "encoder_ffn_dim": 16,
-            "decoder_ffn_dim": 16,
-            "max_position_embeddings": 32,
+            "vocab_size": 32, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1,
+            "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 16,
+            "decoder_ffn_dim": 16, "max_position_embeddings": 32,
         },
-        Task.TEXT_TO_TEXT,
-        "AutoModelForSeq2SeqLM",
+        Task.TEXT_TO_TEXT, "AutoModelForSeq2SeqLM",
     ),
-}
+}  # fmt: skip
 
 
 def config_of(folder: Path, kind: str, dtype: str) -> Any:

@@ -25,50 +25,28 @@ from tests.runtime.networks import load_network
 pytestmark = pytest.mark.slow
 
 WEIGHTS = "model.safetensors"
-_LAYERS = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-}
-_TEXT = {
-    **_LAYERS,
-    "vocab_size": 90,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+_LAYERS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+           "intermediate_size": 48}  # fmt: skip
+_TEXT = {**_LAYERS, "vocab_size": 90, "max_position_embeddings": 64, "bos_token_id": 1,
+         "eos_token_id": 2, "pad_token_id": 0}  # fmt: skip
 _IMAGE = {**_LAYERS, "image_size": 32, "patch_size": 16}
 _EXPERTS = {**_TEXT, "num_key_value_heads": 2, "num_experts_per_tok": 2, "head_dim": 8}
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "vit": ("ViTForImageClassification", _IMAGE),
-    "swin": (
-        "SwinForImageClassification",
-        {
-            "image_size": 32,
-            "embed_dim": 16,
-            "depths": [1, 1],
-            "num_heads": [2, 2],
-            "window_size": 2,
-        },
-    ),
+    "swin": ("SwinForImageClassification", {"image_size": 32, "embed_dim": 16, "depths": [1, 1],
+                                            "num_heads": [2, 2], "window_size": 2}),
     "dinov2": ("Dinov2ForImageClassification", _IMAGE),
-    "segformer": (
-        "SegformerForImageClassification",
-        {"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1]},
-    ),
+    "segformer": ("SegformerForImageClassification",
+                  {"hidden_sizes": [16, 16, 16, 16], "depths": [1, 1, 1, 1]}),
     "gpt_neox": ("GPTNeoXForCausalLM", _TEXT),
     "mixtral": ("MixtralForCausalLM", {**_EXPERTS, "num_local_experts": 12}),
-    "qwen3_moe": (
-        "Qwen3MoeForCausalLM",
-        {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 16},
-    ),
+    "qwen3_moe": ("Qwen3MoeForCausalLM",
+                  {**_EXPERTS, "num_experts": 4, "moe_intermediate_size": 16}),
     "granitemoe": ("GraniteMoeForCausalLM", {**_EXPERTS, "num_local_experts": 4}),
     "olmoe": ("OlmoeForCausalLM", {**_EXPERTS, "num_experts": 4}),
     "nomic_bert": ("NomicBertForMaskedLM", _TEXT),
-}
+}  # fmt: skip
 
 
 def write(folder: Path, kind: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

@@ -7,14 +7,10 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 END = 256
 _LINEAR = {
-    "head_dim": 8,
-    "num_key_value_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
+    "head_dim": 8, "num_key_value_heads": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
     "layer_types": ["linear_attention", "full_attention"],
-}
+}  # fmt: skip
 _GEMMA = {"head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16, "query_pre_attn_scalar": 8}
 SIZES: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2},

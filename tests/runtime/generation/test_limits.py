@@ -29,17 +29,11 @@ from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
 
 LLAMA_8B = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 8192,
-    "vocab_size": 128256,
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "max_position_embeddings": 8192, "vocab_size": 128256,
     "dtype": "bfloat16",
-}
+}  # fmt: skip
 NO_ROOM = Room(0, 0)
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2
 """Keys and values of 32 layers of 8 heads of 128, in bf16."""

@@ -13,16 +13,11 @@ from tests.runtime.http import post, predict
 from tests.servers import wait_until
 
 STATES = [
-    pytest.param(
-        502,
-        "dial tcp 127.0.0.1:8080: connect: connection refused",
-        "unreachable",
-        503,
-        id="nobody-listens",
-    ),
+    pytest.param(502, "dial tcp 127.0.0.1:8080: connect: connection refused", "unreachable", 503,
+                 id="nobody-listens"),
     pytest.param(502, "EOF", None, 503, id="broke-off"),
     pytest.param(503, "pending request queue full", "slots", 503, id="full"),
-]
+]  # fmt: skip
 
 
 @contextlib.contextmanager

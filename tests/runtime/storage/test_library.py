@@ -95,15 +95,9 @@ def test_missing_or_misnamed_hub_model_is_reported(
         fetch(cache_with(offline_hub, tmp_path), uri)
 
 
-FILES = {
-    "config.json": b"{}",
-    "model.safetensors": WEIGHTS,
-    "chat_template.jinja": b"{{ x }}",
-    "onnx/model.onnx": b"onnx",
-    "pytorch_model.bin": b"pickle",
-    "onnx/model_q4.onnx": b"small",
-    "model.skops": b"skops",
-}
+FILES = {"config.json": b"{}", "model.safetensors": WEIGHTS, "chat_template.jinja": b"{{ x }}",
+         "onnx/model.onnx": b"onnx", "pytorch_model.bin": b"pickle",
+         "onnx/model_q4.onnx": b"small", "model.skops": b"skops"}  # fmt: skip
 REPOSITORY = {"acme/tiny": {"main": FILES, "v2": {**FILES, "model.safetensors": b"second"}}}
 
 

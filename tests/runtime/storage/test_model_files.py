@@ -6,23 +6,10 @@ from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.declared_files import declared_paths
 from runtime.storage.listing import RemoteFile, asset_files, library_files
 
-MLFLOW = [
-    "MLmodel",
-    "conda.yaml",
-    "python_env.yaml",
-    "requirements.txt",
-    "input_example.json",
-    "serving_input_example.json",
-    "metadata/MLmodel",
-]
-HUB = [
-    "config.json",
-    "README.md",
-    "tokenizer.json",
-    "vocab.txt",
-    "special_tokens_map.json",
-    "generation_config.json",
-]
+MLFLOW = ["MLmodel", "conda.yaml", "python_env.yaml", "requirements.txt", "input_example.json",
+          "serving_input_example.json", "metadata/MLmodel"]  # fmt: skip
+HUB = ["config.json", "README.md", "tokenizer.json", "vocab.txt", "special_tokens_map.json",
+       "generation_config.json"]  # fmt: skip
 
 
 @pytest.mark.parametrize(

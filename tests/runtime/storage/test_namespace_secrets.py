@@ -19,14 +19,9 @@ from runtime.storage.s3_connections import options_without_pool
 from tests.http_server import Handler, http_server
 
 TOKEN = "the-pods-token"
-POOL = {
-    "AWS_ACCESS_KEY_ID": "AKIAPOOL",
-    "AWS_SECRET_ACCESS_KEY": "pool-secret",
-    "AWS_ENDPOINT_URL": "http://minio.pool:9000",
-    "PILOTLIGHT_REDIS_URL": "redis://:pw@redis",
-    "HF_TOKEN": "hf_pool",
-    "PATH": "/usr/bin",
-}
+POOL = {"AWS_ACCESS_KEY_ID": "AKIAPOOL", "AWS_SECRET_ACCESS_KEY": "pool-secret",
+        "AWS_ENDPOINT_URL": "http://minio.pool:9000", "PILOTLIGHT_REDIS_URL": "redis://:pw@redis",
+        "HF_TOKEN": "hf_pool", "PATH": "/usr/bin"}  # fmt: skip
 
 
 def secret(data: Mapping[str, str], **annotations: str) -> dict[str, Any]:
@@ -46,27 +41,20 @@ S3_KEYS = {"awsAccessKeyID": "AKIATENANT", "awsSecretAccessKey": "tenant-secret"
 OBJECTS: dict[str, dict[str, Any]] = {
     "serviceaccounts/reader": account("s3", "hub", "google"),
     "serviceaccounts/bare": account(),
-    "serviceaccounts/irsa": account()
-    | {"metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"}}},
+    "serviceaccounts/irsa": account() | {
+        "metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"}}
+    },
     "secrets/s3": secret(S3_KEYS, endpoint="s3.tenant.example", usehttps="1", region="eu-west-1"),
     "secrets/plain": secret(S3_KEYS),
     "secrets/bundle": secret({**S3_KEYS, "AWS_CA_BUNDLE": "/etc/shadow"}, cabundle="/etc/shadow"),
     "secrets/hub": secret({"HF_TOKEN": "hf_tenant", "LD_PRELOAD": "/tmp/x.so", "PATH": "/tmp"}),
     "secrets/google": secret({"gcloud-application-credentials.json": '{"type": "x"}'}),
     "secrets/storage-config": secret(
-        {
-            "team": json.dumps(
-                {
-                    "access_key_id": "AKIACONFIG",
-                    "secret_access_key": "c",
-                    "endpoint_url": "https://c.example",
-                    "ca_bundle": "/etc/shadow",
-                }
-            ),
-            "odd": "[]",
-        }
+        {"team": json.dumps({"access_key_id": "AKIACONFIG", "secret_access_key": "c",
+                             "endpoint_url": "https://c.example", "ca_bundle": "/etc/shadow"}),
+         "odd": "[]"}
     ),
-}
+}  # fmt: skip
 
 
 class Api(Handler):

@@ -21,33 +21,15 @@ from tests.servers import copy_model
 ROWS = 40
 """Of the table of positions."""
 SIZES = {
-    "vocab_size": 600,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-    "max_position_embeddings": ROWS,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
+    "vocab_size": 600, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "intermediate_size": 16, "max_position_embeddings": ROWS, "pad_token_id": 1, "bos_token_id": 0,
     "eos_token_id": 2,
-}
+}  # fmt: skip
 LONG = " ".join(["fox"] * 3 * ROWS)
 PADDED = (
-    "Roberta",
-    "XLMRoberta",
-    "Camembert",
-    "MPNet",
-    "Longformer",
-    "Data2VecText",
-    "IBert",
-    "Xmod",
-    "Esm",
-    "MarkupLM",
-    "XLMRobertaXL",
-    "RobertaPreLayerNorm",
-    "Luke",
-    "Lilt",
-)
+    "Roberta", "XLMRoberta", "Camembert", "MPNet", "Longformer", "Data2VecText", "IBert", "Xmod",
+    "Esm", "MarkupLM", "XLMRobertaXL", "RobertaPreLayerNorm", "Luke", "Lilt",
+)  # fmt: skip
 """Architectures whose positions begin at `padding_idx + 1`."""
 PLAIN = ("Bert", "Electra", "DebertaV2", "Nystromformer", "Yoso", "Ernie", "ConvBert", "Albert")
 MORE: dict[str, dict[str, Any]] = {

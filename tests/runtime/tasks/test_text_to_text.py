@@ -197,15 +197,10 @@ def nllb(folder: Path) -> Path:
 
 
 _SHAPE: dict[str, Any] = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
+    "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
     "max_position_embeddings": 64,
-}
+}  # fmt: skip
 
 
 def _saved(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> Path:

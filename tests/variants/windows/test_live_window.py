@@ -23,14 +23,9 @@ DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline
 VARIANT = ModelSpec(ModelName("default", "m"), "file:///m")
 REQUEST = WindowRequest("r", str(DIGITS.name), NOW_S, 1.0)
 MEASURED = {
-    "infer": 0.1,
-    "preprocess": 0.02,
-    "postprocess": 0.01,
-    "load:remote": 0.8,
-    "infer|a100|1": 0.04,
-    "preprocess|a100|1": 0.02,
-    "postprocess|a100|1": 0.01,
-}
+    "infer": 0.1, "preprocess": 0.02, "postprocess": 0.01, "load:remote": 0.8,
+    "infer|a100|1": 0.04, "preprocess|a100|1": 0.02, "postprocess|a100|1": 0.01,
+}  # fmt: skip
 
 PROFILE = Profile(
     "default/m@1", "a100", tuple(ProfilePoint(*each) for each in ((1, 0.02), (4, 0.026), (8, 0.03)))

@@ -18,16 +18,10 @@ from registry.domain.model import RoutingPolicy
 from tests.load.simulator.traces import trace
 
 MODEL: dict[str, Any] = {
-    "name": "m",
-    "size": "1MB",
-    "preprocess": "0s",
-    "postprocess": "0s",
-    "assets": "0s",
-    "infer": {1: "500ms", 2: "1s"},
-    "infer_per_token": "250ms",
-    "generation": "continuous",
+    "name": "m", "size": "1MB", "preprocess": "0s", "postprocess": "0s", "assets": "0s",
+    "infer": {1: "500ms", 2: "1s"}, "infer_per_token": "250ms", "generation": "continuous",
     "at": {"n": "device"},
-}
+}  # fmt: skip
 FREE: dict[str, Any] = {"infer": {1: "1ns"}, "infer_per_token": "1s"}
 """Prompts that take almost no time."""
 Sent = tuple[float, str, int]
