@@ -72,6 +72,10 @@ def arguments_of(body: bytes) -> dict[str, Any]:
         ) from None
     if not isinstance(arguments, dict):
         raise BadRequest(f"the body must be a JSON object of arguments, was {kind_of(arguments)}")
+    try:
+        orjson.dumps([arguments])  # as a run's record holds them
+    except TypeError as error:
+        raise BadRequest(f"the arguments are nested too deeply: {error}") from None
     return arguments
 
 

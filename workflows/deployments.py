@@ -213,6 +213,8 @@ class Deployments:
         self._on_stopped = on_stopped
         self._on_resumed = on_resumed
         self._deployments: dict[ModelName, Deployment] = {}
+        self._runners: set[RunnerProcess] = set()
+        """Also those of older files, which end with their last run."""
         self._executions = count(1)
         self._checks = asyncio.Semaphore(MAX_CHECKS)
         self._checking_total = 0
@@ -342,11 +344,13 @@ class Deployments:
                 "granted": loaded.get("granted"),
             },
         )
+        self._runners.add(runner)
         self._group.create_task(runner.run())
         return runner
 
     def _on_exit(self, deployment: Deployment, runner: RunnerProcess) -> None:
         """Start another runner for the runs that were in it, unless the file kills its runners."""
+        self._runners.discard(runner)
         if deployment.runner is runner:
             deployment.runner = None
         if not deployment.runs or runner.is_stopping:
@@ -424,10 +428,9 @@ class Deployments:
 
     def stop(self) -> None:
         """End all runners."""
-        for deployment in self._deployments.values():
-            if deployment.runner is not None:
-                deployment.runner.is_stopping = True
-                deployment.runner.kill()
+        for runner in self._runners:
+            runner.is_stopping = True
+            runner.kill()
 
 
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {

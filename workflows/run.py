@@ -199,11 +199,6 @@ class Run:
             self.changed.notify_all()
 
     @property
-    def has_lost_attempts(self) -> bool:
-        """Whether pods may keep outputs of attempts whose response never arrived."""
-        return self.resumptions > 0 or any(step.attempts > 1 for step in self.steps)
-
-    @property
     def models(self) -> Sequence[str]:
         """Names of the steps' models, in the order of the calls."""
         return [step.model.name for step in self.steps]

@@ -158,12 +158,20 @@ class Planner:
             self._preloads.used(step.pod, self._pods.key(step.model))
 
     def possible_keepers(self, run: Run) -> set[str]:
-        """Addresses of pods that may keep outputs of attempts whose response has not come."""
-        pods = self._pods.state.pods
-        asked = {step.pod for step in run.steps if step.state is StepState.RUNNING}
-        if run.has_lost_attempts or "" in asked:
-            asked = set(pods)
-        return {pods[name].address for name in asked if name in pods}
+        """Addresses of pods that may keep outputs of attempts whose response has not come.
+
+        Where nobody here knows the pod, it is one of those that hold or load the step's model.
+        """
+        pods, names = self._pods.state.pods, set[str]()
+        for step in run.steps:
+            is_under_way = step.state is StepState.RUNNING
+            if run.resumptions > 0 or step.attempts > 1 or (is_under_way and not step.pod):
+                key = self._pods.key(step.model)
+                held = self._pods.state.holders(key).items()
+                names |= {name for name, each in held if each.is_warm or each.is_warming}
+            elif is_under_way:
+                names.add(step.pod)
+        return {pods[name].address for name in names if name in pods}
 
     def end(self, run: Run, *, is_learned: bool) -> None:
         """A run is over."""

@@ -9,6 +9,13 @@ from tests.workflows.service.harness import WorkflowHarness
 pytestmark = pytest.mark.slow
 
 
+def _nested(levels: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
 @pytest.mark.parametrize(
     ("source", "text", "line"),
     [
@@ -41,6 +48,7 @@ def test_a_wrong_file_is_not_deployed(
         pytest.param({"text": "a", "count": True}, "must be a whole number", id="boolean"),
         pytest.param({"text": "a", "n": 1}, "unknown argument 'n'", id="unknown"),
         pytest.param([1], "JSON object", id="list"),
+        pytest.param({"text": _nested(254)}, "nested too deeply", id="nested"),
     ],
 )
 def test_wrong_arguments_are_refused(harness: WorkflowHarness, arguments: Any, text: str) -> None:

@@ -97,6 +97,16 @@ async def test_a_run_taken_over_again_is_not_cancelled_with_its_earlier_executio
         assert [kind for run, kind in received if run is again] == ["step", "fetch"]
 
 
+async def test_runners_of_replaced_files_end_with_the_scheduler(redis: servers.RedisServer) -> None:
+    async with asyncio.timeout(30), deploying(redis.url) as deployed:
+        await deployed.deploy(NAME, WAITING)
+        found, run = await deployed.find(NAME), a_run("waits")
+        await deployed.start_run(found, run)
+        await until(lambda: not run.awaited, what="the run has begun")
+        await deployed.deploy(NAME, ONE)
+        assert found.runner is not None
+
+
 async def test_a_runner_whose_runs_ended_while_it_started_is_not_left(
     redis: servers.RedisServer,
 ) -> None:

@@ -5,18 +5,20 @@ import asyncio
 import pytest
 
 from common.pod_secret import PodSecret
-from registry.domain.model import ModelName, ModelRecord, ModelSpec
+from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
+from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.workflows.reactive_placer import ReactiveCopies
+from tests.workflows.service.alone import new_planner
 from workflows.metrics import SchedulerMetrics
 from workflows.plan.pods import LonePlacement, PodQueues
 from workflows.plan.policies import SchedulingPolicy
 from workflows.plan.problem import PodGroup
 from workflows.preloads import Preloads
-from workflows.run import Run, RunStep
+from workflows.run import Run, RunStep, StepState
 
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
 
@@ -69,3 +71,20 @@ def test_schedulers_of_groups_divide_the_pods_among_them() -> None:
     groups = [PodQueues(watch, PodGroup(number, 3)).accepting() for number in range(3)]
     assert all(groups)
     assert sorted(pod.name for group in groups for pod in group) == names
+
+
+async def test_outputs_of_a_step_that_the_gateway_placed_are_freed_where_its_model_is() -> None:
+    async with asyncio.TaskGroup() as group:
+        planner = new_planner(group)
+        state, spec = planner._pods.state, ModelSpec(WRITER, "s3://m/writer")
+        state.models[WRITER] = ModelRecord(spec)
+        for number, name in enumerate(("holds", "loads", "has-files", "idle")):
+            state.pods[name] = PodState(PodInfo(name, f"10.0.0.{number}:1", "n"))
+        state.residency.put(spec.key, "holds", Residency(Tier.DEVICE, None, 0.0, 1))
+        state.residency.put(spec.key, "loads", Residency(Tier.REMOTE, Tier.REMOTE, 0.0, 1))
+        state.residency.put(spec.key, "has-files", Residency(Tier.DISK, None, 0.0, 1))
+        run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, SchedulingPolicy.AUTO)
+        run.steps.append(RunStep(0, WRITER, {}, 0.0, state=StepState.RUNNING))
+        assert planner.possible_keepers(run) == {"10.0.0.0:1", "10.0.0.1:1"}
+        run.steps[0].state = StepState.DONE
+        assert planner.possible_keepers(run) == set()
