@@ -23,7 +23,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from benchmarks.marks import Mark
-from pilotlight.placement_csv import read_profiles
+from research.placement.profile_csv import read_profiles
 
 PROBLEMS: Final = 100
 _SIZE: Final = 8

@@ -25,7 +25,6 @@ from autoscaler.placement.planners.problem import (
 )
 from autoscaler.placement.planners.profile_fit import profile_fits
 from pilotlight.errors import InvalidInput
-from pilotlight.placement_csv import read_profiles, read_workloads
 from registry.domain.model import ModelSpec
 from registry.domain.pod import (
     IMPORTED,
@@ -35,6 +34,7 @@ from registry.domain.pod import (
     ProfilePoint,
     ShareFactor,
 )
+from research.placement.profile_csv import read_profiles, read_workloads
 
 _VERSION: Final = 1
 _MAX_ROWS: Final = 1_000_000

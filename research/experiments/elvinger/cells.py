@@ -14,8 +14,8 @@ from autoscaler.placement.planners.problem import (
     Router,
     Workload,
 )
-from pilotlight.placement_csv import read_profiles
 from research.experiments.harness.experiment import ExperimentError
+from research.placement.profile_csv import read_profiles
 
 FILE: Final = "v100_profiles.csv"
 KIND: Final = "v100"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from autoscaler.placement.planners.problem import Profiles
-from pilotlight.placement_csv import read_profiles
+from research.placement.profile_csv import read_profiles
 
 KIND = "v100"
 
