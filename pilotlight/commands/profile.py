@@ -31,13 +31,7 @@ from pilotlight.commands.profile_application import (
 from pilotlight.commands.target import PlatformTarget, require_known
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
-from pilotlight.placement_files import (
-    imported,
-    parse_fitted,
-    parse_profile_csv,
-    parse_profiles,
-    profiles_document,
-)
+from pilotlight.profile_files import parse_profiles, profiles_document
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, name_of_key
 from registry.domain.records import profile_document
@@ -90,8 +84,7 @@ async def profile(
         _exchange(
             "--import",
             metavar="FILE",
-            help="Store the profiles in FILE, as --export writes it, instead of measuring; or the "
-            "model's rows of a CSV file of `pilotlight place`, or of iGniter's measurements, JSON.",
+            help="Store the profiles in FILE, as --export writes it, instead of measuring.",
         ),
     ] = None,
     examples: Annotated[
@@ -120,9 +113,6 @@ async def profile(
             "accelerator runs meanwhile.",
         ),
     ] = False,
-    accelerator: Annotated[
-        str, _exchange(help="Product of the accelerator that an imported file was measured on.")
-    ] = "",
     pod_secret_file: Annotated[
         Path | None,
         setting(
@@ -149,7 +139,7 @@ async def profile(
     if export is not None:
         await _export(target, output, model, export)
     elif import_ is not None:
-        await _import(target, output, model, import_, _read(import_), accelerator)
+        await _import(target, output, model, import_, _read(import_))
     elif examples is not None:
         state = await target.cluster()
         require_known([str(model)], [str(each) for each in state.applications])
@@ -208,15 +198,7 @@ async def _export(target: PlatformTarget, output: Output, name: ModelName, file:
     profiles = state.profiles_of(spec.key)
     if not profiles:
         raise NotFound(f"{name} has no profile; `pilotlight profile {name}` measures one")
-    document = profiles_document(
-        spec,
-        profiles,
-        weights_bytes=state.residency.device_bytes.get(spec.key, 0),
-        memory_bytes={
-            each.info.accelerator.product: each.info.accelerator.memory_bytes
-            for each in state.pods.values()
-        },
-    )
+    document = profiles_document(spec, profiles)
     products = [profile.product for profile in profiles]
     said = {"file": file, "model": str(name), "accelerators": products}
     _save(output, document, file, said, f"{file}: {name} on {', '.join(products)}")
@@ -271,7 +253,7 @@ async def _import_accuracies(
 
 
 async def _import(
-    target: PlatformTarget, output: Output, name: ModelName, file: str, text: str, product: str
+    target: PlatformTarget, output: Output, name: ModelName, file: str, text: str
 ) -> None:
     async with target.registry() as registry:
         state = await registry.cluster()
@@ -281,12 +263,7 @@ async def _import(
             return
         require_known([str(name)], [str(each) for each in state.models])
         spec = state.models[name].serving
-        if file.endswith(".csv"):
-            profiles = parse_profile_csv(text, spec, file=shown, product=product)
-        elif (fitted := parse_fitted(text, file=shown, product=product)) is not None:
-            profiles = [imported(fitted, spec, file=shown, product=product)]
-        else:
-            profiles = parse_profiles(text, spec, file=shown)
+        profiles = parse_profiles(text, spec, file=shown)
         for profile in profiles:
             if not await registry.put_profile(profile):
                 raise RequestFailed(f"{name} was changed or deleted meanwhile; import again")

@@ -126,7 +126,7 @@ def is_fit(stored: Any) -> bool:
     return is_valid and sizes == (5, 2, 2) and isinstance(fit.source, str)
 
 
-FIT: Final = ProfileFit("iGniter's coefficients", _fit, is_fit, igniter_profiles)
+FIT: Final = ProfileFit("iGniter's coefficients", _fit, is_fit)
 
 
 def interference(measured: Mapping[str, Any], models: Sequence[str]) -> Interference:

@@ -1,4 +1,4 @@
-"""Reads profiles and rates from CSV. Columns and units: docs/placement.md."""
+"""Reads profiles from CSV, with the columns of Elvinger 2024, table A.1."""
 
 import csv
 from collections import defaultdict
@@ -10,7 +10,6 @@ from autoscaler.placement.planners.problem import (
     BatchPoint,
     InvalidPlacementInput,
     ModelProfile,
-    Workload,
 )
 
 PROFILE_COLUMNS: Final = ("model", "batch_size", "latency_s", "memory_pct")
@@ -21,7 +20,6 @@ _COMPUTE: Final = (
 )
 _OPTIONAL: Final = ("throughput_rps", *_COMPUTE)
 _UNCERTAIN: Final = "uncertain"
-RATE_COLUMNS: Final = ("model", "rps", "slo_ms")
 
 
 def read_profiles(lines: Iterable[str], *, kind: str, file: str) -> tuple[ModelProfile, ...]:
@@ -35,7 +33,7 @@ def read_profiles(lines: Iterable[str], *, kind: str, file: str) -> tuple[ModelP
             [
                 f"{file}: must have the columns {', '.join(missing)}; beside"
                 f" {', '.join(PROFILE_COLUMNS)} it may have {', '.join(_OPTIONAL)}, accelerator and"
-                " quality (docs/placement.md)"
+                " quality"
             ]
         )
     points: defaultdict[tuple[str, str], list[BatchPoint]] = defaultdict(list)
@@ -64,28 +62,3 @@ def _point(row: dict[str, str]) -> BatchPoint:
     return BatchPoint(
         batch_size, latency_s, float(throughput_rps), float(row["memory_pct"]), *compute
     )
-
-
-def read_workloads(lines: Iterable[str], *, file: str) -> list[Workload]:
-    """The workloads in the order of the file; raises InvalidPlacementInput with all mistakes."""
-    reader = csv.DictReader(lines)
-    if missing := [name for name in RATE_COLUMNS if name not in (reader.fieldnames or ())]:
-        raise InvalidPlacementInput([f"{file}: must have the columns {', '.join(missing)}"])
-    workloads, problems = [], []
-    for row in reader:
-        try:
-            largest = row.get("max_batch_size")
-            workloads.append(
-                Workload(
-                    row["model"].strip(),
-                    float(row["rps"]),
-                    float(row["slo_ms"]) / 1000,
-                    int(largest) if largest else None,
-                )
-            )
-        except (AttributeError, TypeError, ValueError):
-            shown = ", ".join(f"{name}={row[name]!r}" for name in RATE_COLUMNS)
-            problems.append(f"{file}:{reader.line_num}: must hold numbers, was {shown}")
-    if problems:
-        raise InvalidPlacementInput(problems)
-    return workloads

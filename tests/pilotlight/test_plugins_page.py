@@ -48,6 +48,20 @@ header = read_headers([(b"x-pilotlight-policy", b"fewest-inferences")]).policy
 print(found.policy, found.decision.predict, header)
 """
 
+_PLACED: Final = """
+from autoscaler.placement.planners.catalogue import planner_of
+from autoscaler.placement.planners.plan import accelerators_of
+from autoscaler.placement.planners.problem import (
+    BatchPoint, ModelProfile, PlanParams, Profiles, Workload,
+)
+
+batches = (BatchPoint(1, 0.01, 100, 10, 10, 10, 10),)
+profiles = Profiles(tuple(ModelProfile(name, "cpu", batches) for name in "ab"))
+loads = [Workload(name, 5, 1) for name in "ab"]
+plan = planner_of("one-each").plan(loads, accelerators_of("cpu", 2), profiles, (), PlanParams())
+print(plan.planner, len({each.accelerator for each in plan.replicas}))
+"""
+
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -133,23 +147,7 @@ def test_a_loading_policy_demotes_what_is_idle(python: Path) -> None:
 
 @pytest.mark.slow
 def test_a_planner_plans(python: Path) -> None:
-    folder = "manifests/samples/placement"
-    found = _pilotlight(
-        python,
-        "place",
-        "--profiles",
-        f"{folder}/profiles.csv",
-        "--rates",
-        f"{folder}/rates.csv",
-        "--gpus",
-        "cpu:2",
-        "--planner",
-        "one-each",
-        "--json",
-    )
-    [placement] = found["placements"]
-    assert placement["planner"] == "one-each"
-    assert len({each["accelerator"] for each in placement["replicas"]}) == 2
+    assert _run(python, "-c", _PLACED).split() == ["one-each", "2"]
 
 
 @pytest.mark.slow

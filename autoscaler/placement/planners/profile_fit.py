@@ -23,9 +23,6 @@ class ProfileFit:
     little was measured."""
     is_valid: Callable[[Any], bool]
     """Whether a value in an exported profile is such a fit."""
-    read: Callable[[str, str, str], list[Profile] | None]
-    """The profiles in a text, by the names of models: text, kind of accelerator, name of the file;
-    None: the text is of another format. Raises InvalidPlacementInput."""
 
 
 def profile_fits() -> dict[str, ProfileFit]:

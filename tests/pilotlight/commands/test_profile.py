@@ -1,6 +1,7 @@
 """`profile --export` and `--import` with a real registry, without running pods."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,7 @@ import pytest
 
 from pilotlight.commands.pod_profile import parse_shares
 from pilotlight.errors import InvalidInput
-from pilotlight.placement_files import (
-    imported,
-    parse_fitted,
-    parse_profile_csv,
-    parse_profiles,
-    profiles_document,
-)
+from pilotlight.profile_files import parse_profiles, profiles_document
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import IMPORTED, PairFactor, Profile, ProfilePoint, ShareFactor
 from registry.domain.records import decode_profile, encode_profile
@@ -22,12 +17,8 @@ from registry.redis.client import Registry
 from tests import servers
 from tests.pilotlight.conftest import SERVICE, Cli, write_yaml
 from tests.registry.redis.clients import act
-from tests.research.placement.igniter_cases import igniter_document
-from tests.servers import REPOSITORY
+from tests.research.placement.igniter_cases import igniter_document, measured
 
-_PLACEMENT_CSV = (
-    REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"
-)
 MEASURED: Any = {
     "shares": (ShareFactor(25.0, 1, 3.5), ShareFactor(50.0, 1, 1.75)),
     "pairs": (PairFactor("default/other", 1.25),),
@@ -77,7 +68,7 @@ def test_profiles_survive_export_and_import(
     exported = verb("profile", "m", "--export", "-").document
     assert exported["model"] == "default/m"
     assert exported["profiles"][0]["points"] == [
-        {"rows": 1, "latency_s": 0.01, "rows_per_s": 100.0, "memory_bytes": None}
+        {"rows": 1, "latency_s": 0.01, "memory_bytes": None}
     ]
     verb("profile", "m", "--export", str(file))
     assert json.loads(file.read_text()) == exported
@@ -96,7 +87,7 @@ def test_a_bad_file_changes_nothing(verb: Cli, redis: servers.RedisServer, tmp_p
     file.write_text(json.dumps({"profiles": [good, {"accelerator": "NVIDIA L4"}]}))
     refused = verb("profile", "m", "--import", str(file))
     assert refused.status == 2
-    assert "profiles[1].points must be a list that is not empty, was null" in refused.err
+    assert "profiles[1].points: Field required" in refused.err
     assert stored(redis.url, "m") == []
     absent = verb("profile", "m", "--import", str(tmp_path / "absent"))
     assert absent.status == 2
@@ -133,25 +124,34 @@ def changed(path: str, value: Any) -> str:
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        ("pilotlight_profiles", 2, "f: pilotlight_profiles must be 1, was 2"),
+        ("pilotlight_profiles", 2, "f: pilotlight_profiles: Input should be 1, was 2"),
         ("generation", "old", f"f: generation must be {SPEC.generation}, that of default/m"),
-        ("profiles", {}, "f: profiles must be a list that is not empty, was {}"),
-        ("extra", 1, "f: the file may hold pilotlight_profiles, model, generation, weights_bytes"),
-        ("profiles.0", 3, "f: profiles[0] must be an object with accelerator, "),
-        ("profiles.0.accelerator", " ", "f: profiles[0].accelerator must be a text of 1 to 200"),
-        ("profiles.0.source", 3, "f: profiles[0].source must be a text"),
-        ("profiles.0.limited_by", "x", "f: profiles[0].limited_by must be one of '', 'throughput'"),
-        ("profiles.0.points.0.rows", True, "rows must be an integer from 1 to 1000000, was true"),
-        ("profiles.0.points.1.rows", 1, "points must ascend by rows, each size once, was [1, 1]"),
-        ("profiles.0.points.0.latency_s", -1, "latency_s must be a positive number of seconds"),
-        ("profiles.0.points.0.latency_s", "5 ms", 'of seconds, was "5 ms"'),
-        ("profiles.0.points.0.latency_s", float("nan"), "of seconds, was NaN"),
-        ("profiles.0.points.0.latency_s", 1e-320, "of seconds, was 1e-320"),
-        ("profiles.0.points.0.latency_s", 10**400, "f: not JSON: Integer exceeds 64-bit range"),
-        ("profiles.0.points.0.memory_bytes", 1 << 70, "f: not JSON: Integer exceeds 64-bit range"),
-        ("profiles.0.accelerator", "\ud800", "f: not JSON: str is not valid UTF-8"),
-        ("profiles.0.points.0.memory_bytes", -1, "memory_bytes must be null or bytes, 0 or more"),
-        ("profiles.0.points.0.latency_ms", 5, "points[0] may hold rows, latency_s, rows_per_s"),
+        ("profiles", {}, "f: profiles: Input should be a valid list, was {}"),
+        ("profiles", [], "f: profiles: List should have at least 1 item"),
+        ("extra", 1, "f: extra: Extra inputs are not permitted, was 1"),
+        ("profiles.0", 3, "f: profiles[0]: Input should be a valid dictionary"),
+        ("profiles.0.accelerator", " ", "f: profiles[0].accelerator: String should match"),
+        ("profiles.0.accelerator", "x" * 201, "at most 200 characters"),
+        ("profiles.0.source", 3, "f: profiles[0].source: Input should be a valid string"),
+        ("profiles.0.limited_by", "x", "f: profiles[0].limited_by: Input should be '', 'through"),
+        (
+            "profiles.0.extra",
+            {},
+            "f: profiles[0].extra is no field of a profile, and of no plug-in",
+        ),
+        ("profiles.0.points.0.rows", True, "points[0].rows: Input should be a valid integer"),
+        ("profiles.0.points.0.rows", 10**6 + 1, "less than or equal to 1000000"),
+        ("profiles.0.points.1.rows", 1, "points must ascend by rows, each once, was [1, 1]"),
+        ("profiles.0.points.0.latency_s", -1, "latency_s: Input should be greater than or equal"),
+        ("profiles.0.points.0.latency_s", "5 ms", 'should be a valid number, was "5 ms"'),
+        ("profiles.0.points.0.latency_s", float("nan"), "f: not JSON: "),
+        ("profiles.0.points.0.latency_s", 1e-320, "greater than or equal to 0.000000001, was"),
+        ("profiles.0.points.0.latency_s", 10**400, "f: not JSON: "),
+        ("profiles.0.points.0.memory_bytes", 1 << 70, "memory_bytes: Input should be a valid int"),
+        ("profiles.0.points.0.occupancy_pct", 101, "should be less than or equal to 100, was 101"),
+        ("profiles.0.accelerator", "\ud800", "f: not JSON: "),
+        ("profiles.0.points.0.memory_bytes", -1, "memory_bytes: Input should be greater than or"),
+        ("profiles.0.points.0.latency_ms", 5, "latency_ms: Extra inputs are not permitted, was 5"),
     ],
 )
 def test_says_what_is_wrong_in_a_file(path: str, value: Any, message: str) -> None:
@@ -174,32 +174,12 @@ def test_names_all_mistakes_and_refuses_other_formats() -> None:
         parse_profiles(twice, SPEC, file="f")
 
 
-def test_rows_of_a_csv_file_for_placement_are_imported(
-    verb: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
-    service = SERVICE.format(name="large", folder="x")
-    verb("apply", "-f", write_yaml(tmp_path / "y", large=service))
-    file = str(_PLACEMENT_CSV)
-    refused = verb("profile", "large", "--import", file)
-    assert refused.status == 2
-    assert "--accelerator must name the product" in refused.err
-    done = verb("profile", "large", "--import", file, "--accelerator", "Tesla V100")
-    assert done.status == 0
-    [profile] = stored(redis.url, "large")
-    assert (profile.product, profile.source) == ("Tesla V100", IMPORTED)
-    assert [each.rows for each in profile.points] == [4, 8, 16]
-    assert profile.points[1] == ProfilePoint(8, 0.064, None, 125.0, 7.0, 92.0, 42.0, 95.0)
-
-    exported = tmp_path / "large.json"
-    verb("profile", "large", "--export", str(exported))
-    verb("profile", "large", "--import", str(exported))
-    assert stored(redis.url, "large") == [profile]
-
-
-def test_a_csv_file_without_the_model_is_refused() -> None:
-    text = _PLACEMENT_CSV.read_text()
-    with pytest.raises(InvalidInput, match="has no rows of m; its models: large, medium"):
-        parse_profile_csv(text, SPEC, file="f.csv", product="Tesla V100")
+def test_files_of_earlier_versions_with_sizes_and_throughputs_are_read() -> None:
+    document = profiles_document(SPEC, [GPU])
+    document["weights_bytes"] = 242041896
+    document["profiles"][0]["accelerator_memory_bytes"] = 150754820096
+    document["profiles"][0]["points"][0]["rows_per_s"] = 100.0
+    assert parse_profiles(json.dumps(document), SPEC, file="f") == [GPU]
 
 
 def test_slowdowns_by_share_and_neighbour_are_exported_and_stored() -> None:
@@ -210,43 +190,25 @@ def test_slowdowns_by_share_and_neighbour_are_exported_and_stored() -> None:
     assert "shares" not in json.dumps(profiles_document(SPEC, [GPU]))
 
 
-def _imported(document: dict[str, Any], product: str = "Tesla V100") -> Profile:
-    found = parse_fitted(json.dumps(document), file="f", product=product)
-    assert found is not None
-    return imported(found, SPEC, file="f", product=product)
+def _with_fit(change: dict[str, Any]) -> str:
+    """The document of `GPU` with iGniter's coefficients, changed."""
+    fit = measured(igniter_document(), "cpu").fits[0].fits["igniter"]
+    document = profiles_document(SPEC, [replace(GPU, fits={"igniter": {**fit, **change}})])
+    return json.dumps(document)
 
 
-def test_measurements_of_igniter_are_imported_exported_and_stored() -> None:
-    document = igniter_document()
-    document["m"] = document["large"]
-    profile = _imported(document)
-    assert [each.rows for each in profile.points] == [1, 16, 32]
-    assert profile.points[0].latency_s == pytest.approx(8 * 30 / 102 / 1000 + 0.0005)
-    assert {each.share_pct for each in profile.shares} == {10.0, 50.0}
+def test_coefficients_of_a_plug_in_are_exported_and_stored() -> None:
+    [profile] = parse_profiles(_with_fit({}), SPEC, file="f")
     assert profile.fits["igniter"]["hardware"]["share_step_pct"] == 2.5
-    text = json.dumps(profiles_document(SPEC, [profile]))
-    assert parse_fitted(text, file="f", product="Tesla V100") is None
-    assert parse_profiles(text, SPEC, file="f") == [profile]
     assert decode_profile(encode_profile(profile)) == profile
-
-
-def test_all_mistakes_in_measurements_of_igniter_are_refused_together() -> None:
-    with pytest.raises(InvalidInput) as refused:
-        _imported(igniter_document(), product="")
-    assert "--accelerator must name the product" in str(refused.value)
-    assert "f: has no measurements of m; its models: large, small" in str(refused.value)
 
 
 @pytest.mark.parametrize(
     "change", [{"model": {}}, {"source": 3}, {"hardware": None}, {"model": {"k": [1, 2]}}]
 )
 def test_coefficients_that_lack_a_number_are_refused(change: dict[str, Any]) -> None:
-    document = igniter_document()
-    document["m"] = document["large"]
-    exported = profiles_document(SPEC, [_imported(document)])
-    exported["profiles"][0]["igniter"] |= change
     with pytest.raises(InvalidInput, match=r"profiles\[0\].igniter must hold all coefficients"):
-        parse_profiles(json.dumps(exported), SPEC, file="f")
+        parse_profiles(_with_fit(change), SPEC, file="f")
 
 
 def test_all_mistakes_in_slowdowns_are_refused_together() -> None:
@@ -259,10 +221,10 @@ def test_all_mistakes_in_slowdowns_are_refused_together() -> None:
     text = str(refused.value)
     for place in (
         "shares[0].share_pct",
-        "shares[1] may hold",
+        "shares[1].x: Extra inputs",
         "shares[1].rows",
         "shares[1].factor",
-        "pairs[0].factor must be a number from 1",
+        "pairs[0].factor: Input should be greater than or equal to 1",
     ):
         assert f"profiles[0].{place}" in text
 
