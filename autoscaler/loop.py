@@ -115,7 +115,6 @@ class Autoscaler:
                 is_away = True
             except Exception:
                 self._metrics.failures.labels("tick").inc()
-                self._planner.scaling = None  # the last number may not have been recorded
                 logger.exception("a tick failed; the next one starts from the registry")
             await asyncio.sleep(self._tick_s)
 
@@ -125,11 +124,15 @@ class Autoscaler:
         if self._watch.age_s() > _MAX_COPY_AGE_S:
             self._metrics.failures.labels("stale-copy").inc()
             return
-        plan = await self.plan(executor)
+        is_recorded = False
+        try:
+            plan = await self.plan(executor)
+            is_recorded = token is None or await executor.carry_out(plan, token)
+        finally:
+            if not is_recorded:
+                self._planner.scaling = None  # read the record again
         if token is None:
             return
-        if not await executor.carry_out(plan, token):
-            self._planner.scaling = None  # read the record again
         recent = self._arrivals.recent_rates(RECENT_S)
         await self._placement.tick(self._watch.state, plan.view, recent, token)
 

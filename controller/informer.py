@@ -62,6 +62,10 @@ _READERS: Final[Mapping[Kind, Callable[[Mapping[str, Any]], ClusterObject]]] = {
 }
 _OPTIONAL: Final = {Kind.APPLICATION, Kind.GRAPH}
 """Kinds that need not be installed."""
+ABSENT_S: Final = 10.0
+"""How long an optional kind must be missing to count as not installed: the API server does not know
+a kind while its definition is replaced. Where objects of it are known: `RELIST_INTERVAL_S`."""
+ABSENT_POLL_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Informer:
         self._objects = objects
         self._sources = [_Source(kind, each) for kind in Kind for each in namespaces or [""]]
         self._unlisted = set(self._sources)
+        self._missing_since_s: dict[_Source, float] = {}
         self.listed = asyncio.Event()
         """Set once every kind has been listed: before, what is missing may exist."""
 
@@ -126,18 +131,25 @@ class Informer:
                     break
                 options["_continue"] = following
         except Gone:
-            if source.kind not in _OPTIONAL:
+            if source.kind not in _OPTIONAL or not self._is_absent(source):
                 raise
             self._objects.replace(source.kind, [], source.namespace)
             return ""
+        self._missing_since_s.pop(source, None)
         self._objects.replace(source.kind, listed, source.namespace)
         return str(page["metadata"]["resourceVersion"])
+
+    def _is_absent(self, source: _Source) -> bool:
+        """Whether a kind is missing for so long that its objects are gone."""
+        since_s = self._missing_since_s.setdefault(source, time.monotonic())
+        patience_s = RELIST_INTERVAL_S if self._objects.has_any(source.kind) else ABSENT_S
+        return time.monotonic() - since_s >= patience_s
 
     async def _watch(self, source: _Source, version: str) -> None:
         """Apply changes from a version on, until it is time for the next list."""
         duration_s = RELIST_INTERVAL_S * random.uniform(0.8, 1.2)
         if not version:
-            await asyncio.sleep(duration_s)
+            await asyncio.sleep(ABSENT_POLL_S)
             return
         began_s = time.monotonic()
         with api_errors("watch", source.kind):

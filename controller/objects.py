@@ -168,6 +168,9 @@ class ClusterObjects:
     def has_pool(self, pool: str) -> bool:
         return self.pool(pool) is not None
 
+    def has_any(self, kind: Kind) -> bool:
+        return bool(self._stored[kind])
+
     def pools(self) -> set[str]:
         pools = (self.services[name] for name in self._pools)
         return {each.pool for each in pools if self.is_pool(each)}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_demand
-from autoscaler.forecasting.history import History
+from autoscaler.forecasting.history import ForecastHorizon, History
 from autoscaler.loading_policies.catalogue import LOADING_POLICIES
 from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
 from autoscaler.planning.pool_view import CopyUse, PoolView
@@ -358,6 +358,32 @@ async def test_a_queued_request_wakes_one_pod(stage: Stage) -> None:
         history = (await scaling.records()).history
         assert history[0].reason == "waiting"
         assert "40 requests wait" in history[0].detail
+
+
+async def test_a_placement_that_fails_does_not_keep_the_pool_large(stage: Stage) -> None:
+    """The time for which fewer pods suffice goes on while every placement fails."""
+
+    def one_window(history: History, fitted: FittedModel) -> Demand:
+        return forecast_demand(history, fitted, ForecastHorizon((60.0,)))
+
+    await stage.registry.put_models([model("a")])
+    await stage.pod("pod-a")
+    log, options = AutoscalerLog(stage.registry), {"min_pods": 0, "pod_idle": 0.1}
+    async with stage.autoscaler(
+        load_everywhere(),
+        forecast=one_window,
+        placement="predicted-goodput",
+        pod_stable=1.0,
+        **options,
+    ) as metrics:
+        failed = partial(metric, metrics, "pilotlight_autoscaler_failures_total", cause="tick")
+        await until(lambda: failed() > 0, timeout_s=LIMIT_S, what="failed placements")
+
+        async def is_small() -> bool:
+            wanted = (await log.ongoing()).wanted
+            return wanted is not None and wanted.pods == 0
+
+        await eventually(is_small, timeout_s=30, what="no pod wanted")
 
 
 async def test_the_leader_publishes_expected_arrivals(stage: Stage) -> None:

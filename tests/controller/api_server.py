@@ -18,6 +18,7 @@ class ApiServer:
     version: int = 10
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """InferenceServices by `namespace/name`."""
+    graphs: list[dict[str, Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     """Reasons of posted events."""
     lists: list[str] = field(default_factory=list)
@@ -73,7 +74,8 @@ class ApiServer:
         if "watch" in request.query:
             return await self._watch(request, is_ours=is_ours)
         self.lists.append(request.path)
-        items = list(self.objects.values()) if is_ours else []
+        graphs = self.graphs if request.path.endswith("/inferencegraphs") else []
+        items = list(self.objects.values()) if is_ours else graphs
         return web.json_response(
             {"items": items, "metadata": {"resourceVersion": str(self.version)}}
         )

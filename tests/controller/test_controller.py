@@ -114,6 +114,7 @@ async def stage(
     redis: servers.RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Stage]:
     monkeypatch.setattr(reflector, "RETRY_S", 0.05)
+    monkeypatch.setattr(reflector, "ABSENT_S", 0.1)
     monkeypatch.setattr(loop, "RETRY_DELAYS_S", dict.fromkeys(loop.RETRY_DELAYS_S, 0.05))
     server = ApiServer()
     async with running(server) as url:
@@ -328,6 +329,36 @@ async def test_nothing_is_taken_for_removed_while_a_kind_could_not_be_listed(sta
         assert not one.informer.listed.is_set()
         assert not stage.server.writes
         await until(stage.is_ready, what="a kind that is not installed has no objects")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_kind_that_is_missing_for_a_moment_keeps_its_objects(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """While its definition is replaced, the API server answers 404, also to a new controller."""
+    monkeypatch.setattr(reflector, "ABSENT_S", 60.0 if not is_known else 0.0)
+    stage.server.graphs = [graph(stage.pool)]
+    missing, is_missing = list[str](), not is_known
+
+    def fail(request: web.Request) -> int | None:
+        if not request.path.endswith("inferencegraphs"):
+            return None
+        if "watch" in request.query:
+            return 500  # it is listed again
+        if is_missing:
+            missing.append(request.path)
+        return 404 if is_missing else None
+
+    stage.server.fault = fail
+    async with replica(stage.url, stage.redis_url) as one:
+        if is_known:
+            await until(lambda: bool(one.objects.graphs), what="the graph is known")
+        is_missing = True
+        await until(lambda: len(missing) > 5, what="the kind is missing")
+        assert bool(one.objects.graphs) is one.informer.listed.is_set() is is_known
+        is_missing = False
+        await until(lambda: bool(one.objects.graphs), what="the graph is there")
+        await until(one.informer.listed.is_set, what="all is listed")
 
 
 async def test_a_replica_that_loses_the_lead_in_a_slow_write_writes_nothing_more(
