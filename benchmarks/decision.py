@@ -17,7 +17,7 @@ import orjson
 
 from benchmarks.quantiles import quantile, spread
 from gateway.routing.decision import SendTo
-from gateway.routing.placed_requests import record_placed
+from gateway.routing.latency_model import record_placed
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.telemetry.explanations import Explanations
 from registry.domain.cluster import ChangeApplier, ClusterState

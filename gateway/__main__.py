@@ -26,16 +26,16 @@ from common.probe_server import serving_probes
 from common.process import keep_freed_memory, on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
-from gateway.app import GatewayApp
+from gateway.app import GatewayApp, Inference
 from gateway.authentication.access import create_access
 from gateway.console.pages import Console
 from gateway.dispatch.component_exchange import ComponentCalls
 from gateway.handler_selection import ExchangeChoice
 from gateway.http.body import BUFFER_BYTES, MIN_BODY_RATE, BodyLimits, HeldBodies
 from gateway.http.listener import Listener, listen
+from gateway.http.pod_connection import PodConnectionPool
 from gateway.http.server import create_protocol
 from gateway.http.targets import KnownNames
-from gateway.inference import Inference
 from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.pool import GatewayPools, create_pool
@@ -43,7 +43,6 @@ from gateway.request_task import Shutdown
 from gateway.settings import GatewaySettings, tls_problems
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.upstream.pod_connection import PodConnectionPool
 
 if TYPE_CHECKING:
     from gateway.telemetry.tracing import Tracer
@@ -244,7 +243,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 def _serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
     try:  # not at the top: the library takes memory
-        from gateway.grpc.server import serving_grpc
+        from gateway.grpc import serving_grpc
     except ImportError as error:
         logger.error("--grpc-port needs grpcio, protobuf and kserve", extra={"error": error})
         sys.exit(STARTUP_FAILURE)

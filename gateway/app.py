@@ -1,6 +1,12 @@
-"""The gateway's ASGI application: authorises requests other than inference, then calls FastAPI."""
+"""The gateway's application: inference without ASGI and FastAPI, which would cost a multiple.
 
+Requests other than inference are authorised, then served by FastAPI.
+"""
+
+import asyncio
+import logging
 import re
+import time
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -8,13 +14,25 @@ from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from common.pod_secret import PodSecret
 from common.tls import PartTls
-from gateway.authentication.access import Access
+from gateway.authentication.access import Access, credential, is_callback, without_credentials
+from gateway.dispatch.component_exchange import ComponentExchange
+from gateway.dispatch.pod_request import WarmPath, WarmRoutes
+from gateway.dispatch.request import Request
 from gateway.dispatch.warm_request import take
-from gateway.errors import GatewayError, MethodNotAllowed
+from gateway.errors import (
+    BadRequest,
+    ClientClosedRequest,
+    GatewayError,
+    MethodNotAllowed,
+    ShuttingDown,
+)
+from gateway.handler_selection import ExchangeChoice
+from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from gateway.http.client_request import closing_connection
-from gateway.http.error_responses import send_error
-from gateway.http.headers import Headers
+from gateway.http.error_responses import InferenceClient, respond_with_error, send_error
+from gateway.http.headers import SECRET, Headers, RequestHeaders, read_headers
 from gateway.http.openai import is_openai
 from gateway.http.routes import (
     ModelPath,
@@ -24,9 +42,200 @@ from gateway.http.routes import (
     refuse_other_name,
     target_of,
 )
-from gateway.inference import Inference
+from gateway.http.targets import ModelTarget, target_in_namespace
 from gateway.pool import GatewayPools
-from gateway.request_task import Shutdown
+from gateway.request_task import Deadlines, LoopTimers, Shutdown
+from gateway.settings import GatewaySettings
+from gateway.telemetry.request_telemetry import RequestTelemetry
+
+logger = logging.getLogger(__name__)
+
+
+class Inference:
+    def __init__(
+        self,
+        pools: GatewayPools,
+        settings: GatewaySettings,
+        exchanges: ExchangeChoice,
+        *,
+        secret: PodSecret,
+        telemetry: RequestTelemetry,
+        access: Access | None,
+        limits: BodyLimits,
+        held: HeldBodies,
+        shutdown: Shutdown,
+    ) -> None:
+        """`access`: None if requests need neither a key nor a token."""
+        self._pools = pools
+        self._settings = settings
+        self._exchanges = exchanges
+        self._secret = secret
+        self._telemetry = telemetry
+        self._tracer = telemetry.tracer
+        self._access = access
+        self._body_limits, self._held_bodies = limits, held
+        self._shutdown = shutdown
+        self._deadlines = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
+        self.warm_path = None
+        """None: with tracing or several pools no request can go by callbacks alone."""
+        if pools.only is not None and telemetry.tracer is None:
+            routes = WarmRoutes(
+                pools.only.watch.state,
+                pools.resolve_target,
+                exchanges.deadline_s,
+                max_body_bytes=min(limits.max_bytes, limits.buffer_bytes),
+                authorised=None if access is None else partial(self._authorised_now, access),
+            )
+            self.warm_path = WarmPath(
+                pools.only.context,
+                pools.only.explanations,
+                pools.only.watch.state,
+                pools.only.watch.registry_now_s,
+                exchanges.draw,
+                routes,
+                self._deadlines,
+                shutdown,
+                held,
+                settings.request_timeout,
+            )
+
+    async def infer(self, client: InferenceClient) -> None:
+        if self._shutdown.is_leaving:
+            client.keep_alive = False
+        request_id, started_s = "", client.loop.time()
+        body: IncomingBody | None = None
+        exchange: Request | ComponentExchange | None = None
+        try:
+            read = self._read_begun(client) or await self._read(client)
+            request_id = read.request_id
+            if self._tracer is not None:
+                self._tracer.start(client.headers, read)
+            if read.step_header and not self._secret.accepts(read.secret):
+                name = read.step_header.decode()
+                raise BadRequest(f"header {name} is for schedulers of workflows")
+            body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
+            exchange = await self._exchanges.exchange_of(client, read, body)
+            await self._run_limited(exchange, client, read, body)
+        except ClientClosedRequest:
+            self._telemetry.client_disconnected()
+        except GatewayError as error:
+            if client.response_started:  # the response was counted when it started
+                logger.warning("response broke off", extra={"request_id": request_id})
+                client.abort_response(error)
+                return
+            label, policy = "", None
+            if exchange is not None:
+                label, policy = client.target.label, exchange.policy
+            took_s = client.loop.time() - started_s
+            self._telemetry.failed(label, policy, error, request_id, took_s=took_s)
+            respond_with_error(client, error, request_id, self._telemetry.gateway)
+        finally:
+            if body is not None:
+                body.close()
+            if self._tracer is not None:
+                self._tracer.end(request_id)
+
+    def _read_begun(self, client: InferenceClient) -> RequestHeaders | None:
+        if client.begun is None:
+            return None
+        read: RequestHeaders = client.begun.route.read.with_id()
+        read.request_id = client.begun.request_id
+        return read
+
+    async def _read(self, client: InferenceClient) -> RequestHeaders:
+        """The request's headers, authorised. Raises GatewayError."""
+        headers, head = client.headers, client.head
+        if self._access is None:
+            if head is None:
+                return read_headers(headers).with_id()
+            head.read = head.read or read_headers(headers)
+            return head.read.with_id()
+        await client.run.in_task()
+        if self._is_callback(client):
+            client.target = self._pools.targets.as_direct(client.target)
+        elif not self._is_from_platform(headers):
+            client.target = await self._authorised(self._access, client.target, headers)
+        return read_headers(without_credentials(headers)).with_id()
+
+    def _is_callback(self, client: InferenceClient) -> bool:
+        """True if the model's own transformer or explainer sent the request."""
+        token = credential(client.headers)
+        return is_callback(self._secret, token, client.target.model, time.time())
+
+    def _is_from_platform(self, headers: Headers) -> bool:
+        """True if a scheduler of workflows sent the request, which has authorised its run."""
+        secret = self._secret
+        if not secret.is_required:
+            return False
+        return any(name == SECRET and secret.accepts(value) for name, value in headers)
+
+    def _authorised_now(
+        self, access: Access, target: ModelTarget, headers: Headers
+    ) -> ModelTarget | None:
+        """As `_authorised` without waiting; None if it would wait."""
+        if not access.knows(headers):
+            return None
+        work = self._authorised(access, target, headers)
+        try:
+            work.send(None)
+        except StopIteration as end:
+            authorised: ModelTarget = end.value
+            return authorised
+        work.close()
+        return None
+
+    async def _authorised(
+        self, access: Access, target: ModelTarget, headers: Headers
+    ) -> ModelTarget:
+        """The target that the headers authorise a request to.
+
+        Raises Unauthorized, Forbidden, NotReady. A Host that names another tenant's model is
+        ignored: an error would disclose that the model exists.
+        """
+        if target.without_host is not None and not await access.is_allowed(
+            target.model.namespace, headers
+        ):
+            target = target.without_host
+        if target.is_plain:
+            namespace = await access.implied_namespace(headers)
+            if namespace != target.model.namespace:
+                target = self._pools.targets.with_declared(target_in_namespace(target, namespace))
+        await access.check(target.model.namespace, headers)
+        return target
+
+    async def _run_limited(
+        self,
+        exchange: Request | ComponentExchange,
+        client: InferenceClient,
+        read: RequestHeaders,
+        body: IncomingBody,
+    ) -> None:
+        """Run the exchange until it ends, its client disconnects or its time limit passes."""
+        now_s, run = client.loop.time(), client.run
+        until_s = now_s + self._settings.request_timeout
+        if read.deadline_s:
+            until_s = now_s + read.deadline_s - client.waited_s
+        run.limit(self._deadlines, until_s, now_s)
+        client.on_disconnect = run.on_disconnect
+        try:
+            if client.disconnected:  # before the request was begun
+                raise ClientClosedRequest
+            await exchange.run(until_s)
+        except asyncio.CancelledError:
+            cause = run.take_cause(is_draining=self._shutdown.is_draining)
+            if cause is None:
+                raise
+            if cause is ShuttingDown:
+                raise ShuttingDown(
+                    f"the gateway shut down before the {exchange.awaited} responded",
+                    retry_after_s=1.0,
+                ) from None
+            limit = "deadline" if read.deadline_s else "gateway's request timeout"
+            raise cause(f"the {limit} passed before the {exchange.awaited} responded") from None
+        finally:
+            run.unlimit()
+            client.on_disconnect = None
+
 
 CONSOLE: Final = "/console"
 EXPLANATIONS: Final = "/pilotlight/v1/explain/"

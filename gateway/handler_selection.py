@@ -25,8 +25,7 @@ from gateway.http.targets import (
 from gateway.pool import GatewayPool, GatewayPools
 from gateway.request_task import Shutdown
 from gateway.routing.decision import Reason
-from gateway.routing.route_request import IncomingRequest
-from gateway.routing.select_version import select_version
+from gateway.routing.route_request import IncomingRequest, select_version
 from gateway.settings import GatewaySettings
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.application import ApplicationSpec

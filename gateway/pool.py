@@ -1,37 +1,70 @@
-"""What a gateway has for each pool: cluster state, queue, reservations, selection of variants."""
+"""What a gateway has for each pool: cluster state, queue, reservations, selection of variants.
+
+Nothing of `variants` is imported before an application is declared.
+"""
 
 import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from common.pod_client import PodClient
-from gateway.dispatch.applications import PoolApplications
 from gateway.dispatch.placer import Placer
 from gateway.dispatch.pod_request import RequestContext
 from gateway.dispatch.reservations import TTL_S, Reservations
 from gateway.dispatch.retries import PAUSE_S, OutlierDetection, RequestQuarantine, Retries
+from gateway.http.pod_connection import PodConnectionPool
 from gateway.http.routes import TargetResolver
 from gateway.http.targets import KnownNames
-from gateway.management.models import ServedPool
+from gateway.management.models import ModelLoads, ModelMetadata, ServedPool
 from gateway.request_task import LoopTimers
 from gateway.settings import GatewaySettings
 from gateway.telemetry.arrival_counter import ArrivalCounter
+from gateway.telemetry.event_log import EventLog
 from gateway.telemetry.explanations import Explanations
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.upstream.event_log import EventLog
-from gateway.upstream.pod_connection import PodConnectionPool
-from gateway.upstream.pod_models import ModelLoads, ModelMetadata
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.inference_service.tenant_quotas import parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
-if TYPE_CHECKING:  # not before an application is declared
+if TYPE_CHECKING:
     from variants.live import LiveApplications
+
+
+class PoolApplications:
+    def __init__(self, state: ClusterState, make: "Callable[[], LiveApplications]") -> None:
+        """`make` them of the pool that has this state."""
+        self._state = state
+        self._make = make
+        self._made: LiveApplications | None = None
+        self._is_declared = asyncio.Event()
+
+    def live(self) -> "LiveApplications":
+        """Made at the first call."""
+        if self._made is None:
+            self._made = self._make()
+            self._made.notify_change()
+            self._is_declared.set()
+        return self._made
+
+    def notify_change(self) -> None:
+        """Called after each change of the cluster state."""
+        if self._made is not None:
+            self._made.notify_change()
+        elif self._state.applications:
+            self._is_declared.set()
+
+    async def run(self) -> None:
+        """Begin once an application is declared, until cancelled."""
+        await self._is_declared.wait()
+        await asyncio.to_thread(import_module, "gateway.dispatch.application_request")
+        await self.live().run()
 
 
 @dataclass(frozen=True, slots=True)

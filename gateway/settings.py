@@ -11,8 +11,8 @@ from common.pod_secret import parse_secret_file
 from common.settings_table import option, parse_bool, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
+from gateway.authentication import read_keys
 from gateway.authentication.issuers import read_issuers
-from gateway.authentication.tenant_files import read_keys
 from registry.inference_service.tenant_quotas import parse_rules
 from registry.redis.server_address import parse_redis_url
 

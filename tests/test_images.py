@@ -25,7 +25,7 @@ NOT_AT_RUN_TIME = (
 MODULES = {
     "platform": (
         "gateway.__main__",
-        "gateway.grpc.server",
+        "gateway.grpc",
         "variants.looks.process",
         "variants.live",
         "autoscaler.__main__",
@@ -39,7 +39,7 @@ MODULES = {
 PARTS = {
     (): (
         "gateway.__main__",
-        "gateway.grpc.server",
+        "gateway.grpc",
         "workflows.__main__",
         "workflows.runner",
         *(f"pilotlight.commands.{name}" for names in _PANELS.values() for name in names),

@@ -19,7 +19,7 @@ from jwt import PyJWK, PyJWTError
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from common.shown_value import shown
-from gateway.authentication.tenant_files import files_of
+from gateway.authentication import files_of
 from gateway.errors import InvalidToken, NotReady
 from registry.errors import InvalidYaml
 from registry.inference_service.documents import read_yaml

@@ -16,16 +16,14 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from gateway.console.live_updates import LiveUpdates
-from gateway.console.overview import MAX_ROWS, Overview, RowWindow, present_level
-from gateway.console.page_files import HEADERS, PREFIX, Pages, viewer_of
+from gateway.console import HEADERS, PREFIX, Pages, viewer_of
+from gateway.console.overview import MAX_ROWS, LiveUpdates, Overview, RowWindow, present_level
 from gateway.console.traffic import LastMinute, Traffic, replayed, trace_of
-from gateway.management.state_documents import model_document, places, traffic_text
+from gateway.management import model_document, places, traffic_text
 from gateway.request_task import Shutdown
-from gateway.routing.select_version import can_be_served
+from gateway.routing.route_request import can_be_served
 from gateway.telemetry.explanations import Explanations, find_explanation
-from gateway.telemetry.histograms import STAGES
-from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.metrics import STAGES, GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequest, RecentRequests
 from registry.domain.canaries import Canaries
 from registry.domain.cluster import ClusterState

@@ -11,10 +11,10 @@ import orjson
 
 from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_response
 from common.inference_protocol.tensors import numeric_tensor
-from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import PlanRefused
 from gateway.dispatch.pod_request import RequestContext
 from gateway.dispatch.request import Request
+from gateway.dispatch.reservations import Placement
 from gateway.errors import BadRequest, NotReady
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import InferenceClient

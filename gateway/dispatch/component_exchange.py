@@ -18,15 +18,15 @@ from gateway.errors import ComponentLoop, ComponentLost, ComponentUnreachable, R
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import InferenceClient, wait_for_reader
 from gateway.http.headers import RequestHeaders
-from gateway.http.targets import ComponentTarget
-from gateway.routing.decision import Reason
-from gateway.telemetry.request_telemetry import RequestTelemetry
-from gateway.upstream.pod_connection import (
+from gateway.http.pod_connection import (
     PodConnection,
     PodConnectionLost,
     PodConnectionPool,
     PodUnreachable,
 )
+from gateway.http.targets import ComponentTarget
+from gateway.routing.decision import Reason
+from gateway.telemetry.request_telemetry import RequestTelemetry
 
 MAX_ONGOING: Final = 1024
 """Requests that may be at a component at a time, from one gateway."""

@@ -15,7 +15,7 @@ from gateway.dispatch.admission_queue import AdmissionQueue
 from gateway.dispatch.pending_placement import P, PlacementDriver, QueueKey, planned_decision
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
-from gateway.routing.placed_requests import record_placed
+from gateway.routing.latency_model import record_placed
 from gateway.routing.route_request import RoutingResult
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats

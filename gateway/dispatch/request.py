@@ -11,7 +11,6 @@ from http import HTTPStatus
 from typing import Final
 
 from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
-from gateway.dispatch.placement import Placement
 from gateway.dispatch.pod_request import (
     RequestContext,
     head_beginning,
@@ -19,17 +18,14 @@ from gateway.dispatch.pod_request import (
     resent_head,
     send_request,
 )
+from gateway.dispatch.reservations import Placement
 from gateway.dispatch.retries import FailedAttempts, NotExecuted
 from gateway.dispatch.warm_request import WarmRequest
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.body import IncomingBody
 from gateway.http.error_responses import InferenceClient, wait_for_reader
 from gateway.http.headers import Headers, RequestHeaders
-from gateway.http.pod_response import FIRST_ERROR
-from gateway.routing.route_request import IncomingRequest
-from gateway.telemetry.recent_requests import RecentRequest, StageTimings
-from gateway.upstream.event_log import LoggedRequest
-from gateway.upstream.pod_connection import (
+from gateway.http.pod_connection import (
     MESSAGES,
     PodConnection,
     PodConnectionLost,
@@ -38,6 +34,10 @@ from gateway.upstream.pod_connection import (
     has_died,
     is_from_pod,
 )
+from gateway.http.pod_response import FIRST_ERROR
+from gateway.routing.route_request import IncomingRequest
+from gateway.telemetry.event_log import LoggedRequest
+from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from registry.domain.estimates import size_class
 from registry.domain.pod_state import PodState
 

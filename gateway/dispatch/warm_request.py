@@ -10,21 +10,19 @@ import random
 import time
 from typing import Final
 
-from gateway.dispatch.placement import Placement, Reservation
-from gateway.dispatch.pod_request import head_rest
+from gateway.dispatch.pod_request import WarmPath, WarmRoute, head_rest
+from gateway.dispatch.reservations import Placement, Reservation
 from gateway.dispatch.retries import MAX_WAIT_SHARE
-from gateway.dispatch.warm_route import WarmPath, WarmRoute
 from gateway.http.body import UNCOUNTED_BYTES
 from gateway.http.client_request import NO_EVENT, ClientRequest, InferenceConnection
-from gateway.http.framing import KnownHead
+from gateway.http.headers import KnownHead
+from gateway.http.pod_connection import PodConnection
 from gateway.request_task import Expiring
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo
-from gateway.routing.latency_model import PodForecast
-from gateway.routing.placed_requests import record_at
+from gateway.routing.latency_model import PodForecast, record_at
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
-from gateway.upstream.pod_connection import PodConnection
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod_state import LoadMode, PlacedRequest
 

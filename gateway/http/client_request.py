@@ -11,30 +11,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from fcntl import ioctl
 from termios import TIOCOUTQ
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from starlette.types import Message
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from common.http_connection import MAX_JOINED
-from gateway.errors import ClientClosedRequest
+from gateway.errors import ClientClosedRequest, GatewayError
+from gateway.http.headers import Headers, KnownHead
+from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
 
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from starlette.types import Message
-    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
-
-    from gateway.errors import GatewayError
-    from gateway.http.framing import KnownHead
-    from gateway.http.headers import Headers
-    from gateway.http.targets import ModelTarget
-
-    Send = Callable[[Any], Awaitable[None]]
+Send = Callable[[Any], Awaitable[None]]
 
 logger = logging.getLogger(__name__)
 

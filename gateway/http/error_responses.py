@@ -19,8 +19,7 @@ from gateway.errors import (
 )
 from gateway.http import openai
 from gateway.http.body import BodySource
-from gateway.http.framing import KnownHead
-from gateway.http.headers import Headers
+from gateway.http.headers import Headers, KnownHead
 from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
 

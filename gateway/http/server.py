@@ -17,7 +17,7 @@ from common.http_connection import MAX_JOINED
 from common.shown_value import shown
 from gateway.http import openai
 from gateway.http.client_request import ClientRequest, DelegatedRequest, InferenceConnection
-from gateway.http.framing import (
+from gateway.http.headers import (
     MAX_HEAD_BYTES,
     MAX_TARGET_BYTES,
     InvalidFraming,

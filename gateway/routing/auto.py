@@ -24,10 +24,10 @@ from gateway.routing.decision import (
     SendTo,
     Wait,
 )
-from gateway.routing.fixed_policies import least_busy_below
 from gateway.routing.latency_model import PodForecast, proxy_to, wait_for
 from gateway.routing.pod_selection import (
     MAX_COMPARED,
+    least_busy_below,
     least_loaded,
     least_loaded_free,
     run_soonest,

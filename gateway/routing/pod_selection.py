@@ -74,6 +74,24 @@ def fewest_inferring(pods: Sequence[PodState]) -> PodState | None:
     return min(free, key=lambda pod: (pod.inferring, pod.slots_busy, pod.name), default=None)
 
 
+def least_busy_below(
+    target_ongoing: int, warm: Sequence[PodState], warming: Sequence[PodState]
+) -> PodState | None:
+    """The pod with the fewest ongoing requests below the target; ties: warm first, then by name."""
+    best = _least_busy(warm, target_ongoing)
+    return _least_busy(warming, best.inferring if best else target_ongoing) or best
+
+
+def _least_busy(pods: Sequence[PodState], below: int) -> PodState | None:
+    best: PodState | None = None
+    fewest = below
+    for pod in pods:
+        inferring = pod.inferring
+        if inferring < fewest or (inferring == fewest and best and pod.name < best.name):
+            best, fewest = pod, inferring
+    return best
+
+
 def most_free_memory(pods: Sequence[PodState], draw: float) -> PodState:
     """The pod with the most memory that needs no eviction; ties as `least_loaded`."""
     max_bytes = max([pod.free_bytes for pod in pods])

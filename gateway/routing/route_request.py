@@ -3,7 +3,8 @@
 Pure like the policies that it calls; gateway and simulator share it.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,9 +18,9 @@ from gateway.routing.decision import (
     SendTo,
     Wait,
 )
-from gateway.routing.fixed_policies import colocation_queueing
 from gateway.routing.latency_model import PodForecast, estimate_of
-from gateway.routing.routing_policies import routing_policy
+from gateway.routing.routing_policies import colocation_queueing, routing_policy
+from registry.domain.canaries import TOTAL_PERCENT, Canary
 from registry.domain.cluster import ClusterState
 from registry.domain.device_backlog import is_idle
 from registry.domain.estimates import MAX_AGE_S
@@ -303,3 +304,38 @@ def _needed_at_contested_pod_s(
         own_s = cluster.measured(view.key).stages_of(view.size_class).hold_s
         return forecast_s + (CONTESTED_MARGIN - 1.0) * own_s
     return 0.0 if is_idle(cluster.pods[decision.predict]) else CONTESTED_MARGIN * forecast_s
+
+
+def select_version(
+    requested: ModelName, canaries: Sequence[Canary], request_id: str, state: ClusterState
+) -> ModelName:
+    """The model that serves the request; each canary gets its percentage of all request ids.
+
+    The requested model serves it if the selected canary is unknown or cannot be loaded.
+    """
+    selected = split_by_id(requested, canaries, request_id)
+    record = state.models.get(selected)
+    return selected if record is not None and can_be_served(record, state) else requested
+
+
+def split_by_id(requested: ModelName, canaries: Sequence[Canary], request_id: str) -> ModelName:
+    """The version that a request id belongs to, at every gateway.
+
+    A canary keeps its ids when its percentage grows.
+    """
+    digest = hashlib.blake2b(f"{requested}\0{request_id}".encode(), digest_size=8).digest()
+    point = TOTAL_PERCENT * (int.from_bytes(digest, "big") / (1 << 64))
+    for canary in canaries:
+        if point < canary.percent:
+            return canary.model
+        point -= canary.percent
+    return requested
+
+
+def can_be_served(record: ModelRecord, state: ClusterState) -> bool:
+    """True if a model is warm somewhere, or pods can serve it and its last load did not fail."""
+    if unmet_needs(record.serving, state):
+        return False
+    if any(residency.is_warm for residency in state.holders(record.serving.key).values()):
+        return True
+    return record.failure is None or record.failure.key != record.serving.key

@@ -11,8 +11,7 @@ from gateway.errors import GatewayError
 from gateway.http.client_request import status_line
 from gateway.http.pod_response import PodResponse
 from gateway.http.targets import ModelTarget
-from gateway.telemetry.histograms import UNKNOWN
-from gateway.telemetry.metrics import GatewayMetrics
+from gateway.telemetry.metrics import UNKNOWN, GatewayMetrics
 from gateway.telemetry.recent_requests import (
     FailureLog,
     RecentRequest,

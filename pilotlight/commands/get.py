@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import typer
 import yaml
 
-from gateway.management.state_documents import Document
+from gateway.management import Document
 from pilotlight.commands import flags
 from pilotlight.commands.kinds import KINDS, Kind, Listing, parse_model_names
 from pilotlight.commands.target import PlatformTarget, require_known

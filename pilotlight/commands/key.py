@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 
-from gateway.authentication.tenant_files import OPERATOR
+from gateway.authentication import OPERATOR
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError
 from pilotlight.output import Output

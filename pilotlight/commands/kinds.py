@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from gateway.management.state_documents import Document
+from gateway.management import Document
 from pilotlight.commands import flags, views
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.commands.views import View

@@ -1,6 +1,6 @@
 """What `get` and `describe` show of each kind: its objects as documents, and the cells of tables.
 
-The documents are those of `gateway.management.state_documents`, which the web console shows as
+The documents are those of `gateway.management`, which the web console shows as
 well; here are what only the command line reads, and the words of tables.
 """
 
@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
 
-from gateway.management.state_documents import (
+from gateway.management import (
     Document,
     application_document,
     model_document,

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
-from gateway.routing.fixed_policies import colocation_queueing
+from gateway.routing.routing_policies import colocation_queueing
 from registry.domain.cluster import ClusterState
 from registry.domain.pod_state import LoadMode, PodState
 

@@ -10,9 +10,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec
 
-from gateway.dispatch.placement import Placement
 from gateway.dispatch.placer import Placer
-from gateway.dispatch.reservations import Reservations
+from gateway.dispatch.reservations import Placement, Reservations
 from gateway.request_task import LoopTimers
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.explanations import Explanations

@@ -16,8 +16,8 @@ from common.probe_server import PATHS
 from common.tls import PartTls
 from controller.webhook_server import admission_app
 from gateway.__main__ import running_app
+from gateway.grpc import health_handler, reflection_handlers
 from gateway.grpc.inference_service import InferenceService
-from gateway.grpc.server import health_handler, reflection_handlers
 from gateway.settings import GatewaySettings
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch

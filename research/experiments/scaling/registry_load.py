@@ -22,8 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import redis
 
-from gateway.dispatch.placement import Placement
-from gateway.dispatch.reservations import Reservations
+from gateway.dispatch.reservations import Placement, Reservations
 from gateway.routing.decision import Reason, SendTo
 from gateway.routing.route_request import IncomingRequest
 from load.worker_processes import end_with_parent

@@ -14,13 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.authentication.access import MAX_CACHED, TenantTokens, VerifiedToken, looks_like_token
 from gateway.authentication.issuers import ALGORITHMS, TrustedIssuer, read_issuers
-from gateway.authentication.tenant_tokens import (
-    MAX_CACHED,
-    TenantTokens,
-    VerifiedToken,
-    looks_like_token,
-)
 from gateway.errors import Forbidden, InvalidToken
 from tests.gateway.asynchronous import run_async
 from tests.gateway.authentication.identity_provider import DAY_S, ISSUER, Issuer, new_key, trust

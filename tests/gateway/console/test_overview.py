@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from gateway.console.live_updates import MIN_INTERVAL_S, NOTHING, OverviewFeed, event
-from gateway.console.overview import Overview, RowWindow
+from gateway.console.overview import (
+    MIN_INTERVAL_S,
+    NOTHING,
+    Overview,
+    OverviewFeed,
+    RowWindow,
+    event,
+)
 from gateway.console.traffic import LastMinute, Traffic
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests

@@ -6,7 +6,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 import gateway.console
-from gateway.console.page_files import Pages
+from gateway.console import Pages
 
 SOURCE = Path(gateway.console.__file__).parent
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.console.live_updates import MAX_STREAMS_OF_TENANT
+from gateway.console.overview import MAX_STREAMS_OF_TENANT
 from registry.domain.model import ModelSpec
 from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
 from registry.redis.autoscaler_log import AutoscalerLog

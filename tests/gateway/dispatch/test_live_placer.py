@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.dispatch.placement import Placement
+from gateway.dispatch.reservations import Placement
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
 from registry.domain.model import RoutingPolicy

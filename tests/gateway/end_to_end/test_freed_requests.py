@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from gateway.__main__ import serve
-from gateway.grpc.server import serving_grpc
+from gateway.grpc import serving_grpc
+from gateway.http.pod_connection import PodConnectionPool, PodUnreachable
 from gateway.settings import GatewaySettings
-from gateway.upstream.pod_connection import PodConnectionPool, PodUnreachable
 from tests.architecture.test_visited_files import REQUEST, SPEC
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_warm_requests import (

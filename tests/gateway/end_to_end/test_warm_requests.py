@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from gateway import authentication as tenant_files
 from gateway.app import GatewayApp
-from gateway.authentication import tenant_files
 from gateway.dispatch import reservations
 from gateway.dispatch.warm_request import WarmRequest
 from gateway.http.server import GatewayProtocol

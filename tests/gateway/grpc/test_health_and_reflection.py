@@ -10,7 +10,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
 from common.inference_protocol.grpc_messages import INFERENCE
-from gateway.grpc.server import HEALTH, REFLECTION, SERVICES, health_handler, reflection_handlers
+from gateway.grpc import HEALTH, REFLECTION, SERVICES, health_handler, reflection_handlers
 
 
 async def _served(ask: Any, *, is_ready: bool = True) -> Any:

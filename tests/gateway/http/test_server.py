@@ -21,7 +21,7 @@ from uvicorn.server import ServerState
 from gateway.__main__ import running_app
 from gateway.errors import ClientClosedRequest
 from gateway.http.client_request import ClientRequest
-from gateway.http.framing import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
+from gateway.http.headers import MAX_HEAD_BYTES, MAX_TARGET_BYTES, KnownHeads
 from gateway.http.listener import ConnectionStarts
 from gateway.http.server import GatewayProtocol, TakeWarm
 from gateway.http.targets import ModelTarget, Verb

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.routing.auto import auto, weigh
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
-from gateway.routing.placed_requests import record_placed
+from gateway.routing.latency_model import record_placed
 from gateway.routing.pod_selection import MAX_COMPARED, run_soonest, soonest_of
 from registry.domain.cluster import ClusterState
 from registry.domain.device_backlog import is_idle

@@ -3,8 +3,7 @@
 import pytest
 
 from gateway.routing.decision import Decision, Reason, SendTo, Wait
-from gateway.routing.latency_model import proxy_to
-from gateway.routing.placed_requests import record_placed
+from gateway.routing.latency_model import proxy_to, record_placed
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.model import RoutingPolicy, Tier
 from registry.domain.pod_index import Residency

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
-from gateway.routing.placed_requests import record_placed
+from gateway.routing.latency_model import record_placed
 from gateway.routing.route_request import (
     CONTESTED_MARGIN,
     IncomingRequest,
     RoutingResult,
+    can_be_served,
     route_request,
 )
-from gateway.routing.select_version import can_be_served
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import MAX_AGE_S, infer_measure
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.http.targets import ModelTarget, Verb, openai_target, target_of_version
-from gateway.routing.select_version import split_by_id
+from gateway.routing.route_request import split_by_id
 from registry.domain.canaries import Canary
 from registry.domain.model import LoadFailure, ModelName, ModelSpec
 from tests.gateway.gateway_harness import GatewayHarness

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from typer.main import get_command
 
-from gateway.authentication.tenant_files import TenantKeys
+from gateway.authentication import TenantKeys
 from pilotlight.cli import create_app
 from pilotlight.commands.up_flags import UP_FLAGS, settings_of
 from pilotlight.platform.process_specs import gateway_spec

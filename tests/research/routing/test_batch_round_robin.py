@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.routing.decision import Reason, RequestView, SendTo, Wait
-from gateway.routing.placed_requests import record_placed
+from gateway.routing.latency_model import record_placed
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo

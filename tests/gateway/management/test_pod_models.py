@@ -7,14 +7,14 @@ import pytest
 
 from common.pod_client import PodClient
 from common.pod_secret import PodSecret
-from gateway.upstream.pod_models import ModelLoads
+from gateway.management.models import ModelLoads
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
 from tests.gateway.asynchronous import run_async, running
 from tests.gateway.placer_harness import eventually
-from tests.gateway.upstream.test_event_log import Receiver
+from tests.gateway.telemetry.test_event_log import Receiver
 
 MODEL = ModelName("team", "iris")
 

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.upstream import event_log
-from gateway.upstream.event_log import EventLog, EventOutcome, LoggedRequest
+from gateway.telemetry import event_log
+from gateway.telemetry.event_log import EventLog, EventOutcome, LoggedRequest
 from registry.domain.model import LogMode, ModelName, ModelSpec, RequestLog
 from tests.gateway.asynchronous import run_async, running
 

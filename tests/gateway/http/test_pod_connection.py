@@ -8,13 +8,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from gateway.http.pod_response import KnownResponses
-from gateway.upstream.pod_connection import (
+from gateway.http.pod_connection import (
     PodConnection,
     PodConnectionLost,
     PodConnectionPool,
     PodUnreachable,
 )
+from gateway.http.pod_response import KnownResponses
 from tests.gateway.asynchronous import run_async
 from tests.servers import free_port
 

@@ -1,1 +1,0 @@
-"""HTTP connections to pods, and to receivers of events."""
