@@ -10,7 +10,7 @@ from transformers import Gemma4TextConfig
 
 from runtime.device.staged_memory import StagedMemory
 from runtime.engines.networks.configuration import read_config
-from runtime.generation.limits import (
+from runtime.generation.cache_memory import (
     DEFAULT_CACHE_BYTES,
     GPU_CACHE_SHARE,
     LEAST_CONTEXTS,
