@@ -17,7 +17,7 @@ from load.simulator.event_queue import EventQueue
 from load.simulator.pods.continuous_batch import ContinuousBatch
 from load.simulator.pods.simulated_request import SimulatedRequest
 from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceModel, DeviceQueue, Queued, QueuedRows
-from runtime.generation.processor_sharing import ProcessorSharing
+from runtime.generation.limits import ProcessorSharing
 
 
 @dataclass(eq=False, slots=True)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.generation.processor_sharing import ProcessorSharing
+from runtime.generation.limits import ProcessorSharing
 
 
 class Clock:
