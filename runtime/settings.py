@@ -18,7 +18,7 @@ from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from registry.redis.server_address import parse_redis_url
 from runtime.device.queue import MAX_SEQUENCES
 from runtime.engines.model_server.server_process import server_problems
-from runtime.generation.cache_memory import DEFAULT_CACHE_BYTES, TIMEOUT_S, GenerationLimits
+from runtime.generation.limits import DEFAULT_CACHE_BYTES, TIMEOUT_S, GenerationLimits
 from runtime.tiers.host_folder import DEFAULT_BASE
 
 KSERVE_GRPC_PORT = 8081

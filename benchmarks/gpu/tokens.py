@@ -20,8 +20,9 @@ from runtime.device.queue import DeviceModel
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeletons
-from runtime.generation.cache_memory import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
+from runtime.generation.cache_memory import PAGE_TOKENS, STEP_TOKENS, cache_shape
 from runtime.generation.engine import Sampling
+from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
 from runtime.weights.weight_source import DiskWeights
 

@@ -1,4 +1,4 @@
-"""Limits of text generation, and the size of a model's key-value cache."""
+"""The memory that a model takes to generate text: its key-value cache, and a step."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from registry.domain.model import ModelPolicy, Task
-from runtime.device.queue import batch_cap
+from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.engines.networks.position_limit import position_limit
+from runtime.generation.limits import GenerationLimits
 from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
 
 if TYPE_CHECKING:
@@ -21,36 +21,12 @@ PAGE_TOKENS = 32
 """Tokens of one page of the key-value cache."""
 STEP_TOKENS = 512
 """Tokens of one step: long prompts take several steps, so that no step is long."""
-DEFAULT_CACHE_BYTES = 256 * 1024**2
-"""Of a CPU pod."""
 GPU_CACHE_SHARE = 0.25
 """Most of a GPU pod's memory for models that one model's cache takes; no GPU has measured it."""
 LEAST_CONTEXTS = 2
 """Whole contexts that a GPU's cache holds, if need be by the eviction of other models."""
-TIMEOUT_S = 600.0
-"""Of a request: 4,096 tokens at 7 a second, which a large model on a few cores makes."""
 DEFAULT_CONTEXT = 2048
 """Context in tokens of a model whose configuration sets no limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationLimits:
-    cache_bytes: int
-    """Key-value cache of all requests together."""
-    max_concurrent: int
-    """Requests in one step."""
-    max_new_tokens: int
-    timeout_s: float
-    """Time limit of a request."""
-    counts_steps: bool = False
-    """Whether a model's memory includes that of a step, and its cache is as large as what other
-    models leave; set for a GPU, which has no swap."""
-
-    def batch_size(self, policy: ModelPolicy, planned: int | None = None) -> int:
-        """Requests in one step of a model, which its annotations or a plan may limit further."""
-        limit = self.max_concurrent
-        cap = batch_cap(annotated=policy.max_batch_size, planned=planned, measured=limit)
-        return min(limit, cap)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Shares of a device's time for concurrent generations (processor sharing).
+"""Limits of text generation, and each generation's share of the device's time; without torch.
 
-While n generations are active, each uses 1/n of the time. All shares add up to the time in which
-any was active, so their mean is the reciprocal of the throughput.
+Processor sharing: while n generations are active, each uses 1/n of the time. All shares add up to
+the time in which any was active, so their mean is the reciprocal of the throughput.
 """
 
 from __future__ import annotations
@@ -9,6 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+from registry.domain.model import ModelPolicy
+from runtime.device.queue import batch_cap
+
+DEFAULT_CACHE_BYTES = 256 * 1024**2
+"""Of a CPU pod."""
+TIMEOUT_S = 600.0
+"""Of a request: 4,096 tokens at 7 a second, which a large model on a few cores makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationLimits:
+    cache_bytes: int
+    """Key-value cache of all requests together."""
+    max_concurrent: int
+    """Requests in one step."""
+    max_new_tokens: int
+    timeout_s: float
+    """Time limit of a request."""
+    counts_steps: bool = False
+    """Whether a model's memory includes that of a step, and its cache is as large as what other
+    models leave; set for a GPU, which has no swap."""
+
+    def batch_size(self, policy: ModelPolicy, planned: int | None = None) -> int:
+        """Requests in one step of a model, which its annotations or a plan may limit further."""
+        limit = self.max_concurrent
+        cap = batch_cap(annotated=policy.max_batch_size, planned=planned, measured=limit)
+        return min(limit, cap)
 
 
 @dataclass(slots=True)

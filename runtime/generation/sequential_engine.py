@@ -23,8 +23,9 @@ from runtime.device.device_errors import is_out_of_memory
 from runtime.device.queue import DeviceModel
 from runtime.engines.networks.position_limit import output_limit
 from runtime.errors import InferenceFailed, NoRoomToInfer
-from runtime.generation.cache_memory import PAGE_TOKENS, GenerationLimits, cache_shape
+from runtime.generation.cache_memory import PAGE_TOKENS, cache_shape
 from runtime.generation.engine import Sampling, SamplingDefaults, TokenChunk, finish_of
+from runtime.generation.limits import GenerationLimits
 from runtime.generation.sampling import adjust_scores
 
 if TYPE_CHECKING:

@@ -29,8 +29,9 @@ from transformers.generation.continuous_batching.continuous_api import (
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.queue import DeviceModel
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
-from runtime.generation.cache_memory import PAGE_TOKENS, STEP_TOKENS, GenerationLimits, cache_shape
+from runtime.generation.cache_memory import PAGE_TOKENS, STEP_TOKENS, cache_shape
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
+from runtime.generation.limits import GenerationLimits
 from runtime.generation.sampling import PerRequestSampling
 from runtime.generation.sequential_engine import (
     Scores,

@@ -25,12 +25,8 @@ from runtime.engines.model_server.server_engine import ModelServer, ServerEngine
 from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
-from runtime.generation.cache_memory import (
-    GenerationLimits,
-    GenerationMemory,
-    Room,
-    generation_memory,
-)
+from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
+from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_threads import LoadThreads, unless_cancelled
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors

@@ -40,7 +40,8 @@ from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.worker import DeviceWorker
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.engines.model_server.server_process import ServerProcess
-from runtime.generation.cache_memory import GPU_CACHE_SHARE, GenerationLimits
+from runtime.generation.cache_memory import GPU_CACHE_SHARE
+from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader

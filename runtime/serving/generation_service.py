@@ -18,9 +18,8 @@ from common.inference_protocol import InvalidRequest
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.errors import DeadlinePassed, PromptTooLong
-from runtime.generation.cache_memory import GenerationLimits
 from runtime.generation.engine import Finish, GenerationEngine, Sampling, TextStream, TokenChunk
-from runtime.generation.limits import ProcessorSharing
+from runtime.generation.limits import GenerationLimits, ProcessorSharing
 from runtime.inference_request import RequestHead
 from runtime.loading.load_coordinator import AcquiredModel
 from runtime.metrics import FIRST_TOKEN_SECONDS, GENERATED_TOKENS, GENERATIONS, STAGE_SECONDS

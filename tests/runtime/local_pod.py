@@ -12,7 +12,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.memory import CpuMemory, DeviceMemory
 from runtime.device.worker import DeviceWorker
-from runtime.generation.cache_memory import GenerationLimits
+from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader

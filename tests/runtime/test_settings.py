@@ -1,5 +1,8 @@
 """Settings: flag over environment over default, all mistakes together."""
 
+import subprocess
+import sys
+
 import pytest
 
 from common.settings_table import read_settings, settings_from_fields
@@ -46,3 +49,8 @@ def test_host_folder_is_one_per_pool_and_node() -> None:
     assert settings.host_path.name == "p~n"
     given = read(["--name", "a"], {"PILOTLIGHT_HOST_DIR": "/mnt/memory"})
     assert str(given.host_path) == "/mnt/memory"
+
+
+def test_the_table_of_settings_needs_no_library_of_models() -> None:
+    code = "import sys; sys.modules.update(torch=None, transformers=None); import runtime.settings"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,18 +11,17 @@ from transformers import Gemma4TextConfig
 from runtime.device.staged_memory import StagedMemory
 from runtime.engines.networks.configuration import read_config
 from runtime.generation.cache_memory import (
-    DEFAULT_CACHE_BYTES,
     GPU_CACHE_SHARE,
     LEAST_CONTEXTS,
     PAGE_TOKENS,
     STEP_TOKENS,
-    GenerationLimits,
     Room,
     cache_shape,
     generation_memory,
     limits_in,
     step_memory,
 )
+from runtime.generation.limits import DEFAULT_CACHE_BYTES, GenerationLimits
 from runtime.settings import RuntimeSettings
 from runtime.weights.safetensors_files import StoredTensor
 from tests.runtime.fake_engine import FakeEngine

@@ -12,9 +12,9 @@ from transformers import GenerationConfig, PreTrainedModel, T5Config, T5ForCondi
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid
-from runtime.generation.cache_memory import GenerationLimits
 from runtime.generation.engine import Finish, GenerationEngine, Sampling
 from runtime.generation.engine_factory import BatchTrial, open_engine, try_batches
+from runtime.generation.limits import GenerationLimits
 from runtime.generation.sequential_engine import SequentialEngine
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.generation.networks import END, SIZES, small_network

@@ -17,8 +17,9 @@ from registry.domain.model import ModelPolicy
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
-from runtime.generation.cache_memory import GenerationLimits, cache_shape, step_memory
+from runtime.generation.cache_memory import cache_shape, step_memory
 from runtime.generation.engine import Sampling, TokenChunk
+from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
 
