@@ -36,7 +36,7 @@ _VERBS: Final = {
     "canary": ("promote", "rollback"),
     "import_objects": ("import",),
     "predict": ("predict", "explain"),
-    "model_files": ("make-model", "convert"),
+    "model_files": ("make-model",),
     "load": ("load", "report"),
     "kubernetes": ("controller", "scale"),
 }

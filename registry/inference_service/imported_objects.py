@@ -259,8 +259,8 @@ def _folder(path: str, notes: list[str]) -> str:
         return path
     if file.suffix.lower() in _PICKLES:
         notes.append(
-            f"{file.name} is a pickle, which is not read: run `pilotlight convert {file.name} DIR`"
-            " and put model.skops beside it"
+            f"{file.name} is a pickle: serve it in pods with --allow-pickle, or save the model with"
+            " skops.io.dump as model.skops in its place"
         )
     folder = path.rpartition("/")[0]
     notes.append(f"{file.name} must be the only model in its folder {folder or '/'}")
@@ -340,8 +340,8 @@ def _pickle_notes(file: str) -> list[str]:
     if file.endswith(".skops"):
         return []
     return [
-        f"{file} is a pickle: serve it in pods with --allow-pickle, or run `pilotlight convert"
-        f" {file} DIR` and declare DIR"
+        f"{file} is a pickle: serve it in pods with --allow-pickle, or log the model with"
+        ' serialization_format="skops"'
     ]
 
 

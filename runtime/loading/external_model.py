@@ -207,6 +207,6 @@ class PickledModel(ModelElsewhere):
 
     def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
         raise InvalidRequest(
-            "a pickled model cannot be profiled, since each request runs alone: convert it with"
-            " `pilotlight convert`"
+            "a pickled model cannot be profiled, since each request runs alone: save it with"
+            " skops.io.dump"
         )

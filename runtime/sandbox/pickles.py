@@ -31,11 +31,6 @@ _SYSTEM: Final = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/proc/cpuinfo", "/proc/meminfo",
     "/proc/self/maps", "/sys/devices/system/cpu", "/dev/urandom", "/dev/null",
 )  # fmt: skip
-_BOOSTERS: Final = {
-    "xgboost": "model.save_model('model.ubj')",
-    "lightgbm": "model.booster_.save_model('model.txt')",
-}
-"""How the estimators of a library are saved in its own format."""
 _OF_THE_SCRIPT: Final = re.compile(
     r"Can't get attribute '(.+?)' on <module '(?:__main__|runtime\.sandbox\.\w+)'"
 )
@@ -49,22 +44,7 @@ def readable_libraries() -> list[Path]:
     return [*packages, *(Path(path) for path in dict.fromkeys(paths))]
 
 
-def booster_advice(found: Any) -> str | None:
-    """How to save the object in the format of its own library; None for other objects."""
-    package = type(found).__module__.partition(".")[0]
-    saved = _BOOSTERS.get(package)
-    if saved is None:
-        return None
-    if type(found).__name__ == "Booster":
-        saved = saved.replace(".booster_", "")
-    kind = type(found).__name__
-    return (
-        f"the file holds a {kind} of {package}, whose own files are served without a pickle: save"
-        f" it with {saved} and declare modelFormat {package}"
-    )
-
-
-def unpickled(source: Path | BinaryIO) -> Any:
+def unpickled(source: BinaryIO) -> Any:
     """The object in the file; raises ModelInvalid if what it was made of is not here."""
     sklearn = import_module("sklearn")
     inconsistent = import_module("sklearn.exceptions").InconsistentVersionWarning
@@ -161,8 +141,11 @@ def _answer(
 
 def _model(content: bytes, wants_probabilities: bool) -> SklearnModel:
     estimator = unpickled(io.BytesIO(content))
-    if type(estimator).__name__ == "Booster" and (advice := booster_advice(estimator)):
-        raise ModelInvalid(advice)  # it takes no rows, but matrices of its library
+    if type(estimator).__name__ == "Booster":  # it takes no rows, but matrices of its library
+        raise ModelInvalid(
+            "the file holds a Booster, whose own format is served without a pickle: save it with"
+            " save_model, and declare modelFormat xgboost or lightgbm"
+        )
     return SklearnModel(estimator, wants_probabilities=wants_probabilities)
 
 

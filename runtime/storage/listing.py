@@ -28,9 +28,8 @@ LIBRARY_SUFFIXES = (ONNX_SUFFIX, SKOPS_SUFFIX, *BOOSTER_SUFFIXES)
 CODE_SUFFIXES = (".joblib", ".pkl", ".pickle")
 """Of pickles, which run code when they are read."""
 PICKLE_ADVICE = (
-    "pickled models are not served, since reading one runs code that came with it; convert one with"
-    " `pilotlight convert FILE DIR`, save the model with skops.io.dump(model, 'model.skops'), or"
-    " convert it to ONNX (model.onnx);"
+    "pickled models are not served, since reading one runs code that came with it; save the model"
+    " with skops.io.dump(model, 'model.skops'), or convert it to ONNX (model.onnx);"
     " a pool with --allow-pickle serves it in a process of its own"
 )
 _OTHER_MODELS = frozenset({"config.json", "model_index.json"})

@@ -66,7 +66,7 @@ def test_the_flavor_of_a_library_is_declared(
 
 def test_notes_say_what_must_be_done_first() -> None:
     [pickled] = imported({"sklearn": {"pickled_model": "model.pkl"}}).notes
-    assert "--allow-pickle, or run `pilotlight convert model.pkl" in pickled
+    assert "model.pkl is a pickle: serve it in pods with --allow-pickle" in pickled
     files = ["model/config.json", "components/tokenizer/tokenizer.json"]
     assert imported({"transformers": SAVED}, files).notes == (
         "copy the files of components/tokenizer to model",

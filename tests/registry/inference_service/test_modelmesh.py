@@ -80,7 +80,7 @@ def test_a_pickle_needs_a_conversion() -> None:
     found = import_modelmesh([service("svm", model)], pool="p")
     (line,) = found.report
     assert line.outcome is Outcome.NEEDS_WORK
-    assert "pilotlight convert mnist-svm.joblib" in line.detail
+    assert "mnist-svm.joblib is a pickle: serve it in pods with --allow-pickle" in line.detail
     assert read_object(found.documents[0]).storage_uri == "s3://models/sklearn"
 
 

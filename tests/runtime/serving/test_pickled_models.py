@@ -57,7 +57,7 @@ def test_a_pod_without_the_option_refuses_and_says_the_way_out(
     cluster.declare("iris", _folder(tmp_path, "iris", logistic()))
     answer = _ask(cluster.pod(), "iris")
     assert answer.status_code == 501
-    assert "pilotlight convert" in answer.text
+    assert "skops.io.dump" in answer.text
 
 
 @pytest.mark.parametrize(
