@@ -368,13 +368,14 @@ async def test_a_placement_that_fails_does_not_keep_the_pool_large(stage: Stage)
 
     await stage.registry.put_models([model("a")])
     await stage.pod("pod-a")
-    log, options = AutoscalerLog(stage.registry), {"min_pods": 0, "pod_idle": 0.1}
+    log = AutoscalerLog(stage.registry)
     async with stage.autoscaler(
         load_everywhere(),
         forecast=one_window,
         placement="predicted-goodput",
+        min_pods=0,
+        pod_idle=0.1,
         pod_stable=1.0,
-        **options,
     ) as metrics:
         failed = partial(metric, metrics, "pilotlight_autoscaler_failures_total", cause="tick")
         await until(lambda: failed() > 0, timeout_s=LIMIT_S, what="failed placements")
