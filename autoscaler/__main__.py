@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from autoscaler.act import ActionExecutor, RegistryActuator
-from autoscaler.loading_policies.catalogue import policy_of, value_problem
+from autoscaler.desired_pods import pool_problems
+from autoscaler.loading_policies import policy_of, value_problem
 from autoscaler.loop import LEASE_S, Autoscaler
 from autoscaler.metrics import AutoscalerMetrics
-from autoscaler.planning.desired_pods import pool_problems
-from autoscaler.planning.pool_view import Limits
+from autoscaler.policy import Limits
 from autoscaler.settings import AutoscalerSettings
 from common.logs import configure_logs
 from common.pod_client import PodClient

@@ -12,8 +12,7 @@ from typing import Final, Protocol
 
 from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.plan import RatePublication, TickPlan
-from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
-from autoscaler.planning.pool_view import Limits
+from autoscaler.policy import Action, Demote, DrainPod, Limits, Load, SetPods
 from autoscaler.settings import AutoscalerSettings
 from common.backoff import KeyedBackoff
 from common.pod_client import PodClient, PodRefused

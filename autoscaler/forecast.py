@@ -31,7 +31,7 @@ from autoscaler.forecasting.history import (
     Integers,
 )
 from autoscaler.forecasting.recency import p_next_burst
-from autoscaler.planning.pool_view import NEVER_S
+from autoscaler.policy import NEVER_S
 from registry.domain.demand import ArrivalHint
 
 MIN_REFIT_INTERVAL_S: Final = 10.0

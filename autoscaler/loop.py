@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from autoscaler.act import ActionExecutor, Actuator, PoolSize, RegistryActuator
+from autoscaler.desired_pods import PodUse, ScalingParams, ScalingState, pod_uses
 from autoscaler.forecast import DemandForecaster, Forecasts, ImpossibleForecast
 from autoscaler.forecasting.counts import Counts, ObservedDemand
 from autoscaler.metrics import AutoscalerMetrics
@@ -21,9 +22,7 @@ from autoscaler.observe import Observer
 from autoscaler.place import PlacementService
 from autoscaler.placement.placement_input import RECENT_S
 from autoscaler.plan import Planner, TickPlan
-from autoscaler.planning.desired_pods import PodUse, ScalingParams, ScalingState, pod_uses
-from autoscaler.planning.policy import LoadingPolicy
-from autoscaler.planning.pool_view import Limits
+from autoscaler.policy import Limits, LoadingPolicy
 from autoscaler.settings import AutoscalerSettings
 from registry.domain.records import WantedPods
 from registry.errors import RegistryUnavailable

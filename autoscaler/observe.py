@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoscaler.forecasting.counts import Counts, ObservedDemand
-from autoscaler.planning.pool_view import Limits, Observations, PoolView, copy_uses, read_pool
+from autoscaler.policy import Limits, Observations, PoolView, copy_uses, read_pool
 from registry.domain.demand import ArrivalCount, ArrivalHint, CountWindow
 from registry.domain.model import ModelName
 from registry.domain.records import WantedPods

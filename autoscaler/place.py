@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from autoscaler.metrics import AutoscalerMetrics
+from autoscaler.placement import planner_of
 from autoscaler.placement.placed_pods import (
     Observation,
     PlannedFor,
@@ -38,17 +39,16 @@ from autoscaler.placement.placement_input import (
     placement_input,
     with_scales,
 )
-from autoscaler.placement.planners.catalogue import planner_of
-from autoscaler.placement.planners.plan import Placement
-from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.plan import Placement
+from autoscaler.placement.prediction import Predictor
+from autoscaler.placement.problem import (
     AcceleratorView,
     InvalidPlacementInput,
     PlanParams,
     Profiles,
     Workload,
 )
-from autoscaler.planning.pool_view import PoolView
+from autoscaler.policy import PoolView
 from autoscaler.settings import AutoscalerSettings
 from common.parent_death import die_with
 from common.process import set_process_title

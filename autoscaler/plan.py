@@ -8,10 +8,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from autoscaler.desired_pods import ScalingParams, ScalingState, contradictions, scale_pods
 from autoscaler.forecasting.forecasts import arrivals_per_s, mean_per_s, quantiles_per_s
-from autoscaler.planning.desired_pods import ScalingParams, ScalingState, contradictions, scale_pods
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from autoscaler.planning.pool_view import CopyUse, ModelView, PoolView
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    CopyUse,
+    Demote,
+    Load,
+    LoadingPolicy,
+    ModelView,
+    PoolView,
+)
 from registry.domain.demand import Band, ExpectedRates
 from registry.domain.model import Tier, name_of_key
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from autoscaler.act import PoolSize
 from autoscaler.metrics import AutoscalerMetrics
-from autoscaler.planning.pool_view import Limits
+from autoscaler.policy import Limits
 from controller.api import Changed, ClusterApi, Gone, KubernetesError, PoolNotFound
 from controller.pool_scaler import ObservedPool, PoolScaler
 from controller.pool_size import (

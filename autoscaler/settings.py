@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from autoscaler.loading_policies.catalogue import policy_of
-from autoscaler.placement.planners.catalogue import planner_of
+from autoscaler.loading_policies import policy_of
+from autoscaler.placement import planner_of
 from common.pod_secret import parse_secret_file
 from common.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
 from common.tls import TLS_DIR_HELP, parse_tls_dir

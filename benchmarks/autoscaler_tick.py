@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from autoscaler.desired_pods import ScalingParams, ScalingState, scale_pods
 from autoscaler.forecast import DemandForecaster
 from autoscaler.forecasting.counts import Counts, ForecastInput
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import History
 from autoscaler.loading_policies.predictive import predictive
-from autoscaler.planning.desired_pods import ScalingParams, ScalingState, scale_pods
-from autoscaler.planning.pool_view import Limits, Observations, read_pool
+from autoscaler.policy import Limits, Observations, read_pool
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier

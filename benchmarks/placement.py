@@ -12,16 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import (
-    BatchPoint,
-    ModelProfile,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement import planner_names, planner_of
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.prediction import Predictor
+from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
 from benchmarks.marks import Mark
 from research.placement.profile_csv import read_profiles
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from autoscaler.placement.planners.profile_fit import profile_fits
+from autoscaler.placement import profile_fits
 from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelSpec
 from registry.domain.pod import (

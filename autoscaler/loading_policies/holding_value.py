@@ -16,7 +16,7 @@ import numpy as np
 
 from autoscaler.forecasting.forecasts import Demand, arrivals_per_s
 from autoscaler.forecasting.history import Booleans, Floats
-from autoscaler.planning.pool_view import PoolView
+from autoscaler.policy import PoolView
 from registry.domain.model import Tier
 from registry.domain.prices import characteristic_time_s, eviction_loss_s
 

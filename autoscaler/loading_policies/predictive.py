@@ -21,10 +21,18 @@ import numpy as np
 from autoscaler.forecasting.forecasts import MINUTE_S, Demand
 from autoscaler.forecasting.history import Booleans, Floats
 from autoscaler.loading_policies.holding_value import HoldingValue, Prices, holding_value
-from autoscaler.placement.idle import idle_copies, pods_short_of_memory
-from autoscaler.placement.load_placer import HORIZON_S, LoadPlacer, MarginalValue
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from autoscaler.planning.pool_view import ModelView, PoolView
+from autoscaler.loading_policies.load_placer import HORIZON_S, LoadPlacer, MarginalValue
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    Demote,
+    Load,
+    LoadingPolicy,
+    ModelView,
+    PoolView,
+    idle_copies,
+    pods_short_of_memory,
+)
 from registry.domain.model import Preload, RoutingPolicy, Tier
 from registry.domain.pod_state import ANY_COPIES
 from registry.domain.prices import COPY_FACTOR

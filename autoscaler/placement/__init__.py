@@ -1,4 +1,67 @@
-"""Which pod each load goes to, and which idle copies make room for it. All pure.
+"""The planners by name, plug-ins included, with the input that each needs."""
 
-A planner that places all models at once (an optimisation, a packing rule) belongs here.
-"""
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from autoscaler.placement.plan import Plan
+from autoscaler.placement.predicted_goodput import predicted_goodput
+from autoscaler.placement.problem import AcceleratorView, Metric, Profiles, Workload, validate
+from registry.domain.model import PlacementName
+from registry.domain.pod import Profile
+from registry.domain.policy_names import PLACEMENT
+from registry.errors import PluginError
+from registry.plugins import PolicyNames
+
+Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    plan: Plan
+    metric: Metric | None = None
+    """Measure of compute that it adds up to 100 % of an accelerator; None: it does not."""
+    check: Check = validate
+    """Raises InvalidPlacementInput if the planner cannot use the input."""
+
+
+PLANNERS: Final[Mapping[str, Planner]] = {
+    PlacementName.PREDICTED_GOODPUT: Planner(predicted_goodput)
+}
+
+
+def planner_names() -> list[str]:
+    return [name for name in PLACEMENT if name != PlacementName.OFF]
+
+
+def planner_of(name: str) -> Planner:
+    """The planner of this name. Raises PluginError."""
+    if name in PLANNERS:
+        return PLANNERS[name]
+    found = PLACEMENT.load(name)
+    if isinstance(found, Planner):
+        return found
+    if not callable(found):
+        raise PluginError(f"planner {name} must be a function or a Planner, was {found!r}")
+    return Planner(found)
+
+
+PROFILE_FITS: Final = PolicyNames("pilotlight.profile_fits")
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileFit:
+    """What a plug-in fits to measured profiles: JSON in `Profile.fits`, which only it reads."""
+
+    title: str
+    """In messages."""
+    fit: Callable[[Profile, Mapping[str, float]], dict[str, Any] | None]
+    """To a profile, and to what the neighbours of its pairs keep busy, in %, by name; None: too
+    little was measured."""
+    is_valid: Callable[[Any], bool]
+    """Whether a value in an exported profile is such a fit."""
+
+
+def profile_fits() -> dict[str, ProfileFit]:
+    """Of the installed plug-ins, by name. Raises PluginError."""
+    return {name: PROFILE_FITS.load(name) for name in PROFILE_FITS}

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from autoscaler.placement.planners.plan import replica_order
-from autoscaler.placement.planners.problem import FITS_PCT, AcceleratorView, Profiles, Workload
+from autoscaler.placement.plan import replica_order
+from autoscaler.placement.problem import FITS_PCT, AcceleratorView, Profiles, Workload
 from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
 
 _OFF_RATIO: Final = 0.2

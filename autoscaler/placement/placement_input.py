@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Final
 
 from autoscaler.forecasting.forecasts import Demand
-from autoscaler.placement.planners.plan import Placement
-from autoscaler.placement.planners.prediction import Predictor, scaled, share_slowdown
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.plan import Placement
+from autoscaler.placement.prediction import Predictor, scaled, share_slowdown
+from autoscaler.placement.problem import (
     WHOLE_PCT,
     AcceleratorView,
     ModelFits,

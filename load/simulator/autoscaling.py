@@ -12,20 +12,18 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Final
 
+from autoscaler.desired_pods import ScalingState
 from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, CountsParams, ObservedDemand
-from autoscaler.loading_policies.catalogue import LOADING_POLICIES, policy_of
+from autoscaler.loading_policies import LOADING_POLICIES, policy_of
 from autoscaler.plan import Planner, RatePublication
-from autoscaler.planning.desired_pods import ScalingState
-from autoscaler.planning.policy import Demote, Load, SetPods
-from autoscaler.planning.pool_view import Observations, read_pool
+from autoscaler.policy import Demote, Load, Observations, SetPods, read_pool
 from registry.domain.model import Tier, name_of_key
 from registry.errors import PluginError
 
 if TYPE_CHECKING:
     from autoscaler.forecast import Forecaster
-    from autoscaler.planning.policy import Action, LoadingPolicy
-    from autoscaler.planning.pool_view import Limits
+    from autoscaler.policy import Action, Limits, LoadingPolicy
     from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.cluster import ClusterState

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from math import inf
 
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.policy import CopyUse
 from load.simulator.applications import SimulatedApplications
 from load.simulator.cluster.plan import IGNITER, INTERFERENCE, ClusterPlan, PodPlan
 from load.simulator.event_queue import EventQueue

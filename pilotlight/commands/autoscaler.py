@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from autoscaler.loading_policies.catalogue import policy_of
+from autoscaler.loading_policies import policy_of
 from autoscaler.plan import TickPlan
-from autoscaler.planning.policy import Action, Demote, DrainPod, Load, SetPods
+from autoscaler.policy import Action, Demote, DrainPod, Load, SetPods
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed

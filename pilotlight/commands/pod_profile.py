@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from autoscaler.placement.planners.profile_fit import profile_fits
+from autoscaler.placement import profile_fits
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output, format_bytes

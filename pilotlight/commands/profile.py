@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autoscaler.placement.planners.profile_fit import profile_fits
+from autoscaler.placement import profile_fits
 from pilotlight.commands import flags
 from pilotlight.commands.flags import setting
 from pilotlight.commands.kinds import parse_model_names

@@ -8,7 +8,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from autoscaler.loading_policies.catalogue import policy_of, tuned_names, value_problem
+from autoscaler.loading_policies import policy_of, tuned_names, value_problem
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from load.errors import (
     InvalidCluster,

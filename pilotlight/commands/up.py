@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import typer
 
-from autoscaler.planning.desired_pods import pool_problems
-from autoscaler.planning.pool_view import Limits
+from autoscaler.desired_pods import pool_problems
+from autoscaler.policy import Limits
 from pilotlight.commands import flags
 from pilotlight.commands.apply import check_policies, declare_and_check, models_of, read_declared
 from pilotlight.commands.kinds import Declared

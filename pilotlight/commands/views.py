@@ -180,8 +180,8 @@ def _last_action(document: Document) -> str:
 
 async def view_pods(_: PlatformTarget, registry: Registry, __: str) -> View:
     """With how each pod is used according to the arrivals of the last minute."""
-    from autoscaler.planning.desired_pods import IN_USE_S, pod_uses  # takes 0.1 s
-    from autoscaler.planning.pool_view import Observations, read_pool
+    from autoscaler.desired_pods import IN_USE_S, pod_uses  # takes 0.1 s
+    from autoscaler.policy import Observations, read_pool
 
     (versions, now_ms, snapshot), gpus, ongoing = await asyncio.gather(
         registry.transactions.look(), read_gpu_readings(registry), AutoscalerLog(registry).ongoing()

@@ -11,9 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from autoscaler.placement.idle import IdlePod, idle_pods
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from autoscaler.planning.pool_view import ModelView, PoolView
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    Demote,
+    IdlePod,
+    Load,
+    LoadingPolicy,
+    ModelView,
+    PoolView,
+    idle_pods,
+)
 from registry.domain.model import Tier
 
 

@@ -11,9 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from autoscaler.placement.idle import idle_copies
-from autoscaler.planning.policy import Action, ActionReason, Demote, LoadingPolicy
-from autoscaler.planning.pool_view import ModelView, PoolView
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    Demote,
+    LoadingPolicy,
+    ModelView,
+    PoolView,
+    idle_copies,
+)
 from registry.domain.model import Tier
 
 

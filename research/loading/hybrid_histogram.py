@@ -12,10 +12,16 @@ from typing import Final
 import numpy as np
 
 from autoscaler.forecasting.history import Floats, History, Integers
-from autoscaler.placement.idle import idle_copies
-from autoscaler.placement.load_placer import LoadPlacer, MarginalValue
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from autoscaler.planning.pool_view import PoolView
+from autoscaler.loading_policies.load_placer import LoadPlacer, MarginalValue
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    Demote,
+    Load,
+    LoadingPolicy,
+    PoolView,
+    idle_copies,
+)
 from registry.domain.model import Preload, Tier
 from research.loading.idle_time_histogram import IdleTimeHistogram, warm_window
 

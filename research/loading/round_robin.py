@@ -14,9 +14,17 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from autoscaler.placement.idle import IdlePod, idle_pods
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from autoscaler.planning.pool_view import ModelView, PoolView
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    Demote,
+    IdlePod,
+    Load,
+    LoadingPolicy,
+    ModelView,
+    PoolView,
+    idle_pods,
+)
 from registry.domain.model import Tier
 
 PLAIN, RENEWED, STARVED_FIRST, PER_MODEL, BY_DEADLINE = range(5)

@@ -6,16 +6,10 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from autoscaler.placement.planners.catalogue import Planner
-from autoscaler.placement.planners.plan import Placement
-from autoscaler.placement.planners.problem import (
-    AcceleratorView,
-    Metric,
-    PlanParams,
-    Profiles,
-    Workload,
-)
-from autoscaler.placement.planners.usher import plan_usher
+from autoscaler.placement import Planner
+from autoscaler.placement.plan import Placement
+from autoscaler.placement.problem import AcceleratorView, Metric, PlanParams, Profiles, Workload
+from autoscaler.placement.usher import plan_usher
 from registry.domain.records import PlacedReplica
 from research.placement.milp import plan_milp
 

@@ -13,7 +13,7 @@ from typing import Final
 import highspy
 import numpy as np
 
-from autoscaler.placement.planners.problem import PlanParams, Workload
+from autoscaler.placement.problem import PlanParams, Workload
 from registry.domain.records import PlacedReplica
 from research.placement.patterns import Item, Pattern
 

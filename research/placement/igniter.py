@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import Final
 
-from autoscaler.placement.planners.catalogue import Planner
-from autoscaler.placement.planners.plan import UNSERVABLE, Placement, make_placement
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement import Planner
+from autoscaler.placement.plan import UNSERVABLE, Placement, make_placement
+from autoscaler.placement.problem import (
     FITS_PCT,
     WHOLE_PCT,
     AcceleratorView,

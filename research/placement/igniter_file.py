@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from autoscaler.placement.planners.problem import InvalidPlacementInput
-from autoscaler.placement.planners.profile_fit import ProfileFit
+from autoscaler.placement import ProfileFit
+from autoscaler.placement.problem import InvalidPlacementInput
 from load.simulator.pods.shared_gpu import GpuBatch, Interference
 from registry.domain.model import ModelName
 from registry.domain.pod import IMPORTED, Profile, ProfilePoint, ShareFactor

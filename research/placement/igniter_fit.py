@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.placement.planners.problem import WHOLE_PCT
+from autoscaler.placement.problem import WHOLE_PCT
 from registry.domain.pod import Profile, ProfilePoint, busy_pct
 from research.placement.igniter_model import (
     HardwareCoefficients,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any, Final
 
-from autoscaler.placement.planners.problem import WHOLE_PCT, Profiles
+from autoscaler.placement.problem import WHOLE_PCT, Profiles
 
 NAME: Final = "igniter"
 """Of the fit in profiles."""

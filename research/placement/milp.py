@@ -12,14 +12,14 @@ from dataclasses import replace
 from math import inf
 from typing import Final
 
-from autoscaler.placement.planners.plan import (
+from autoscaler.placement.plan import (
     Placement,
     make_placement,
     profiled_capacity,
     throughput_bound,
     unservable_reasons,
 )
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.problem import (
     AcceleratorView,
     Metric,
     PlanParams,
@@ -27,7 +27,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
     validate,
 )
-from autoscaler.placement.planners.usher import plan_usher
+from autoscaler.placement.usher import plan_usher
 from research.placement.goodput_program import GoodputProgram, KindItems, SolvedProgram
 from research.placement.patterns import (
     Item,

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from autoscaler.placement.planners.problem import FITS_PCT, WHOLE_PCT
+from autoscaler.placement.problem import FITS_PCT, WHOLE_PCT
 
 _STEPS_PER_PCT: Final = 2
 _VISITS_PER_PATTERN: Final = 40

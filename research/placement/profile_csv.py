@@ -5,12 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Final
 
-from autoscaler.placement.planners.problem import (
-    WHOLE_PCT,
-    BatchPoint,
-    InvalidPlacementInput,
-    ModelProfile,
-)
+from autoscaler.placement.problem import WHOLE_PCT, BatchPoint, InvalidPlacementInput, ModelProfile
 
 PROFILE_COLUMNS: Final = ("model", "batch_size", "latency_s", "memory_pct")
 _COMPUTE: Final = (

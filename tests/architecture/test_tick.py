@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any, Final
 
 from autoscaler.act import ActionExecutor, RegistryActuator
-from autoscaler.loading_policies.catalogue import policy_of
+from autoscaler.loading_policies import policy_of
 from autoscaler.loop import Autoscaler
 from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.settings import AutoscalerSettings

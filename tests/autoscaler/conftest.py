@@ -16,7 +16,7 @@ from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_deman
 from autoscaler.forecasting.history import History
 from autoscaler.loop import Autoscaler
 from autoscaler.metrics import AutoscalerMetrics
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.policy import LoadingPolicy
 from autoscaler.settings import AutoscalerSettings
 from common.pod_client import PodClient
 from common.pod_secret import PodSecret

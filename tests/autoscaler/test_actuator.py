@@ -4,8 +4,8 @@ import itertools
 from dataclasses import dataclass, field
 
 from autoscaler.act import PoolSize
-from autoscaler.loading_policies.catalogue import LOADING_POLICIES
-from autoscaler.planning.pool_view import Limits
+from autoscaler.loading_policies import LOADING_POLICIES
+from autoscaler.policy import Limits
 from registry.domain.demand import QueueStats
 from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable

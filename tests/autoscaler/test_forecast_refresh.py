@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.forecast import MAX_AGE_S, Freshness, due_rows, replace_rows
-from autoscaler.planning.pool_view import NEVER_S
+from autoscaler.policy import NEVER_S
 from tests.autoscaler.views import demand
 
 NOW_S = 1e9

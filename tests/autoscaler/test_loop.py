@@ -11,9 +11,8 @@ import pytest
 
 from autoscaler.forecasting.forecasts import Demand, FittedModel, forecast_demand
 from autoscaler.forecasting.history import ForecastHorizon, History
-from autoscaler.loading_policies.catalogue import LOADING_POLICIES
-from autoscaler.planning.policy import Action, ActionReason, Load, LoadingPolicy
-from autoscaler.planning.pool_view import CopyUse, PoolView
+from autoscaler.loading_policies import LOADING_POLICIES
+from autoscaler.policy import Action, ActionReason, CopyUse, Load, LoadingPolicy, PoolView
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, ModelSpec, Preload, Tier
 from registry.domain.pod import CopyReport, PodReport

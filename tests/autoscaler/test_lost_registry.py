@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.loading_policies.catalogue import LOADING_POLICIES
+from autoscaler.loading_policies import LOADING_POLICIES
 from autoscaler.metrics import AutoscalerMetrics
 from registry.domain.records import WantedPods
 from registry.errors import RegistryUnavailable

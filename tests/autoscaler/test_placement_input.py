@@ -15,7 +15,7 @@ from autoscaler.placement.placement_input import (
     placement_input,
     within_client,
 )
-from autoscaler.placement.planners.problem import ModelFits, ModelProfile, SlowedPair
+from autoscaler.placement.problem import ModelFits, ModelProfile, SlowedPair
 from autoscaler.plan import without_placed
 from registry.domain.cluster import ClusterState
 from registry.domain.model import (

@@ -6,13 +6,24 @@ from typing import Any
 
 import pytest
 
+from autoscaler.desired_pods import ScalingState
 from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, ObservedDemand
-from autoscaler.loading_policies.catalogue import policy_of
+from autoscaler.loading_policies import policy_of
 from autoscaler.plan import Planner, TickPlan
-from autoscaler.planning.desired_pods import ScalingState
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy, SetPods
-from autoscaler.planning.pool_view import CopyUse, Limits, Observations, PoolView, read_pool
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    CopyUse,
+    Demote,
+    Limits,
+    Load,
+    LoadingPolicy,
+    Observations,
+    PoolView,
+    SetPods,
+    read_pool,
+)
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import ArrivalHint, QueueStats

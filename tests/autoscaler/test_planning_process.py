@@ -8,8 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 
 from autoscaler.place import PlanningJob, PlanningProcess
-from autoscaler.placement.planners.catalogue import planner_of
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement import planner_of
+from autoscaler.placement.problem import (
     AcceleratorView,
     BatchPoint,
     InvalidPlacementInput,

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.loading_policies.catalogue import policy_of, value_problem
-from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.problem import validate
+from autoscaler.loading_policies import policy_of, value_problem
+from autoscaler.placement import planner_names, planner_of
+from autoscaler.placement.problem import validate
 from autoscaler.settings import AutoscalerSettings
 from common.settings_table import settings_from_fields
 from registry.errors import PluginError
 from tests.plug_ins import install, path_of_plug_ins
 
 _LOADING = """
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.policy import LoadingPolicy
 
 
 def idle(view, state):

@@ -7,7 +7,7 @@ import numpy as np
 
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import NEVER, Floats, Forecast, ForecastHorizon, History
-from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
+from autoscaler.policy import ModelView, PlannedPod, PoolView
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
 from registry.domain.pod_index import Residency
 

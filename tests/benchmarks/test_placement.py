@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.problem import validate
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.problem import validate
 from benchmarks.placement import PlanRun, marks, random_problem, summary
 
 _RUNS = (

@@ -5,8 +5,8 @@ from enum import StrEnum
 
 import pytest
 
-from autoscaler.planning.desired_pods import PodUse
-from autoscaler.planning.policy import ActionReason
+from autoscaler.desired_pods import PodUse
+from autoscaler.policy import ActionReason
 from gateway.routing.decision import Reason
 from registry.domain.application import SelectionPolicy
 from registry.domain.model import LoadingPolicyName, PlacementName, RoutingPolicy, Tier

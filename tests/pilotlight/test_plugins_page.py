@@ -49,9 +49,9 @@ print(found.policy, found.decision.predict, header)
 """
 
 _PLACED: Final = """
-from autoscaler.placement.planners.catalogue import planner_of
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement import planner_of
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.problem import (
     BatchPoint, ModelProfile, PlanParams, Profiles, Workload,
 )
 

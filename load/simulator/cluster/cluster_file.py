@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autoscaler.placement.planners.problem import InvalidPlacementInput
+from autoscaler.placement.problem import InvalidPlacementInput
 from load.errors import InvalidCluster
 from load.simulator.cluster.application_file import application_plans
 from load.simulator.cluster.budgets import ModelGroup, fit_problems

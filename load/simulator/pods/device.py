@@ -10,7 +10,7 @@ from itertools import count
 from math import exp, inf
 from typing import Final
 
-from autoscaler.placement.planners.prediction import share_factor
+from autoscaler.placement.prediction import share_factor
 from load.simulator.cluster.plan import ModelPlan, PodPlan
 from load.simulator.event_queue import EventQueue
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration

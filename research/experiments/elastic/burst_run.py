@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from autoscaler.forecasting.counts import Counts, CountsParams
-from autoscaler.planning.pool_view import Limits
+from autoscaler.policy import Limits
 from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation

@@ -11,7 +11,7 @@ from research.experiments.elastic.kpa import KpaParams, KpaState, kpa_pods
 
 if TYPE_CHECKING:
     from autoscaler.forecasting.counts import Counts
-    from autoscaler.planning.pool_view import Limits
+    from autoscaler.policy import Limits
     from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulated_cluster import SimulatedCluster
     from research.experiments.elastic.pod_scaler import Arrivals

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.planning.pool_view import Limits
+from autoscaler.policy import Limits
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from research.experiments.elastic.kpa import KpaParams

@@ -6,14 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.problem import (
-    AcceleratorView,
-    PlanParams,
-    Profiles,
-    Router,
-    Workload,
-)
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.problem import AcceleratorView, PlanParams, Profiles, Router, Workload
 from research.experiments.harness.experiment import ExperimentError
 from research.placement.profile_csv import read_profiles
 

@@ -21,8 +21,8 @@ from autoscaler.placement.placed_pods import (
     should_adopt,
     should_replan,
 )
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.problem import PlanParams, Workload
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.problem import PlanParams, Workload
 from load.trace_spec import open_trace
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import FILE, KIND, VISION, v100_profiles

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Final
 
-from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.plan import Placement
-from autoscaler.placement.planners.prediction import Predictor
+from autoscaler.placement import planner_names, planner_of
+from autoscaler.placement.plan import Placement
+from autoscaler.placement.prediction import Predictor
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import (
     EFFICIENTNET,

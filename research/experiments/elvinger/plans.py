@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.plan import Placement
-from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import Profiles
+from autoscaler.placement import planner_names, planner_of
+from autoscaler.placement.plan import Placement
+from autoscaler.placement.prediction import Predictor
+from autoscaler.placement.problem import Profiles
 from research.experiments.elvinger.cells import (
     FILE,
     STATED,

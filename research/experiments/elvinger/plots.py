@@ -8,8 +8,8 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from autoscaler.placement.planners.plan import Placement
-from autoscaler.placement.planners.problem import Profiles
+from autoscaler.placement.plan import Placement
+from autoscaler.placement.problem import Profiles
 from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, styled
 from research.experiments.elvinger.cells import ElvingerCell, StatedPlan
 

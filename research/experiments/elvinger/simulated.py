@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from autoscaler.placement.planners.problem import BatchPoint, PlanParams, Profiles, Workload
+from autoscaler.placement.problem import BatchPoint, PlanParams, Profiles, Workload
 from load.schema import TRACE_SCHEMA
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.gateway import QueueOptions

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from autoscaler.loading_policies import catalogue as loading_policies
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler import loading_policies as loading_policies
+from autoscaler.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from research.experiments.prewarm import forecast_cache

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from autoscaler.loading_policies.clockwork import Clockwork, clockwork
 from autoscaler.loading_policies.predictive import Predictive, predictive
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.loading_policies.reactive import Clockwork, clockwork
+from autoscaler.policy import LoadingPolicy
 from load.simulator.gateway import QueueOptions
 from load.simulator.pods.simulated_request import SimulatedRequest
 from research.experiments.schedulers.inference_rules import (

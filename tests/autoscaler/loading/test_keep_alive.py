@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading_policies.keep_alive import KeepAlive, keep_alive
-from autoscaler.planning.policy import ActionReason, Demote
-from autoscaler.planning.pool_view import CopyUse
+from autoscaler.loading_policies.reactive import KeepAlive, keep_alive
+from autoscaler.policy import ActionReason, CopyUse, Demote
 from registry.domain.demand import QueueStats
 from registry.domain.model import Tier
 from tests.autoscaler.views import NOW_S, model, pod, pool

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoscaler.loading_policies.catalogue import (
+from autoscaler.loading_policies import (
     LOADING_POLICIES,
     TUNED,
     policy_of,

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from autoscaler.loading_policies.holding_value import Prices
 from autoscaler.loading_policies.predictive import Predictive, predictive
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse, ModelView, PlannedPod, PoolView
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    CopyUse,
+    Demote,
+    Load,
+    ModelView,
+    PlannedPod,
+    PoolView,
+)
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Preload, RoutingPolicy, Tier
 from tests.autoscaler.views import NOW_S, demand, model, pod, pool

@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.placement.placed_pods import has_arrived, next_step
-from autoscaler.placement.planners.problem import (
-    AcceleratorView,
-    BatchPoint,
-    ModelProfile,
-    Profiles,
-)
+from autoscaler.placement.problem import AcceleratorView, BatchPoint, ModelProfile, Profiles
 from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
 
 KIND = "gpu"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading_policies.catalogue import LOADING_POLICIES
+from autoscaler.loading_policies import LOADING_POLICIES
 from autoscaler.loading_policies.holding_value import Prices
-from autoscaler.loading_policies.keep_alive import KeepAlive, keep_alive
 from autoscaler.loading_policies.predictive import Predictive, predictive
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.loading_policies.reactive import KeepAlive, keep_alive
+from autoscaler.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy, Tier

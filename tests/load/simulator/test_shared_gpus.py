@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from autoscaler.placement.planners.prediction import share_factor
+from autoscaler.placement.prediction import share_factor
 from load.errors import InvalidCluster
 from registry.domain.model import RoutingPolicy
 from research.placement.igniter_model import Resident, predict

@@ -22,7 +22,7 @@ models:
 """A pod holds two of the three models."""
 
 _HASTY = """
-from autoscaler.planning.policy import LoadingPolicy
+from autoscaler.policy import LoadingPolicy
 
 
 def hasty():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoscaler.placement.planners.catalogue import PLANNERS
+from autoscaler.placement import PLANNERS
 from registry.domain.model import (
     LoadingPolicyName,
     ModelName,

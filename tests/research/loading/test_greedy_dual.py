@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from autoscaler.planning.policy import Action, ActionReason, Demote
-from autoscaler.planning.pool_view import CopyUse, ModelView
+from autoscaler.policy import Action, ActionReason, CopyUse, Demote, ModelView
 from registry.domain.model import Tier
 from research.loading.greedy_dual import GreedyDual, GreedyDualState, greedy_dual
 from tests.autoscaler.views import model, pod, pool

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from autoscaler.planning.policy import Action, Demote, Load
-from autoscaler.planning.pool_view import PoolView
+from autoscaler.policy import Action, Demote, Load, PoolView
 from registry.domain.model import Preload, Tier
 from research.loading.hybrid_histogram import HybridHistogram, WarmWindows, hybrid_histogram
 from research.loading.idle_time_histogram import IdleTimeHistogram

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from autoscaler.loading_policies.clockwork import Clockwork, clockwork
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse, PoolView
+from autoscaler.loading_policies.reactive import Clockwork, clockwork
+from autoscaler.policy import Action, ActionReason, CopyUse, Demote, Load, PoolView
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Tier
 from research.loading.baseline import Baseline, baseline

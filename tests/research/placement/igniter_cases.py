@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from autoscaler.placement.planners.problem import ModelFits, Profiles
+from autoscaler.placement.problem import ModelFits, Profiles
 from registry.domain.pod import Profile
 from research.placement.igniter_file import igniter_profiles
 from research.placement.igniter_fit import BATCHES, SHARES_PCT

@@ -7,13 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoscaler.placement.planners.plan import accelerators_of, plan_fewest
-from autoscaler.placement.planners.problem import (
-    InvalidPlacementInput,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.plan import accelerators_of, plan_fewest
+from autoscaler.placement.problem import InvalidPlacementInput, PlanParams, Profiles, Workload
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import igniter_profiles
 from research.placement.igniter_fit import BATCHES, SHARES_PCT, fit_active
@@ -25,7 +20,7 @@ from research.placement.igniter_model import (
     lower_bound_pct,
     predict,
 )
-from tests.autoscaler.placement.planners.cases import KIND, batches
+from tests.autoscaler.placement.cases import KIND, batches
 from tests.research.placement.igniter_cases import coefficients, igniter_document, measured
 
 _PUBLISHED = (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.problem import PlanParams, Workload
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.problem import PlanParams, Workload
 from registry.domain.pod import PairFactor, Profile, ProfilePoint, ShareFactor, mean_busy_pct
 from research.placement.igniter import plan_igniter
 from research.placement.igniter_file import FIT

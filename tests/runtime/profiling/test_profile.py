@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.placement.planners.problem import (
-    AcceleratorView,
-    ModelFits,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.problem import AcceleratorView, ModelFits, PlanParams, Profiles, Workload
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Profile, ProfilePoint
 from registry.redis.client import Registry

@@ -8,7 +8,7 @@ import pytest
 from research.experiments.elvinger.drift import DriftTask, day_rates, run_day
 from tests.servers import REPOSITORY
 
-_FILE = REPOSITORY / "tests" / "autoscaler" / "placement" / "planners" / "synthetic_profiles.csv"
+_FILE = REPOSITORY / "tests" / "autoscaler" / "placement" / "synthetic_profiles.csv"
 _MODELS = ("large", "wide")
 _MORNING, _EVENING = (220.0, 10.0), (10.0, 220.0)
 

@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.placement.planners.problem import (
-    BatchPoint,
-    ModelProfile,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.cells import EFFICIENTNET
 from research.experiments.elvinger.gpus import SimulatedTask, simulate_plan

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.prediction import Predictor
+from autoscaler.placement.problem import (
     BatchPoint,
     ModelProfile,
     PlanParams,

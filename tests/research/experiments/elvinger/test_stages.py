@@ -2,13 +2,7 @@
 
 import pytest
 
-from autoscaler.placement.planners.problem import (
-    BatchPoint,
-    ModelProfile,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.simulated import PlacedLoad, simulate
 from research.experiments.elvinger.stages import Row, stages_of

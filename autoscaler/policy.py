@@ -1,12 +1,15 @@
-"""View of a pool at one time, the input of policies: pods, models, demand, limits. Values only.
+"""Interface of policies, live and in the simulator: views of the pool in, actions out.
 
-Times in seconds on the registry's clock, sizes in bytes.
+Actions are carried out in the order of the plan. They are idempotent, and an action that is no
+longer possible is skipped. Each has a reason, for metrics, and a detail, a sentence for operators.
+Models are given by key, pods by name. Times in seconds on the registry's clock, sizes in bytes.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from math import inf
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from autoscaler.forecasting.forecasts import Demand
 from registry.domain.cluster import ClusterState
@@ -15,8 +18,8 @@ from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import CopyReport, PodPhase, default_slots
 from registry.domain.pod_index import Residency
-from registry.domain.pod_state import PodState
-from registry.domain.records import ActionRecord
+from registry.domain.pod_state import ANY_COPIES, PodState
+from registry.domain.records import ActionRecord, PodShape
 
 NEVER_S: Final = -inf
 """Time of an event that never happened."""
@@ -290,3 +293,215 @@ def copy_uses(
 def _use(report: CopyReport, at_s: float) -> CopyUse:
     last_s = NEVER_S if report.idle_s is None else at_s - report.idle_s
     return CopyUse(report.ongoing, last_s, report.served)
+
+
+class ActionReason(StrEnum):
+    """Reasons of actions, also a metric label."""
+
+    FORECAST = "forecast"
+    """Requests are expected."""
+    ARRIVING = "arriving"
+    """Recent arrivals need this many pods."""
+    WAITING = "waiting"
+    """Requests are queued."""
+    COPIES = "copies"
+    """More or fewer copies than annotations or load require."""
+    IDLE = "idle"
+    """A copy was idle longer than it is worth keeping, or a pod is kept until the pool is idle."""
+    ROOM = "room"
+    """Another model needs the memory more."""
+    QUOTA = "quota"
+    """The models of the namespace take more memory of the pool than it may use."""
+    TURN = "turn"
+    """Round robin: the model's turn began or ended."""
+    FLOOR = "floor"
+    """The pool's limits require at least this many pods."""
+    CEILING = "ceiling"
+    """The pool's limits allow at most this many pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Ensure a model is on this tier of a pod or a faster one; starts a load unless one runs."""
+
+    key: str
+    pod: str
+    tier: Tier
+    reason: ActionReason
+    detail: str = ""
+    max_other_copies: int = ANY_COPIES
+    """The load ends if more other pods hold or load the model by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demote:
+    """Move a model to a lower tier of a pod once no request uses it; `REMOTE`: keep nothing."""
+
+    key: str
+    pod: str
+    tier: Tier
+    reason: ActionReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetPods:
+    """Scale the pool to these pods."""
+
+    shapes: tuple[PodShape, ...]
+    reason: ActionReason
+    detail: str = ""
+
+    @property
+    def pods(self) -> int:
+        """Number of pods of all shapes together."""
+        return sum(shape.count for shape in self.shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPod:
+    """Stop routing requests to a pod; it deregisters once its running requests are finished."""
+
+    pod: str
+    reason: ActionReason
+    detail: str = ""
+
+
+Action = Load | Demote | SetPods | DrainPod
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingPolicy(Generic[S]):
+    """A policy with its parameters. Immutable: each `plan` takes a state and returns the next."""
+
+    name: str
+    start: S
+    """The state before the first plan; the caller may return to it at any time."""
+    plan: Callable[[PoolView, S], tuple[tuple[Action, ...], S]]
+    """From view and state to actions and next state. Pure."""
+    reads_history: bool = False
+    """True if `plan` reads `Demand.history`."""
+    reads_demand: bool = True
+    """True if `plan` reads the demand; otherwise nothing needs to be forecast."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCopy:
+    """An evictable copy and the time since its last use."""
+
+    pod: str
+    idle_s: float
+
+
+def idle_copies(model: ModelView, view: PoolView) -> list[IdleCopy]:
+    """Evictable copies, longest idle first: not pinned, not in use, not needed for `min-copies`.
+
+    A copy is idle since its own last use, or the model's last arrival if that is unknown, and at
+    most since it was loaded.
+    """
+    policy = model.spec.policy
+    if policy.pin or model.waiting.requests:
+        return []
+    warm = [pod for pod, each in model.holders.items() if each.is_warm and pod in view.pods]
+    spare = len(warm) - policy.min_copies
+    if spare <= 0:
+        return []
+    idle = []
+    for pod in warm:
+        use = model.uses.get(pod) or CopyUse(last_s=model.last_arrival_s)
+        if not use.ongoing:
+            since_s = max(model.holders[pod].since_s, use.last_s)
+            idle.append(IdleCopy(pod, max(0.0, view.time_s - since_s)))
+    idle.sort(key=lambda each: (-each.idle_s, each.pod))
+    return idle[:spare]
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePod:
+    """A pod without running requests and loads, and the models on its device."""
+
+    pod: PlannedPod
+    warm: tuple[ModelView, ...]
+    """Least recently used first."""
+
+    def last_use_s(self, model: ModelView) -> float:
+        """Time of the model's last use on the pod; its last arrival if that is unknown."""
+        use = model.uses.get(self.pod.name)
+        return model.last_arrival_s if use is None else use.last_s
+
+    @property
+    def loaded_s(self) -> float:
+        """End of the pod's last load."""
+        name = self.pod.name
+        return max((each.holders[name].since_s for each in self.warm), default=NEVER_S)
+
+    @property
+    def has_served(self) -> bool:
+        """True if the pod holds nothing, or served a request after its last load."""
+        return not self.warm or any(self.last_use_s(each) > self.loaded_s for each in self.warm)
+
+    def select_evictions(
+        self, size_bytes: int, candidates: Iterable[ModelView]
+    ) -> tuple[ModelView, ...] | None:
+        """The first unpinned candidates whose eviction frees enough memory; None: too few.
+
+        Free memory is the budget less the sizes of the models: pods report it with each heartbeat
+        only.
+        """
+        budget = self.pod.budget_bytes.get(Tier.DEVICE, inf)
+        missing = size_bytes - (budget - sum(each.size_bytes for each in self.warm))
+        chosen: list[ModelView] = []
+        for model in candidates:
+            if missing <= 0:
+                break
+            if not model.spec.policy.pin:
+                chosen.append(model)
+                missing -= model.size_bytes
+        return tuple(chosen) if missing <= 0 else None
+
+
+def idle_pods(view: PoolView) -> list[IdlePod]:
+    """Sorted by name."""
+    warm: dict[str, list[ModelView]] = {name: [] for name in view.pods}
+    is_loading = set()
+    for model in view.models:
+        for name, each in model.holders.items():
+            if each.is_warming:
+                is_loading.add(name)
+            elif each.is_warm and name in warm:
+                warm[name].append(model)
+    found = []
+    for name, pod in sorted(view.pods.items()):
+        is_busy = pod.inferring or pod.slots_busy or name in is_loading
+        if is_busy or not pod.is_accepting:
+            continue
+        idle = IdlePod(pod, ())
+        order = sorted(warm[name], key=lambda each: (idle.last_use_s(each), each.key))
+        found.append(IdlePod(pod, tuple(order)))
+    return found
+
+
+def free_device_bytes(view: PoolView) -> dict[str, float]:
+    """By pod; running loads take their memory already."""
+    free = {name: pod.budget_bytes.get(Tier.DEVICE, inf) for name, pod in view.pods.items()}
+    for model in view.models:
+        for name, each in model.holders.items():
+            if name in free and (each.is_warm or each.is_warming):
+                free[name] -= model.size_bytes
+    return free
+
+
+def pods_short_of_memory(view: PoolView) -> set[str]:
+    """Pods without room for some model that they do not hold."""
+    by_size = sorted(view.models, key=lambda each: -each.size_bytes)
+
+    def largest_absent(pod: str) -> int:
+        for model in by_size:
+            held = model.holders.get(pod)
+            if held is None or not (held.is_warm or held.is_warming):
+                return model.size_bytes
+        return 0
+
+    return {name for name, free in free_device_bytes(view).items() if free < largest_absent(name)}

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.placement.planners.prediction import (
+from autoscaler.placement.prediction import (
     batch_times,
     is_share_estimated,
     scaled,
     share_factor,
     share_slowdown,
 )
-from autoscaler.placement.planners.problem import BatchPoint, ModelProfile
-from autoscaler.placement.planners.queueing import bulk_queue
+from autoscaler.placement.problem import BatchPoint, ModelProfile
+from autoscaler.placement.queueing import bulk_queue
 
 POINT = BatchPoint(4, 0.01, 400.0, 10.0, 80.0, 40.0, 60.0)
 MEASURED = replace(POINT, share_factors=((20.0, 4.0), (50.0, 1.5)))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autoscaler.placement.planners.problem import Profiles
+from autoscaler.placement.problem import Profiles
 from research.placement.profile_csv import read_profiles
 
 KIND = "v100"

@@ -3,15 +3,9 @@
 import random
 from collections.abc import Sequence
 
-from autoscaler.placement.planners.catalogue import planner_of
-from autoscaler.placement.planners.plan import Placement, accelerators_of
-from autoscaler.placement.planners.problem import (
-    BatchPoint,
-    ModelProfile,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement import planner_of
+from autoscaler.placement.plan import Placement, accelerators_of
+from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
 
 KIND = "v100"
 VISION = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"

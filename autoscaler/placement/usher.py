@@ -12,14 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.placement.planners.plan import (
+from autoscaler.placement.plan import (
     Placement,
     make_placement,
     profiled_capacity,
     throughput_bound,
     unservable_reasons,
 )
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.problem import (
     FITS_PCT,
     AcceleratorView,
     BatchPoint,

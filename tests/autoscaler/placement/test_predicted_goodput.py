@@ -6,13 +6,13 @@ from itertools import product
 
 import pytest
 
-from autoscaler.placement.planners.plan import accelerators_of
-from autoscaler.placement.planners.predicted_goodput import predicted_goodput
-from autoscaler.placement.planners.prediction import Predictor, batch_times
-from autoscaler.placement.planners.problem import PlanParams, Profiles, Router, SlowedPair, Workload
-from autoscaler.placement.planners.queueing import batch_queue, batch_turn
+from autoscaler.placement.plan import accelerators_of
+from autoscaler.placement.predicted_goodput import predicted_goodput
+from autoscaler.placement.prediction import Predictor, batch_times
+from autoscaler.placement.problem import PlanParams, Profiles, Router, SlowedPair, Workload
+from autoscaler.placement.queueing import batch_queue, batch_turn
 from registry.domain.records import PlacedReplica
-from tests.autoscaler.placement.planners.cases import (
+from tests.autoscaler.placement.cases import (
     KIND,
     planned,
     random_profiles,

@@ -12,10 +12,10 @@ from autoscaler.placement.placed_pods import (
     should_adopt,
     should_replan,
 )
-from autoscaler.placement.planners.plan import Placement, accelerators_of
-from autoscaler.placement.planners.problem import Profiles, Workload
+from autoscaler.placement.plan import Placement, accelerators_of
+from autoscaler.placement.problem import Profiles, Workload
 from registry.domain.records import PlacedReplica
-from tests.autoscaler.placement.planners.cases import KIND
+from tests.autoscaler.placement.cases import KIND
 
 _GPUS = accelerators_of(KIND, 2)
 _LOADS = [Workload("large", 100, 0.2), Workload("small", 300, 0.1)]

@@ -10,14 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from autoscaler.placement.planners.plan import (
-    ModelGoodput,
-    Placement,
-    replica_order,
-    unservable_reasons,
-)
-from autoscaler.placement.planners.prediction import Predictor
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.plan import ModelGoodput, Placement, replica_order, unservable_reasons
+from autoscaler.placement.prediction import Predictor
+from autoscaler.placement.problem import (
     FITS_PCT,
     AcceleratorView,
     BatchPoint,
@@ -27,7 +22,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
     validate,
 )
-from autoscaler.placement.planners.usher import plan_usher
+from autoscaler.placement.usher import plan_usher
 from registry.domain.records import PlacedReplica
 
 _SERVED: Final = 0.99

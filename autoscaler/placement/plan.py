@@ -10,7 +10,7 @@ from math import ceil, fsum
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from autoscaler.placement.planners.problem import AcceleratorView, PlanParams, Profiles, Workload
+from autoscaler.placement.problem import AcceleratorView, PlanParams, Profiles, Workload
 from registry.domain.records import PlacedReplica
 
 Plan: TypeAlias = (

@@ -2,16 +2,8 @@
 
 import pytest
 
-from autoscaler.planning.desired_pods import PodUse, pod_uses
-from autoscaler.planning.pool_view import (
-    NEVER_S,
-    CopyUse,
-    Limits,
-    Observations,
-    PoolView,
-    copy_uses,
-    read_pool,
-)
+from autoscaler.desired_pods import PodUse, pod_uses
+from autoscaler.policy import NEVER_S, CopyUse, Limits, Observations, PoolView, copy_uses, read_pool
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS

@@ -7,15 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.planning.desired_pods import (
+from autoscaler.desired_pods import (
     ScalingParams,
     ScalingState,
     contradictions,
     pool_problems,
     scale_pods,
 )
-from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
-from autoscaler.planning.pool_view import Limits, ModelView, PlannedPod, PoolView
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    DrainPod,
+    Limits,
+    ModelView,
+    PlannedPod,
+    PoolView,
+    SetPods,
+)
 from registry.domain.demand import QueueStats
 from registry.domain.model import (
     LoadingPolicyName,

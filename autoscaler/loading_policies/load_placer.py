@@ -11,9 +11,15 @@ from math import inf
 from typing import Final
 
 from autoscaler.forecasting.forecasts import MINUTE_S, mean_per_s
-from autoscaler.placement.idle import free_device_bytes, idle_copies
-from autoscaler.planning.policy import Action, Demote
-from autoscaler.planning.pool_view import ModelView, PlannedPod, PoolView
+from autoscaler.policy import (
+    Action,
+    Demote,
+    ModelView,
+    PlannedPod,
+    PoolView,
+    free_device_bytes,
+    idle_copies,
+)
 from registry.domain.model import Tier
 
 _DIGITS: Final = 9

@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import exp, log
 from typing import Final
 
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement.problem import (
     WHOLE_PCT,
     BatchPoint,
     ModelProfile,
@@ -21,7 +21,7 @@ from autoscaler.placement.planners.problem import (
     Router,
     Workload,
 )
-from autoscaler.placement.planners.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
+from autoscaler.placement.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
 from registry.domain.records import PlacedReplica
 
 _SHARE_EXPONENT: Final = 1.62

@@ -7,9 +7,9 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
-from autoscaler.placement.planners.catalogue import planner_names, planner_of
-from autoscaler.placement.planners.plan import accelerators_of, plan_fewest
-from autoscaler.placement.planners.problem import (
+from autoscaler.placement import planner_names, planner_of
+from autoscaler.placement.plan import accelerators_of, plan_fewest
+from autoscaler.placement.problem import (
     FITS_PCT,
     AcceleratorView,
     InvalidPlacementInput,
@@ -20,7 +20,7 @@ from autoscaler.placement.planners.problem import (
     Workload,
 )
 from registry.domain.records import PlacedReplica
-from tests.autoscaler.placement.planners.cases import (
+from tests.autoscaler.placement.cases import (
     KIND,
     batches,
     planned,

@@ -18,8 +18,17 @@ from typing import Final
 
 import numpy as np
 
-from autoscaler.planning.policy import Action, ActionReason, DrainPod, SetPods
-from autoscaler.planning.pool_view import NEVER_S, Limits, ModelView, PlannedPod, PoolView
+from autoscaler.policy import (
+    NEVER_S,
+    Action,
+    ActionReason,
+    DrainPod,
+    Limits,
+    ModelView,
+    PlannedPod,
+    PoolView,
+    SetPods,
+)
 from registry.domain.model import Preload, Tier
 from registry.domain.pod import default_slots
 from registry.domain.policy_names import loading_problem

@@ -1,23 +1,53 @@
-"""Clockwork's priorities: load the model with the most work that its machines cannot do in time.
-
-Source: Gujarati et al. 2020, "Serving DNNs like Clockwork", as given and adjusted by Blinowski et
-al. 2024, section 4.2.4. A model's demand is its queued work in seconds, spread evenly over the
-machines that hold it; a machine's load is the sum of these shares. Priority = demand less the part
-that machines serve within the horizon. The model of the highest priority is loaded on an idle
-machine. It evicts the model with the lowest priority after eviction, if that is lower than its own.
-The pods' batching takes the place of Clockwork's strategies by batch size, and the gateway's queue
-that of its order of requests.
-"""
+"""Two loading policies without a forecast: keep-alive, and Clockwork's priorities."""
 
 from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 
-from autoscaler.placement.idle import IdlePod, idle_pods
-from autoscaler.placement.load_placer import WorkAllocation
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load, LoadingPolicy
-from autoscaler.planning.pool_view import ModelView, PoolView
+from autoscaler.loading_policies.load_placer import WorkAllocation
+from autoscaler.policy import (
+    Action,
+    ActionReason,
+    Demote,
+    IdlePod,
+    Load,
+    LoadingPolicy,
+    ModelView,
+    PoolView,
+    idle_copies,
+    idle_pods,
+)
 from registry.domain.model import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Parameters of the policy."""
+
+    keep_s: float = 600.0
+    """Time after the model's last request."""
+
+
+def keep_alive(params: KeepAlive | None = None) -> LoadingPolicy[None]:
+    """A model is demoted a fixed time after its last request.
+
+    The policy of OpenWhisk and of the other platforms in Shahrad et al. 2020, "Serverless in the
+    Wild", section 4.1 (10 minutes there). A model's `keep-alive` annotation takes precedence.
+    """
+    plan = partial(_plan_keep_alive, params or KeepAlive())
+    return LoadingPolicy("keep-alive", None, plan, reads_demand=False)
+
+
+def _plan_keep_alive(params: KeepAlive, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:
+    actions = []
+    for model in view.models:
+        own_s = model.spec.policy.keep_alive_s
+        keep_s = params.keep_s if own_s is None else own_s
+        for copy in idle_copies(model, view):
+            if copy.idle_s > keep_s:
+                detail = f"idle for {copy.idle_s:.0f} s, kept for {keep_s:g} s"
+                actions.append(Demote(model.key, copy.pod, Tier.DISK, ActionReason.IDLE, detail))
+    return tuple(actions), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +59,20 @@ class Clockwork:
 
 
 def clockwork(params: Clockwork | None = None) -> LoadingPolicy[None]:
-    plan = partial(_plan, params or Clockwork())
+    """Load the model with the most work that its machines cannot do in time.
+
+    Source: Gujarati et al. 2020, "Serving DNNs like Clockwork", as adjusted by Blinowski et al.
+    2024, section 4.2.4. A model's demand is its queued work in seconds, spread evenly over the
+    machines that hold it; a machine's load is the sum of these shares. Priority = demand less the
+    part that machines serve within the horizon. The model of the highest priority is loaded on an
+    idle machine. It evicts the model with the lowest priority after eviction, if that is lower than
+    its own. The pods batch, and the gateway's queue orders the requests.
+    """
+    plan = partial(_plan_clockwork, params or Clockwork())
     return LoadingPolicy("clockwork", None, plan, reads_demand=False)
 
 
-def _plan(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:
+def _plan_clockwork(params: Clockwork, view: PoolView, _: None) -> tuple[tuple[Action, ...], None]:
     demand_s = {each.key: each.waiting.requests * each.infer_s for each in view.models}
     work = WorkAllocation(view, demand_s, params.horizon_s)
     actions: list[Action] = []

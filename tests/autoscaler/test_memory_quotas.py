@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.plan import within_quotas
-from autoscaler.planning.policy import Action, ActionReason, Demote, Load
-from autoscaler.planning.pool_view import CopyUse, ModelView, PoolView
+from autoscaler.policy import Action, ActionReason, CopyUse, Demote, Load, ModelView, PoolView
 from registry.domain.model import ModelName, Tier
 from tests.autoscaler import views
 

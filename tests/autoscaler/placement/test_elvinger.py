@@ -2,10 +2,10 @@
 
 import pytest
 
-from autoscaler.placement.planners.plan import plan_fewest
-from autoscaler.placement.planners.problem import PlanParams, Profiles, Workload
+from autoscaler.placement.plan import plan_fewest
+from autoscaler.placement.problem import PlanParams, Profiles, Workload
 from research.placement.elvinger import WAO_USHER
-from tests.autoscaler.placement.planners.cases import KIND, VISION, batches, planned, workloads
+from tests.autoscaler.placement.cases import KIND, VISION, batches, planned, workloads
 
 _WITHIN_RPS = 0.01
 _GROUPS = "bert gpt2 resnet50 vgg19"
