@@ -26,7 +26,7 @@ _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
     "See what happens": ("top", "console", "describe", "logs", "autoscaler", "doctor", "demo"),
     "Prepare models and applications": ("profile", "model_files", "sneakpeek", "workflow"),
-    "Load, simulate": ("load", "simulate", "experiment"),
+    "Load, simulate": ("load", "simulate"),
     "Kubernetes": ("kubernetes",),
 }
 """Modules of commands by the title that `--help` lists them under."""

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pilotlight.commands.experiment import ExperimentFlags
     from pilotlight.output import Output
+    from research.experiments.command import ExperimentFlags
     from research.experiments.harness.live_platform import LivePlatform
 
 Cell: TypeAlias = str | int | float | None

@@ -15,12 +15,12 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from load.errors import LoadError
-from pilotlight.commands.experiment import ExperimentFlags
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, on_first_signal
 from pilotlight.output import Output, progress_bar
 from pilotlight.sample_models.samples import prepare_applications
 from pilotlight.state_dir import StateDir
+from research.experiments.command import ExperimentFlags
 from research.experiments.harness.experiment import (
     CellSelection,
     Experiment,

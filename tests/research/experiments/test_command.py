@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.commands.experiment import EXPERIMENTS
 from pilotlight.output import Output
+from research.experiments.command import EXPERIMENTS
 from research.experiments.harness.experiment import Settings
 from research.experiments.harness.running import run_experiment
 from research.experiments.liu.wins import EXPERIMENT
 from tests import servers
 from tests.pilotlight.conftest import Cli
-from tests.plug_ins import path_of_plug_ins
 
 SETTINGS = Settings(seeds=(1,), is_quick=True)
 
@@ -27,16 +26,6 @@ def test_lists_the_experiments_of_installed_distributions(cli: Cli) -> None:
     assert listed == {name: each.description for name, each in loaded.items()}
     assert all(name == each.name for name, each in loaded.items())
     assert "liu-wins" in listed
-
-
-def test_says_what_to_install_where_there_are_no_experiments(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(servers.REPOSITORY)])
-    with path_of_plug_ins(tmp_path):
-        ran = cli("experiment")
-    assert ran.status == 1
-    assert "no experiments are installed; they are a distribution of their own" in ran.err
 
 
 def test_every_experiment_has_a_page() -> None:

@@ -1,4 +1,4 @@
-"""The command `experiment`. Experiments are plug-ins: entry points of `pilotlight.experiments`."""
+"""The verb `experiment`. Experiments are plug-ins: entry points of `pilotlight.experiments`."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, Final, Protocol
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.errors import InvalidInput, PilotlightError, requires_extra
+from pilotlight.errors import InvalidInput, requires_extra
 from pilotlight.output import Output
 from registry.errors import PluginError
 from registry.plugins import PolicyNames
@@ -119,12 +119,6 @@ def experiment(
 ) -> None:
     """Run an experiment of the documentation: its tables beside the published figures."""
     output = Output(json_)
-    if not EXPERIMENTS:
-        raise PilotlightError(
-            "no experiments are installed; they are a distribution of their own, "
-            "pilotlight-research, in the folder research of Pilotlight's repository: "
-            "`pip install ./research`"
-        )
     if name is None:
         _list(output)
         return
