@@ -1,7 +1,7 @@
 """The demo applications: real examples, their labels, and what each variant predicts for them.
 
-Read from the folder that `pilotlight.sample_models.make_applications` writes. Latencies and swap
-times are nominal, in the ratio 1 : 4 : 16 of the variants; the experiment scales them.
+Read from the folder that `make_applications` writes. Latencies and swap times are nominal, in the
+ratio 1 : 4 : 16 of the variants; the experiment scales them.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """Trains the variants of three demo applications on scikit-learn's bundled data.
 
-    python -m pilotlight.sample_models.make_applications DIR
+    python -m research.experiments.sneakpeek.make_applications DIR
 
 Writes `DIR/models/NAME/model.pt2` for three variants each of digits, tumours and wine, and
 `DIR/APPLICATION-PART.npz` with inputs, labels and the variants' predictions. The parts train,

@@ -1,6 +1,6 @@
 """Asks the models of `scripts/demo-formats` by V1, V2 and gRPC, and checks each answer.
 
-`python -m pilotlight.demo.formats GATEWAY-URL GRPC-ADDRESS MODELS [FORMAT …]`
+`python -m tests.demo_formats GATEWAY-URL GRPC-ADDRESS MODELS [FORMAT …]`
 """
 
 import sys

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pilotlight.sample_models.make_applications import PARTS, part_rows
+from research.experiments.sneakpeek.make_applications import PARTS, part_rows
 
 SIZES = ("small", "medium", "large")
 CLASSES = {"digits": 10, "tumours": 2, "wine": 3}
@@ -27,7 +27,7 @@ def test_all_copies_of_an_example_are_in_one_part_and_classes_are_alike() -> Non
 
 @pytest.mark.slow
 def test_variants_differ_in_accuracy_and_are_good_at_different_classes(tmp_path: Path) -> None:
-    module = "pilotlight.sample_models.make_applications"
+    module = "research.experiments.sneakpeek.make_applications"
     subprocess.run([sys.executable, "-m", module, str(tmp_path)], check=True, timeout=1200)
     for name, classes in CLASSES.items():
         with np.load(tmp_path / f"{name}-profile.npz") as archive:
