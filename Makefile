@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection demo-workflows up test test-slow test-reference test-gpu test-kubernetes test-collector test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
+.PHONY: help install demo demo-formats demo-selection up test test-slow test-reference test-gpu test-kubernetes test-collector test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -35,9 +35,6 @@ install: $(STAMP)  ## Set up .venv (every other target does so, too)
 
 demo: $(STAMP)  ## Run the demo, under 3 minutes (FLAGS=--full: as long as in the thesis)
 	@$(BIN)/python -P -m pilotlight demo $(FLAGS)
-
-demo-workflows: $(STAMP)  ## Run the demo of workflows: placement ahead, batches across applications, faults
-	@$(BIN)/python -P -m pilotlight workflow demo $(FLAGS)
 
 demo-selection: $(STAMP)  ## Run the demo of applications, with a report
 	@scripts/demo-selection $(FLAGS)

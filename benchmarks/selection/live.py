@@ -56,8 +56,10 @@ class Compared:
 
 def measure(folder: Path, policies: Sequence[str]) -> list[Compared]:
     objects = folder / "objects"
-    _run("make-model", "demo-applications", objects)
-    platform = _Platform(folder / "home", objects / "applications")
+    made = objects / "applications"
+    module = "research.experiments.sneakpeek.make_applications"
+    subprocess.run([sys.executable, "-m", module, str(made)], check=True)
+    platform = _Platform(folder / "home", made)
     platform.run("up", "--pods", 1, "--port", 0, "--objects", objects, "--detach")
     try:
         platform.prepare()

@@ -12,10 +12,7 @@ from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError, check_extra
 from pilotlight.output import Output
 from pilotlight.sample_models.architectures import ARCHITECTURES
-from pilotlight.sample_models.samples import make_model_command, prepare_applications
-
-APPLICATIONS = "demo-applications"
-"""Trained variants and labelled examples of three applications, in a folder `applications`."""
+from pilotlight.sample_models.samples import make_model_command
 
 app = typer.Typer()
 
@@ -32,12 +29,8 @@ def make_model(
     """Write a model of a published architecture with random weights, without any download."""
     check_extra("platform", "torch")
     output = Output(json_)
-    if kind == APPLICATIONS:
-        target = prepare_applications(folder, output)
-        output.result({"kind": kind, "folder": str(target)}, [f"made {kind} in {target}"])
-        return
     if kind not in ARCHITECTURES:
-        known = ", ".join([APPLICATIONS, *sorted(ARCHITECTURES)])
+        known = ", ".join(sorted(ARCHITECTURES))
         raise InvalidInput([f"KIND must be one of {known}, was {kind!r}"])
     output.note(f"making {kind} in {folder}: a large model takes about a minute")
     made = subprocess.run(

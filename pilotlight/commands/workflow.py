@@ -14,7 +14,6 @@ from pilotlight.commands.kinds import parse_model_names, shown_name
 from pilotlight.commands.target import PlatformTarget, error_with_line, read_response, text_of_error
 from pilotlight.errors import InvalidInput, RequestFailed, requires_extra
 from pilotlight.output import Output
-from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelName
 
 app = typer.Typer()
@@ -171,14 +170,6 @@ async def delete(
     response = await target.request_gateway("DELETE", workflow_path(workflow))
     document = read_response(response, str(workflow))
     output.result(document, [f'workflow "{shown_name(workflow)}" deleted'])
-
-
-@verbs.command()
-def demo(*, home: flags.Home = None, json_: flags.Json = False) -> None:
-    """Start a platform, run workflows by two scheduling policies, kill a pod, say what is seen."""
-    from pilotlight.demo.workflows import run_workflow_demo  # imports the platform
-
-    run_workflow_demo(StateDir.of(home), Output(json_))
 
 
 def workflow_path(name: ModelName, rest: str = "") -> str:

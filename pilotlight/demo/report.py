@@ -1,19 +1,8 @@
-"""The demo's tables, JSON document and page: measured figures beside those of the thesis.
+"""The demo's tables and JSON document: measured figures beside those of the thesis."""
 
-The page shows screenshots of the console, taken by an installed Chromium in headless mode.
-"""
-
-import asyncio
-import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
-
-from jinja2 import Environment, PackageLoader
+from typing import Any
 
 from pilotlight.demo.liu_runs import (
     LIU_SIMPLE,
@@ -41,8 +30,6 @@ class DemoReport:
     simple: Sequence[SimpleRun]
     wins: Sequence[WinRun]
     expectations: Sequence[Expectation]
-    pictures: "Sequence[Page]" = ()
-    """Console pages with a screenshot."""
 
 
 def print_invocations(output: Output, invocations: Sequence[Invocation]) -> None:
@@ -199,78 +186,3 @@ def as_document(report: DemoReport) -> dict[str, Any]:
         ],
         "expectations": [asdict(each) for each in report.expectations],
     }
-
-
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "chrome")
-_TIMEOUT_S: Final = 30.0
-_DRAWING_MS: Final = 3000
-"""Time between page load and screenshot, in which events and charts arrive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A console page to take a screenshot of; `height` in pixels."""
-
-    name: str
-    path: str
-    title: str
-    height: int = 900
-
-
-def find_browser() -> str | None:
-    """Path of the first installed browser of `BROWSERS`."""
-    return next((found for each in BROWSERS if (found := shutil.which(each))), None)
-
-
-async def take_pictures(
-    gateway_url: str, pages: Sequence[Page], folder: Path, browser: str
-) -> list[Page]:
-    """Write `folder/NAME.png` for each page; returns the pages for which that worked."""
-    taken = []
-    for page in pages:
-        file = folder / f"{page.name}.png"
-        if await _take(browser, f"{gateway_url}{page.path}", file, height=page.height):
-            taken.append(page)
-    return taken
-
-
-async def _take(browser: str, url: str, file: Path, *, height: int) -> bool:
-    with tempfile.TemporaryDirectory(prefix="pilotlight-browser-") as profile:
-        process = await asyncio.create_subprocess_exec(
-            browser,
-            "--headless=new",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),  # root needs it
-            f"--user-data-dir={profile}",
-            f"--window-size=1280,{height}",
-            f"--timeout={_DRAWING_MS}",
-            f"--screenshot={file}",
-            url,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            async with asyncio.timeout(_TIMEOUT_S):
-                await process.wait()
-        except TimeoutError:
-            return False
-        finally:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, 9)  # with its child processes
-                await process.wait()
-    return process.returncode == 0 and file.exists()  # noqa: ASYNC240 - once
-
-
-def write_report_page(report: DemoReport, pictures: Sequence[Page], folder: Path) -> Path:
-    """Write `folder/index.html`, which shows the screenshots in the same folder."""
-    environment = Environment(
-        loader=PackageLoader("pilotlight.demo"), autoescape=True, trim_blocks=True
-    )
-    template = environment.get_template("report.html")
-    file = folder / "index.html"
-    file.write_text(template.render(report=report, pictures=pictures), encoding="utf-8")
-    return file

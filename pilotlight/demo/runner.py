@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -23,15 +22,11 @@ from pilotlight.demo.liu_runs import (
 )
 from pilotlight.demo.report import (
     DemoReport,
-    Page,
     as_document,
-    find_browser,
     print_expectations,
     print_invocations,
     print_simple,
     print_wins,
-    take_pictures,
-    write_report_page,
 )
 from pilotlight.demo.session import (
     LiveSession,
@@ -50,11 +45,6 @@ from pilotlight.state_dir import StateDir
 from registry.domain.model import ModelSpec
 from registry.inference_service.reader import read_documents
 
-PAGES = (
-    Page("overview", "/console", "The console: which model is where"),
-    Page("model", "/console/models/default/translate", "The console: a model", height=1800),
-    Page("requests", "/console/requests", "The console: the latest requests"),
-)
 _MANIFESTS = Path(__file__).resolve().parents[2] / "manifests" / "samples"
 
 
@@ -80,8 +70,6 @@ def run_demo(state_dir: StateDir, output: Output, *, full: bool) -> None:
     output.note(f"The demo takes {'4 to 6 minutes' if full else '2 to 3 minutes'}.")
     report = asyncio.run(_run(settings, output, scale))
     print_expectations(output, report)
-    page = write_report_page(report, report.pictures, settings.state_dir.root / "report")
-    output.note(f"report with {len(report.pictures)} pictures of the console: {page}")
     if output.as_json:
         output.result(as_document(report))
     if failed := [each.text for each in report.expectations if not each.is_met]:
@@ -114,8 +102,6 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
         )
         wins = await _win_runs(session, scale)
         print_wins(output, wins, scale)
-        folder = _report_folder(settings)
-        pictures = await _pictures(gateway_url, folder, output)
         reporter.is_quiet = True
     by_policy = {
         policy: [run for run in simple if run.policy == policy]
@@ -124,33 +110,8 @@ async def _run(settings: PlatformSettings, output: Output, scale: DemoScale) -> 
     expectations = check_simple(by_policy["random"], by_policy["colocation"])
     for scenario in WIN_SCENARIOS:
         expectations += check_win([run for run in wins if run.scenario == scenario])
-    return DemoReport(
-        ready_s,
-        time.monotonic() - started_s,
-        scale,
-        invocations,
-        simple,
-        wins,
-        expectations,
-        pictures,
-    )
-
-
-def _report_folder(settings: PlatformSettings) -> Path:
-    """Empty, for this run's report."""
-    folder = settings.state_dir.root / "report"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    return folder
-
-
-async def _pictures(gateway_url: str, folder: Path, output: Output) -> list[Page]:
-    """Of the console as the workloads leave it; none where no browser is installed."""
-    browser = find_browser()
-    if browser is None:
-        output.note("no Chromium is installed: the report has no pictures of the console")
-        return []
-    return await take_pictures(gateway_url, PAGES, folder, browser)
+    duration_s = time.monotonic() - started_s
+    return DemoReport(ready_s, duration_s, scale, invocations, simple, wins, expectations)
 
 
 def _sample_specs() -> list[ModelSpec]:

@@ -18,7 +18,7 @@ from filelock import FileLock
 
 from common.child_process import python_environment, python_module
 from common.parent_death import dies_with_this_thread
-from pilotlight.errors import PilotlightError, StartFailed
+from pilotlight.errors import StartFailed
 from pilotlight.output import Output, format_bytes, progress_bar
 
 BUCKET = "models"
@@ -42,8 +42,6 @@ SAMPLES = (
     SampleModel("t5-small", "t5-small", 243_700_000),
     SampleModel("vit-base", "vit-base", 346_300_000),
 )
-WORKFLOW_SAMPLES = (SAMPLES[0], SampleModel("gpt2-small", "gpt2-small", 497_800_000))
-"""Those of the demo of workflows."""
 LARGER_SAMPLES = (
     SampleModel("t5-base", "t5-base", 892_000_000),
     SampleModel("t5-large", "t5-large", 2_951_000_000),
@@ -150,59 +148,9 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def make_model_command(architecture: str, folder: Path) -> list[str]:
-    return _making("make_model", architecture, str(folder))
-
-
-def _making(module: str, *arguments: str) -> list[str]:
-    """The command line of a module of this package; it ends with this process."""
-    module = f"pilotlight.sample_models.{module}"
-    return dies_with_this_thread([*python_module(module), *arguments])
-
-
-def prepare_domain_head(objects: Path, output: Output) -> None:
-    """Train the classifier of the demo of workflows unless it is there."""
-    target = objects / BUCKET / "domain-head"
-    if target.is_dir():
-        return
-    output.note("Training a classifier of domains on MiniLM's embeddings once: about 10 s.")
-    source = objects / BUCKET / SAMPLES[0].folder
-    with FileLock(objects / ".making.lock"):
-        _train("make_domain_head", str(source), target=target, what="the classifier")
-
-
-def prepare_applications(folder: Path, output: Output) -> Path:
-    """Train the demo applications unless they are there; returns the folder that holds them."""
-    target = folder / "applications"
-    if target.is_dir():
-        return target
-    if find_spec("sklearn") is None:
-        raise PilotlightError(
-            "scikit-learn is not installed; it comes with `pip install 'pilotlight[demo]'`"
-        )
-    output.note(f"Training the demo applications once, in {target}: about 30 s.")
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / ".applications.lock"):
-        if target.is_dir():
-            return target
-        _train("make_applications", target=target, what="the demo applications")
-    return target
-
-
-def _train(module: str, *arguments: str, target: Path, what: str) -> None:
-    """Run a module of this package, whose last argument is a folder; it becomes the target."""
-    unfinished = target.with_name(f".making-{target.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    made = subprocess.run(
-        _making(module, *arguments, str(unfinished)),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
-    )
-    if made.returncode:
-        raise StartFailed(f"cannot train {what}: {made.stderr.strip()[-500:]}")
-    unfinished.rename(target)
+    """The command line of `make_model`; it ends with this process."""
+    module = python_module("pilotlight.sample_models.make_model")
+    return dies_with_this_thread([*module, architecture, str(folder)])
 
 
 def _unfinished(bucket: Path, sample: SampleModel) -> Path:

@@ -177,7 +177,7 @@ def test_makes_a_model(cli: Cli, tmp_path: Path) -> None:
 def test_an_unknown_kind_of_model_is_rejected(cli: Cli, tmp_path: Path) -> None:
     ran = cli("make-model", "tiny-llm", str(tmp_path / "made"))
     assert ran.status == 2
-    assert "KIND must be one of demo-applications, bert-base, " in ran.err
+    assert "KIND must be one of bert-base, " in ran.err
 
 
 def test_the_version_is_printed(cli: Cli) -> None:

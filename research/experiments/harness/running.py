@@ -5,20 +5,23 @@ import json
 import math
 import os
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
+from common.child_process import python_environment, python_module
+from common.parent_death import dies_with_this_thread
 from load.errors import LoadError
 from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, on_first_signal
 from pilotlight.output import Output, progress_bar
-from pilotlight.sample_models.samples import prepare_applications
 from pilotlight.state_dir import StateDir
 from research.experiments.command import ExperimentFlags
 from research.experiments.harness.experiment import (
@@ -90,7 +93,7 @@ def _plain(value: Any) -> Any:
 def run_command(experiment: Experiment, flags: ExperimentFlags, output: Output) -> None:
     """Run it as `pilotlight experiment` was asked to. Raises as `run_experiment` does."""
     state_dir = StateDir.of(flags.home)
-    made = prepare_applications(state_dir.root, output) if experiment.needs_applications else None
+    made = _prepare_applications(state_dir.root, output) if experiment.needs_applications else None
     settings = Settings(
         seeds=flags.seeds,
         is_quick=flags.is_quick,
@@ -103,6 +106,31 @@ def run_command(experiment: Experiment, flags: ExperimentFlags, output: Output) 
         ),
     )
     run_experiment(experiment, settings, output, out=flags.out, overwrite=flags.overwrite)
+
+
+def _prepare_applications(folder: Path, output: Output) -> Path:
+    """Train the demo applications unless they are there; returns the folder that holds them."""
+    target = folder / "applications"
+    if target.is_dir():
+        return target
+    if find_spec("sklearn") is None:
+        raise PilotlightError(
+            "scikit-learn is not installed; it comes with `pip install 'pilotlight[demo]'`"
+        )
+    output.note(f"Training the demo applications once, in {target}: about 30 s.")
+    folder.mkdir(parents=True, exist_ok=True)
+    module = python_module("research.experiments.sneakpeek.make_applications")
+    made = subprocess.run(
+        dies_with_this_thread([*module, str(target)]),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=python_environment({**os.environ, "OMP_NUM_THREADS": "1"}),
+    )
+    if made.returncode:
+        raise PilotlightError(f"cannot train the applications: {made.stderr.strip()[-500:]}")
+    return target
 
 
 def run_experiment(

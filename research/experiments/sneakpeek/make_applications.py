@@ -8,6 +8,7 @@ profile and requests share no original example. Seeded noise makes the tasks har
 variants are trained on skewed class mixes, so that variants are good at different classes.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Final
 
 import numpy as np
 import torch
+from filelock import FileLock
 from numpy.typing import NDArray
 from torch import nn
 
@@ -263,5 +265,16 @@ def _columns(width: int, chosen: Sequence[int]) -> Floats:
     return np.eye(width, dtype=np.float32)[:, list(chosen)]
 
 
+def main(target: Path) -> None:
+    """Make them under a lock, unless they are there; the folder appears when it is complete."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".making-{target.name}")
+    with FileLock(target.with_name(f".{target.name}.lock")):
+        if not target.is_dir():
+            shutil.rmtree(unfinished, ignore_errors=True)
+            sys.stdout.write("\n".join(make_applications(unfinished)) + "\n")
+            unfinished.rename(target)
+
+
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(make_applications(Path(sys.argv[1]))) + "\n")
+    main(Path(sys.argv[1]))

@@ -1,1 +1,0 @@
-"""The workflows of the demo, as a user would write them."""
