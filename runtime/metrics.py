@@ -48,17 +48,6 @@ TIER_BYTES = Gauge("pilotlight_tier_bytes", "Bytes of models held in each tier."
 KEPT_TENSOR_BYTES = Gauge(
     "pilotlight_kept_tensor_bytes", "Bytes of workflow steps' outputs that the pod keeps."
 )
-KEPT_DEVICE_TENSOR_BYTES = Gauge(
-    "pilotlight_kept_device_tensor_bytes",
-    "Device memory of those outputs of workflow steps that are kept there.",
-)
-DEVICE_TENSOR_COPIED_BYTES = Counter(
-    "pilotlight_kept_device_tensor_copied_bytes_total",
-    "Bytes of outputs kept on the device that were copied to the host: newer ones needed the memory"
-    " (limit), a model did (load), another pod or a scheduler took it (fetched), a step that takes"
-    " none on the device did (used).",
-    ["reason"],
-)
 KEPT_TENSOR_READS = Counter(
     "pilotlight_kept_tensor_reads_total",
     "Steps' inputs that a pod keeps, by how they came: same-pod, shared-memory, raw-bytes.",

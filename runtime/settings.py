@@ -254,9 +254,6 @@ class RuntimeSettings:
     tensor_store_bytes: int = 256 * MIB
     """Host memory for outputs of workflows' steps that stay at the pod; others are sent with the
     response, which takes longer."""
-    kept_device_bytes: int | None = None
-    """Limit of such outputs on the device, in memory that models leave free; None: a sixteenth of
-    `memory_bytes` on a GPU (no GPU has run this yet), none on a CPU."""
     lease_ttl: float = 3.0
     """Time after the last heartbeat at which a pod counts as lost; two heartbeats may be missed."""
     retire_grace: float = 5.0

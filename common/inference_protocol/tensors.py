@@ -103,20 +103,11 @@ class Tensor:
         """Size of `data`, without its strings."""
         return self.data.nbytes
 
-    @property
-    def host_type(self) -> np.dtype[Any]:
-        """Of `data`."""
-        return self.data.dtype
-
     def content(self) -> bytes:
         """Bytes that differ where the data differs."""
         return (
             repr(self.data.tolist()).encode() if self.data.dtype.hasobject else self.data.tobytes()
         )
-
-    def copy_to(self, target: npt.NDArray[Any]) -> None:
-        """Write `data` to an array of its shape and type."""
-        np.copyto(target, self.data)
 
     def renamed(self, name: str) -> Tensor:
         """The same data under another name."""

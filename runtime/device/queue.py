@@ -13,7 +13,6 @@ import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from registry.domain.demand import TenantUsage
@@ -32,21 +31,10 @@ MAX_CAUSES: Final = 4
 succeed."""
 
 
-class OutputPlace(Enum):
-    """Where an inference leaves the outputs of a request."""
-
-    HOST = auto()
-    DEVICE = auto()
-    """In the batch's memory, for further work of the device's thread."""
-    KEPT = auto()
-    """Large outputs on the device, in memory of their own (`KeptMemory`), if there is room."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelInputs:
     tensors: tuple[Tensor, ...]
     """Checked, in the network's order."""
-    outputs: OutputPlace = OutputPlace.HOST
 
 
 @dataclass(slots=True)

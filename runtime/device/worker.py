@@ -30,7 +30,6 @@ from runtime.device.device_errors import (
     is_out_of_memory,
     release_frames,
 )
-from runtime.device.device_tensor import KeptMemory
 from runtime.device.queue import (
     ASSUMED_DEADLINE_S,
     DeviceModel,
@@ -110,8 +109,6 @@ class DeviceWorker:
         """Called in a thread of the worker with a model's key, the reason, and whether it broke."""
         self.on_lost: Callable[[str], None] = lambda reason: None
         """Called with the reason when the device fails for good, in the thread that detects it."""
-        self.kept = KeptMemory()
-        """Of outputs that stay on the device: by default none does."""
         self.lost_reason: str | None = None
         """Set once the device has failed for good: it runs nothing any more."""
         self.thread_count = threads
@@ -187,7 +184,6 @@ class DeviceWorker:
             self.lost_reason = f"the pod's device failed and the pod is replaced: {error}"
             _refuse(self._queue.take_all(), PodDraining, self.lost_reason)
         logger.error("device lost", extra={"error": error})
-        self.kept.mark_lost()
         self.on_lost(self.lost_reason)
 
     # On the event loop: a job waits in the queue, and for its outcome

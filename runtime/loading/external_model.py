@@ -68,14 +68,12 @@ class ProxiedModel(ModelElsewhere):
         deadline_s: float | None = None,
         due_s: float | None = None,
         policy: ModelPolicy | None = None,
-        keeps_outputs: bool = False,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """The server's outputs; raises ServerUnavailable, ServerLost, InferenceHung.
 
         Raises InvalidRequest for tensors that the server refuses, InferenceFailed where it fails.
         `due_s` changes nothing: the server has a queue of its own.
         """
-        del keeps_outputs  # they come from another process
         self.device_model.policy = policy or self.device_model.policy
         takes_binary = self.server.info is not None and self.server.info.takes_binary
         body = encode_request(inputs) if takes_binary else _json_request(inputs)
@@ -184,13 +182,11 @@ class PickledModel(ModelElsewhere):
         deadline_s: float | None = None,
         due_s: float | None = None,
         policy: ModelPolicy | None = None,
-        keeps_outputs: bool = False,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """The outputs of checked inputs, alone; raises as `Estimators.infer` does.
 
         `due_s` changes nothing: its process takes requests in the order of their arrival.
         """
-        del keeps_outputs  # they come from another process
         self.device_model.policy = policy or self.device_model.policy
         begun_s = time.monotonic()
         outputs = await self._estimators.infer(

@@ -35,7 +35,6 @@ from runtime.loading.load_queue import Load
 from runtime.loading.model_store import ModelStore, ServedModel, SharedWeights, StoreEntry
 from runtime.loading.weight_resolver import OpenWeights, WeightResolver
 from runtime.sandbox.estimators import LoadedEstimator
-from runtime.storage.load_priority import LoadTicket
 from runtime.tasks.padding_trial import PaddingTrials
 from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import in_thread
@@ -93,7 +92,6 @@ class ModelLoader:
         MemoryBusy, and LoadCancelled soon after the ticket is cancelled.
         """
         store = self.store
-        await self._make_way(load.ticket)
         while True:
             try:
                 with self._device_errors(load.spec.key):
@@ -101,8 +99,6 @@ class ModelLoader:
                     break
             except DeviceFull as error:
                 release_frames(error)  # they hold a slab, or a network
-                if await self._make_way(load.ticket, max(1, error.missing_bytes)):
-                    continue
                 if not store.evict_idle(error.missing_bytes, load.spec.key):
                     raise
         excess = entry.memory_bytes - weights.memory_bytes
@@ -110,14 +106,6 @@ class ModelLoader:
         if excess > 0 and used > store.budget_bytes:
             store.evict_idle(used - store.budget_bytes, entry.key)
         return entry
-
-    async def _make_way(self, ticket: LoadTicket, missing_bytes: int = 0) -> bool:
-        """Have outputs of steps copied from memory that a load needs; False if it gets none."""
-        kept = self.device.kept
-        if not kept.used_bytes:
-            return False
-        executor = self.resolver.threads.executor_for(ticket)
-        return await in_thread(executor, kept.free_for_load, missing_bytes)
 
     @contextmanager
     def _device_errors(self, key: str) -> Iterator[None]:

@@ -6,20 +6,16 @@ All methods of `ModelStore` belong to the event loop and none blocks.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, runtime_checkable
 
 from common.inference_protocol.tensors import Tensor
-from registry.domain.estimates import KEPT_OVER_BYTES
 from registry.domain.model import ModelPolicy, ModelSpec
 from registry.domain.pod import CopyReport
-from runtime.device.device_tensor import DeviceTensor, on_host, wait_for
-from runtime.device.queue import DeviceModel, InferenceResult, ModelInputs, OutputPlace, Payload
+from runtime.device.queue import DeviceModel, InferenceResult, ModelInputs, Payload
 from runtime.device.worker import DeviceWorker
 from runtime.errors import ModelBroken
 from runtime.generation.engine import GenerationEngine
@@ -78,7 +74,6 @@ class ServedModel:
         deadline_s: float | None = None,
         due_s: float | None = None,
         policy: ModelPolicy | None = None,
-        keeps_outputs: bool = False,
     ) -> InferenceResult[tuple[Tensor, ...]]:
         """Run the network on checked inputs, batched with queued ones; raises as the device does.
 
@@ -90,7 +85,6 @@ class ServedModel:
             deadline_s: the latest time at which a batch may begin.
             due_s: its urgency, where it differs from the deadline.
             policy: that of the model's current annotations, which limits its batches.
-            keeps_outputs: whether large outputs stay on the device, as far as there is room.
         """
         self.device_model.policy = policy or self.device_model.policy
         batching = self.processor.batching
@@ -99,39 +93,26 @@ class ServedModel:
             return await run_steps(
                 self._device, self.device_model, steps, deadline_s=deadline_s, due_s=due_s
             )
-        keeps_outputs = keeps_outputs and self._device.kept.room_bytes > 0
         key = batching.batch_key(inputs, self._network_in_use())
         width, rows = batching.tokens_per_row(inputs), batching.rows_of(inputs)
         limits = self.device_model.limits(self._device.times)
         part_rows = max(1, min(limits.max_rows, limits.max_tokens // max(1, width)))
         if key is None or rows <= part_rows:
-            place = OutputPlace.KEPT if keeps_outputs else OutputPlace.HOST
-            payload = Payload(ModelInputs(inputs, place), rows, width, key)
+            payload = Payload(ModelInputs(inputs), rows, width, key)
             return await self._device.infer(
                 self.device_model, payload, deadline_s=deadline_s, due_s=due_s
             )
-        place = OutputPlace.DEVICE if keeps_outputs else OutputPlace.HOST
         results = []
         for begin in range(0, rows, part_rows):
             part = batching.rows_between(inputs, begin, min(rows, begin + part_rows))
-            payload = Payload(ModelInputs(part, place), batching.rows_of(part), width, key)
+            payload = Payload(ModelInputs(part), batching.rows_of(part), width, key)
             results.append(
                 await self._device.infer(
                     self.device_model, payload, deadline_s=deadline_s, due_s=due_s
                 )
             )
-        parts = [result.value for result in results]
-        if keeps_outputs:
-            work = partial(self._join_kept, parts)
-            joined = await self._device.run(
-                work, deadline_s=deadline_s, due_s=due_s, model=self.device_model
-            )
-            results.append(joined)
-            outputs = joined.value
-        else:
-            outputs = batching.join_outputs(parts)
         return InferenceResult(
-            outputs,
+            batching.join_outputs([result.value for result in results]),
             sum(result.wait_s for result in results),
             sum(result.compute_s for result in results),
             rows,
@@ -141,17 +122,9 @@ class ServedModel:
         """The outputs of each request from one inference; called by the device."""
         network, batching = self._network_in_use(), self.processor.batching
         outputs = self._infer(network, batching.join([each.tensors for each in requests]))
-        if all(each.outputs is OutputPlace.HOST for each in requests):
-            outputs = on_host(outputs)  # in one copy
-        parts = [outputs]
-        if len(requests) > 1:
-            rows = [batching.rows_of(each.tensors) for each in requests]
-            parts = batching.split(outputs, rows)
-        placed = [
-            self._place(part, each.outputs) for part, each in zip(parts, requests, strict=True)
-        ]
-        wait_for(itertools.chain(*placed))
-        return placed
+        if len(requests) == 1:
+            return [outputs]
+        return batching.split(outputs, [batching.rows_of(each.tensors) for each in requests])
 
     def _infer(self, network: PreTrainedModel, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if not self.pads_to_buckets or self.device_model.max_rows == 1:  # padding may change it
@@ -159,29 +132,6 @@ class ServedModel:
         batching = self.processor.batching
         outputs = self.processor.infer(network, batching.in_bucket(inputs))
         return tuple(each.rows(0, batching.rows_of(inputs)) for each in outputs)
-
-    def _place(self, outputs: tuple[Tensor, ...], place: OutputPlace) -> tuple[Tensor, ...]:
-        match place:
-            case OutputPlace.HOST:
-                return on_host(outputs)
-            case OutputPlace.DEVICE:
-                return outputs
-            case OutputPlace.KEPT:
-                return tuple(map(self._keep, outputs))
-            case _:
-                assert_never(place)
-
-    def _keep(self, output: Tensor) -> Tensor:
-        kept = None
-        if isinstance(output, DeviceTensor) and output.host_bytes > KEPT_OVER_BYTES:
-            kept = self._device.kept.keep(output)
-        return kept or on_host([output])[0]
-
-    def _join_kept(self, parts: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """The outputs of a request that ran in parts; called by the device."""
-        joined = self._place(self.processor.batching.join_outputs(parts), OutputPlace.KEPT)
-        wait_for(joined)
-        return joined
 
     def _network_in_use(self) -> PreTrainedModel:
         if self._network is None:
@@ -276,9 +226,7 @@ class ModelStore(DeviceCache[StoreEntry]):
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         quota_of: Callable[[str], int | None] = lambda _namespace: None,
-        on_taken: Callable[[int], None] = lambda _bytes: None,
     ) -> None:
-        """`on_taken` gets what models and loads have of the budget, whenever it changes."""
         super().__init__(
             budget_bytes,
             policy=policy,
@@ -288,19 +236,6 @@ class ModelStore(DeviceCache[StoreEntry]):
             quota_of=quota_of,
         )
         self._after_removal = on_removed
-        self._on_taken = on_taken
-
-    def try_reserve(self, key: str, memory_bytes: int) -> bool:
-        is_reserved = super().try_reserve(key, memory_bytes)
-        self._publish()
-        return is_reserved
-
-    def cancel_reservation(self, key: str) -> None:
-        super().cancel_reservation(key)
-        self._publish()
-
-    def _publish(self) -> None:
-        self._on_taken(self.used_bytes + self.reserved_bytes)
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
         """The model, if it is there, until each user has called `end_use`; raises ModelBroken."""
@@ -324,7 +259,6 @@ class ModelStore(DeviceCache[StoreEntry]):
         super().add(entry)
         if entry.base is not None:
             entry.base.adapters.append(entry)
-        self._publish()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
 
     def copy_reports(self) -> dict[str, CopyReport]:
@@ -355,7 +289,6 @@ class ModelStore(DeviceCache[StoreEntry]):
             entry.base.adapters.remove(entry)
         entry.model.stop()
         entry.free()
-        self._publish()
         EVICTIONS.labels(tier="device", reason=reason).inc()
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
         logger.info(

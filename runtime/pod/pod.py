@@ -34,7 +34,6 @@ from registry.inference_service.tenant_quotas import Quota
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget, pod_share
-from runtime.device.device_tensor import DEFAULT_SHARE, KeptMemory
 from runtime.device.memory import DeviceMemory
 from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.worker import DeviceWorker
@@ -50,7 +49,7 @@ from runtime.loading.model_tiers import Demotions, tier_state, used_bytes, watch
 from runtime.loading.processors import Bases, Processors
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.measurements import Measurements
-from runtime.metrics import IDLE_MEMORY, KEPT_DEVICE_TENSOR_BYTES
+from runtime.metrics import IDLE_MEMORY
 from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.engine_health import ServerWatch
 from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, PodServer
@@ -237,9 +236,6 @@ class Pod:
             quota_of=lambda namespace: rules.quota(namespace, Quota.CACHE),
             rules=_file_rules(settings),
         )
-        device.kept = KeptMemory(self._kept_device_bytes(), self.info.memory_bytes)
-        device.kept.on_failed = device.mark_lost
-        KEPT_DEVICE_TENSOR_BYTES.set_function(lambda: device.kept.used_bytes)
 
         def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
             agent.report_tier(entry.key)
@@ -261,7 +257,6 @@ class Pod:
             policy=greedy_dual,
             reload_s=reload_s,
             quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
-            on_taken=device.kept.set_models_bytes,
         )
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
         self.gpu = GpuWatch(
@@ -340,13 +335,6 @@ class Pod:
             counts_steps=True,
         )
 
-    def _kept_device_bytes(self) -> int:
-        """Limit of steps' outputs on the device."""
-        configured = self._settings.kept_device_bytes
-        if configured is not None:
-            return configured
-        return int(DEFAULT_SHARE * self.info.memory_bytes) if self.info.accelerator.uuid else 0
-
     # 4. Its requests
 
     def _serve_requests(self) -> None:
@@ -356,7 +344,7 @@ class Pod:
             info.name, slots=info.slots, allow_simulated_work=settings.allow_simulated_work
         )
         self.kept_tensors = TensorStore(
-            settings.tensor_store_bytes, shares_memory=sockets is not None, device=self.device.kept
+            settings.tensor_store_bytes, shares_memory=sockets is not None
         )
         self.ended_inferences = InferenceEndNotifier(models.agent)
         self.predictions = PredictService(

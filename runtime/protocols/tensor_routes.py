@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import orjson
@@ -16,7 +15,7 @@ from starlette.routing import Route
 
 from common.inference_protocol.bodies import BINARY_TYPE
 from common.inference_protocol.encodings import raw_view
-from common.inference_protocol.tensors import BF16, MAX_IDENTITIES, Tensor
+from common.inference_protocol.tensors import BF16, MAX_IDENTITIES
 from runtime.serving.tensor_store import TensorStore
 from runtime.threads import in_thread
 
@@ -36,11 +35,7 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         if len(identities) > MAX_IDENTITIES:
             return _json({"error": f"at most {MAX_IDENTITIES} tensors can be read at once"}, 400)
         run = names["namespace"], names["run"]
-        if store.is_on_device(identities):
-            work = partial(_on_host, store, run, identities)
-            found = await in_thread(threads, work)
-        else:
-            found = [store.find(*run, each) for each in identities]
+        found = [store.find(*run, each) for each in identities]
         tensors = [tensor for tensor in found if tensor is not None]
         if len(tensors) < len(found):
             return _json({"error": "the pod does not keep this tensor (any more)"}, 404)
@@ -67,12 +62,6 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         Route(_RUN, present, methods=["GET"]),
         Route(_RUN, drop, methods=["DELETE"]),
     ]
-
-
-def _on_host(
-    store: TensorStore, run: tuple[str, str], identities: Sequence[str]
-) -> list[Tensor | None]:
-    return [store.find_on_host(*run, each) for each in identities]
 
 
 class _BuffersResponse(Response):

@@ -22,7 +22,6 @@ from registry.domain.estimates import OUTPUT_BYTES
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.device_tensor import on_host
 from runtime.engines.model_server.server_engine import ModelServer
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.inference_request import (
@@ -112,10 +111,9 @@ class PredictService:
             request = PredictRequest(head, spec, self.pod_name, self.measurements, is_small)
             if head.is_infer_stage:
                 return await self._serve_inference(request, body)
-            is_step = head.run is not None and encode is None and protocol is WireProtocol.V2
-            if is_step:
+            if head.run is not None and encode is None and protocol is WireProtocol.V2:
                 encode = self._step_encoder(request, body)
-            return await self._serve_entry(request, body, encode, keeps_outputs=is_step)
+            return await self._serve_entry(request, body, encode)
 
     async def _decode(self, head: RequestHead, protocol: WireProtocol, body: bytes) -> DecodedBody:
         kept: Mapping[str, Tensor] = {}
@@ -183,12 +181,7 @@ class PredictService:
     # Entry requests
 
     async def _serve_entry(
-        self,
-        request: PredictRequest,
-        body: DecodedBody,
-        encode: Encoder | None,
-        *,
-        keeps_outputs: bool,
+        self, request: PredictRequest, body: DecodedBody, encode: Encoder | None
     ) -> PredictResponse:
         head, spec = request.head, request.spec
         if head.predict_address is None or head.predict_address == self.address:
@@ -198,7 +191,7 @@ class PredictService:
                 model = acquired.entry.model
                 processor = model.processor
                 inputs = await self._preprocess(request, processor, body)
-                outputs = await self._infer(request, model, inputs, keeps_outputs=keeps_outputs)
+                outputs = await self._infer(request, model, inputs)
             finally:
                 self.release(head, acquired)
         else:
@@ -326,21 +319,12 @@ class PredictService:
         return inputs
 
     async def _infer(
-        self,
-        request: PredictRequest,
-        model: ServedModel,
-        inputs: tuple[Tensor, ...],
-        *,
-        keeps_outputs: bool = False,
+        self, request: PredictRequest, model: ServedModel, inputs: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         head, key = request.head, request.spec.key
         try:
             result = await model.infer(
-                inputs,
-                deadline_s=head.deadline_s,
-                due_s=head.due_s,
-                policy=request.spec.policy,
-                keeps_outputs=keeps_outputs,
+                inputs, deadline_s=head.deadline_s, due_s=head.due_s, policy=request.spec.policy
             )
         except PodError:
             raise
@@ -366,9 +350,7 @@ def preprocess_body(processor: Processor, body: DecodedBody) -> tuple[Tensor, ..
     if body.v2 is None:
         items = processor.read_instances(body.instances)
     else:
-        inputs = body.v2.inputs
-        takes_them = processor.batching.takes_device_tensors
-        items = processor.read_tensors(inputs if takes_them else on_host(inputs))
+        items = processor.read_tensors(body.v2.inputs)
     try:
         return processor.batching.validate(processor.preprocess(items))
     except (ValueError, TypeError, OSError) as error:

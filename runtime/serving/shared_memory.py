@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import math
 import mmap
 import os
 import resource
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -75,34 +73,13 @@ class BlockPool:
         self._lock = threading.Lock()
 
     def copy(self, values: npt.NDArray[Any], *, max_idle_bytes: int) -> SharedBlock:
-        """A block with a copy; raises as `write` does."""
-        return self.write(
-            values.shape,
-            values.dtype,
-            lambda target: np.copyto(target, values),
-            max_idle_bytes=max_idle_bytes,
-        )
-
-    def write(
-        self,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        fill: Callable[[npt.NDArray[Any]], object],
-        *,
-        max_idle_bytes: int,
-    ) -> SharedBlock:
-        """A block whose array `fill` writes. Raises OSError if there is no memory or descriptor."""
-        size_bytes = math.prod(shape) * dtype.itemsize
-        memory = self._take(size_bytes)
+        """A block with a copy. Raises OSError if there is no memory or descriptor."""
+        memory = self._take(values.nbytes)
         self.trim(max_idle_bytes)
         if memory is None:
-            memory = self._make(size_bytes)
-        try:
-            fill(np.frombuffer(memory.mapping, dtype).reshape(shape))
-        except BaseException:
-            self._unused.append(memory)
-            raise
-        return SharedBlock(memory, shape, dtype, self._unused)
+            memory = self._make(values.nbytes)
+        np.copyto(np.frombuffer(memory.mapping, values.dtype).reshape(values.shape), values)
+        return SharedBlock(memory, values.shape, values.dtype, self._unused)
 
     def trim(self, max_idle_bytes: int) -> None:
         """Give memory back that is not used, until no more than this is left."""

@@ -129,8 +129,6 @@ class BlockServer:
                 async with asyncio.timeout(EXCHANGE_TIMEOUT_S):
                     message = await loop.sock_recv(connection, MAX_MESSAGE_BYTES)
                 run, identities = self._parse(message)
-                if self._store.is_on_device(identities):
-                    await in_thread(self._threads, self._copy_to_host, run, identities)
                 blocks = [self._store.find_block(*run, each) for each in identities]
                 reply = orjson.dumps([block is not None for block in blocks])
                 descriptors = [block.descriptor for block in blocks if block is not None]
@@ -141,10 +139,6 @@ class BlockServer:
             logger.info("blocks not handed over", extra={"error": repr(error)})
         finally:
             self._connections -= 1
-
-    def _copy_to_host(self, run: tuple[str, str], identities: Sequence[str]) -> None:
-        for each in identities:
-            self._store.find_on_host(*run, each)
 
     def _parse(self, message: bytes) -> tuple[tuple[str, str], list[str]]:
         """Namespace and run, and the identities. Raises what a wrong message raises."""

@@ -13,7 +13,7 @@ import torch
 from common.inference_protocol.tensors import Tensor, named_arrays, numeric_tensor
 from common.shown_value import shown
 from registry.domain.model import Answers
-from runtime.device.device_tensor import DeviceTensor, torch_inputs
+from runtime.device.device_tensor import from_device, torch_inputs
 from runtime.engines.networks.configuration import read_json, read_json_list
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import MODULES
@@ -373,7 +373,7 @@ class Embedding(TextInputs):
         hidden = network(**arguments).last_hidden_state
         mask = arguments["attention_mask"]
         vectors = pool(hidden, mask, self._modules.pooling, left_out).float()
-        return (DeviceTensor("embedding", "FP32", self._steps.apply(vectors)),)
+        return (from_device("embedding", "FP32", self._steps.apply(vectors)),)
 
     def postprocess(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         if not self._is_kserve:

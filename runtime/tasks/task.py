@@ -26,7 +26,6 @@ from common.inference_protocol.tensors import (
     numeric_tensor,
     parse_tensor_spec,
 )
-from runtime.device.device_tensor import concatenated
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -58,8 +57,6 @@ class Batching(ABC):
     """Longest text; 0 for networks without tokens."""
     max_rows: int | None = None
     """Limit of the items of one batch; None: no limit."""
-    takes_device_tensors: bool = False
-    """True if inputs may be on the device; else they are copied to the host first."""
 
     @abstractmethod
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -129,10 +126,7 @@ class Batching(ABC):
 def _joined(
     parts: Sequence[Tensor], join: Callable[[Sequence[npt.NDArray[Any]]], npt.NDArray[Any]]
 ) -> Tensor:
-    """The rows of all parts: on the device if one of them is there, else by `join`."""
-    on_device = concatenated(parts)
-    if on_device is not None:
-        return on_device
+    """The rows of all parts."""
     return Tensor(parts[0].name, parts[0].datatype, join([each.data for each in parts]))
 
 

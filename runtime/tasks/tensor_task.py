@@ -25,7 +25,7 @@ from common.inference_protocol.tensors import (
 from common.shown_value import shown
 from registry.domain.model import Task
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.device_tensor import DeviceTensor, on_host, values_on
+from runtime.device.device_tensor import from_device, values_on
 from runtime.engines.libraries.onnx_engine import OnnxModel
 from runtime.engines.libraries.onnx_file import onnx_signature
 from runtime.engines.libraries.rows import output_tensor
@@ -243,15 +243,15 @@ class TensorTask(Processor):
     def _are_rows_independent(self, network: Any) -> bool:
         rng = np.random.default_rng(0)
         first = self.batching.random_example(1, rng)
-        alone = on_host(self.infer(network, first))
+        alone = self.infer(network, first)
         if self._signature.batch_size is None:
             return False
         second = self.batching.random_example(1, rng)
         counts = [self.batching.rows_of(first), self.batching.rows_of(second)]
         if sum(counts) > (self.batching.max_rows or sum(counts)):
             return False
-        expected = [alone, on_host(self.infer(network, second))]
-        together = on_host(self.infer(network, self.batching.join([first, second])))
+        expected = [alone, self.infer(network, second)]
+        together = self.infer(network, self.batching.join([first, second]))
         try:
             parts = self.batching.split(together, counts)
         except ValueError:
@@ -292,12 +292,11 @@ class TensorProgram(TensorTask):
                 f" {declared.value!r} is declared: remove the annotation pilotlight.io/task"
             )
         super().__init__(program_signature(path))
-        self.batching.takes_device_tensors = True
 
     def infer(self, network: Program, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Run the program; raises InvalidRequest for tensors that it does not accept."""
         ports = zip(self._signature.inputs, inputs, strict=True)
-        arguments = {port.graph_name: _argument(tensor, network) for port, tensor in ports}
+        arguments = {port.graph_name: values_on(network.device, tensor) for port, tensor in ports}
         try:
             values = network(arguments)
         except REFUSAL_ERRORS as error:
@@ -308,14 +307,7 @@ class TensorProgram(TensorTask):
         return tuple(_output(port.name, value) for port, value in outputs)
 
 
-def _argument(tensor: Tensor, network: Program) -> torch.Tensor:
-    """A kept tensor is read by other steps as well, so no program may write to it."""
-    values = values_on(network.device, tensor)
-    is_shared = isinstance(tensor, DeviceTensor) and network.may_write
-    return values.clone() if is_shared else values
-
-
-def _output(name: str, value: torch.Tensor) -> DeviceTensor:
+def _output(name: str, value: torch.Tensor) -> Tensor:
     if value.numel() * value.element_size() > MAX_OUTPUT_BYTES:
         raise InferenceFailed(
             f"output {name!r} has shape {list(value.shape)}; the limit is {MAX_OUTPUT_BYTES} bytes"
@@ -324,7 +316,7 @@ def _output(name: str, value: torch.Tensor) -> DeviceTensor:
         raise InferenceFailed(
             f"output {name!r} has type {value.dtype}, which the protocol does not support"
         )
-    return DeviceTensor(name, DATATYPE_OF[value.dtype], value)
+    return from_device(name, DATATYPE_OF[value.dtype], value)
 
 
 class OnnxTask(TensorTask):

@@ -11,12 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Task, Tier
-from runtime.device.device_tensor import DeviceTensor, KeptMemory, values_on
 from runtime.device.memory import CpuMemory, CudaEngine, DeviceMemory
 from runtime.device.staged_memory import StagedMemory
 from runtime.generation.engine import Sampling
@@ -34,8 +32,6 @@ KINDS: dict[str, tuple[str, Task | None]] = {
     "text-to-image": ("tiny-diffusion", None),
 }
 TIERS = (Tier.REMOTE, Tier.DISK, Tier.HOST)
-ROWS = 600
-"""Of embeddings that are large enough to be kept."""
 PICTURE = {"prompt": "a cat", "seed": 3, "num_inference_steps": 3}
 SAMPLINGS = (
     Sampling(max_tokens=6, seed=1, temperature=0),
@@ -52,7 +48,6 @@ def kinds() -> dict[str, tuple[str, Task | None]]:
 async def answers_on(memory: DeviceMemory, folder: Path) -> dict[str, Any]:
     """What each kind answers after a load from each tier."""
     async with local_pod(folder / memory.device.type, memory=memory, host_bytes=1 << 28) as pod:
-        pod.loader.device.kept = KeptMemory(1 << 24, 1 << 30)
         return {
             kind: [
                 await _answer(
@@ -72,9 +67,7 @@ async def _answer(pod: LocalPod, spec: ModelSpec, tier: Tier) -> list[Any]:
     entry = pod.loader.store.acquire(spec.key)
     assert entry is not None
     try:
-        return await _infer(entry.model) + await _stay(
-            entry.model, pod.loader.resolver.memory.device
-        )
+        return await _infer(entry.model)
     finally:
         pod.loader.store.end_use(entry)
         await pod.unload(spec)
@@ -91,28 +84,6 @@ async def _infer(model: ServedModel) -> list[Any]:
     examples = [processor.batching.example(rows, 6) for rows in (1, 2, 3)]
     ran = await asyncio.gather(*(model.infer(each) for each in examples))
     return [tensor.data.tolist() for each in ran for tensor in each.value]
-
-
-async def _stay(model: ServedModel, device: torch.device) -> list[Any]:
-    """What a step answers whose outputs, or inputs, are on the device."""
-    batching = model.processor.batching
-    if model.spec.name.name == "text-embedding":
-        ran = await model.infer(batching.example(ROWS, 6), keeps_outputs=True)
-        (output,) = ran.value
-        assert isinstance(output, DeviceTensor)
-        assert output.values.device.type == device.type
-        assert output.is_finite()
-        found = np.empty(output.shape, output.host_type)
-        output.copy_to(found)
-        return [found.tolist()]
-    if not batching.takes_device_tensors:
-        return []
-    inputs = [
-        DeviceTensor(each.name, each.datatype, values_on(device, each))
-        for each in batching.example(3, 1)
-    ]
-    ran = await model.infer(batching.validate(inputs))
-    return [tensor.data.tolist() for tensor in ran.value]
 
 
 async def _generate(model: ServedModel, sampling: Sampling) -> list[int]:

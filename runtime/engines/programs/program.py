@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
 
 from runtime.engines.engine import Engine, ModelFolder, Skeleton
 from runtime.engines.programs.graph import build_graph
-from runtime.engines.programs.operators import ARITHMETIC
 from runtime.engines.programs.signature import Signature, read_signature
 from runtime.errors import ModelInvalid
 from runtime.weights.archive import (
@@ -27,7 +24,7 @@ from runtime.weights.archive import (
 )
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import GraphModule
 
 
 MAJOR_VERSION = 8
@@ -47,8 +44,6 @@ class Program:
         self.device = device
         self.are_rows_independent = False
         """Whether a check found that rows do not affect each other, so requests can be batched."""
-        self.may_write = any(map(_may_write, module.graph.nodes))
-        """Whether it may write to its inputs."""
         self._module = module
         self._order = tuple(order)
         self._views = views
@@ -70,14 +65,6 @@ class Program:
     def detach(self) -> None:
         self.are_rows_independent = False
         self._weights = {}
-
-
-def _may_write(node: Node) -> bool:
-    """Whether a call may write to its arguments; of functions that check indices it is assumed."""
-    if isinstance(node.target, OpOverload):
-        return bool(node.target._schema.is_mutable)
-    is_arithmetic = node.target is operator.getitem or node.target in ARITHMETIC.values()
-    return node.op == "call_function" and not is_arithmetic
 
 
 class ProgramSkeleton(Skeleton):

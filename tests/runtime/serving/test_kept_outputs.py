@@ -26,8 +26,7 @@ VALUES = 32768
 """128 KiB."""
 TOO_LARGE = 100_000
 """Bytes: a scheduler with this limit fails a step whose outputs it gets."""
-DEVICE_BYTES = 64 * 1024**2
-KEPT, ON_DEVICE = "pilotlight_kept_tensor_bytes", "pilotlight_kept_device_tensor_bytes"
+KEPT = "pilotlight_kept_tensor_bytes"
 WORKFLOWS = f"""
 ONES = tensor([1.0] * {VALUES}, "FP32", ({VALUES // 4}, 4))
 
@@ -101,12 +100,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("device_bytes", [0, DEVICE_BYTES], ids=["host", "device"])
 def test_steps_pass_tensors_that_never_reach_the_scheduler(
-    cluster: Cluster, programs: Path, tmp_path: Path, device_bytes: int
+    cluster: Cluster, programs: Path, tmp_path: Path
 ) -> None:
     cluster.declare("double", programs / "double")
-    pods = [cluster.pod(name, kept_device_bytes=device_bytes) for name in ("pod-a", "pod-b")]
+    pods = [cluster.pod(name) for name in ("pod-a", "pod-b")]
     with running(cluster, tmp_path) as platform:
         workflow = platform.deploy("""
             @workflow
@@ -121,9 +119,7 @@ def test_steps_pass_tensors_that_never_reach_the_scheduler(
             assert response.status_code == 200, response.text
             assert response.json()["result"] == [VALUES // 4, [16.0] * 4]
             servers.wait_until(
-                lambda: (
-                    not any(metric(pod.url, name) for pod in pods for name in (KEPT, ON_DEVICE))
-                ),
+                lambda: not any(metric(pod.url, KEPT) for pod in pods),
                 what="tensors freed with the run",
             )
 
@@ -159,9 +155,7 @@ def forkserver(s3: servers.S3Server) -> Iterator[servers.Forkserver]:
 
 
 @pytest.mark.parametrize("use", ["await once", 'await model("double")(features=once)'])
-@pytest.mark.parametrize(
-    "loss", ["dropped", "dropped from a device", "killed", "killed with its device"]
-)
+@pytest.mark.parametrize("loss", ["dropped", "killed"])
 def test_a_lost_tensor_is_made_again(
     cluster: Cluster,
     programs: Path,
@@ -172,10 +166,9 @@ def test_a_lost_tensor_is_made_again(
 ) -> None:
     for name in ("double", "slow"):
         cluster.declare(name, programs / name)
-    options = {"kept_device_bytes": DEVICE_BYTES if "device" in loss else 0}
     with (
-        cluster.pod_context("pod-a", **options) as first,
-        cluster.pod_context("pod-b", **options) as second,
+        cluster.pod_context("pod-a") as first,
+        cluster.pod_context("pod-b") as second,
         running(cluster, tmp_path) as platform,
     ):
         pods = {"pod-a": first, "pod-b": second}
@@ -195,8 +188,7 @@ def test_a_lost_tensor_is_made_again(
 
         servers.wait_until(lambda: first_step().get("state") == "done", what="first step done")
         keeper = pods[first_step()["pod"]]
-        assert bool(metric(keeper.url, ON_DEVICE)) == ("device" in loss)
-        if "dropped" in loss:
+        if loss == "dropped":
             path = f"/v2/tensors/default/{begun.json()['id']}"
             assert platform.client.delete(keeper.url + path).json()["dropped"] >= 1
         else:
