@@ -1,4 +1,4 @@
-"""Plots per run: bars of cold starts, stages, fairness and utility; goodput, memory trade-offs."""
+"""Plots per run: bars of cold starts, stages and utility; goodput, memory trade-offs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -23,12 +23,10 @@ from load.report.style import (
     not_shown_note,
     one_axes,
     row_height_in,
-    run_index,
 )
-from load.report.summary import good_shares, jain, summarise_answers
+from load.report.summary import summarise_answers
 from registry.domain.pod import STAGES
 
-_MAX_DOTS: Final = 200
 _FROM: Final = {
     "host": "from the node's memory",
     "disk": "from the node's disk",
@@ -134,51 +132,6 @@ def _stages_title(
     largest = int(np.nanargmax(values))
     share = values[largest] / np.nansum(values)
     return f"{run_labels[run.name]}: {share:.0%} of the time is {STAGES[largest]}"
-
-
-def tenants(runs: Sequence[Run]) -> Plot | LeftOut:
-    """Jain's index, and the share of each tenant's requests that were served in time."""
-    heading = "Fairness between tenants"
-    by_run = {run.name: good_shares(run) for run in runs}
-    found = {name: jain(list(shares.values())) for name, shares in by_run.items()}
-    indices = {name: index for name, index in found.items() if index is not None}
-    shown = [run for run in runs if run.name in indices]
-    if not shown:
-        return LeftOut(heading, "there is only one tenant, or no request was served")
-    run_labels = labels([run.name for run in runs])
-    worst = min(shown, key=lambda run: (indices[run.name], run.name))
-    shares = by_run[worst.name]
-    least, most = min(shares.values()), max(shares.values())
-    figure, axes = one_axes(
-        f"{run_labels[worst.name]} serves between {least:.1%} and {most:.1%} of a tenant's "
-        "requests in time"
-        if least < most
-        else "All tenants are served alike",
-        "Share of a tenant's requests served in time",
-        "",
-        height_in=row_height_in(shown),
-    )
-    for row, run in enumerate(shown):
-        dots = np.array(sorted(by_run[run.name].values()))
-        if len(dots) > _MAX_DOTS:
-            dots = np.quantile(dots, np.linspace(0, 1, _MAX_DOTS))
-        index = run_index(runs, run)
-        axes.plot(
-            dots,
-            np.full(len(dots), row),
-            MARKERS[index],
-            color=COLOURS[index],
-            alpha=0.6,
-            markeredgewidth=0,
-        )
-        axes.annotate(f"Jain {indices[run.name]:.4f}", (1.03, row), va="center", fontsize=9.5)
-    label_rows(axes, run_labels, shown, 1.0)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}" if value <= 1 else "")
-    caption = (
-        "One mark per tenant. Jain, Chiu and Hawe's index over these shares: 1 is even, 1/n means "
-        f"that one of n tenants gets everything.{not_shown_note(run_labels, shown)}"
-    )
-    return Plot("fairness", heading, caption, figure)
 
 
 def _has_stage(run: Run, stage: str) -> bool:

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from load.errors import BadOutput, ReportError
-from load.report.bar_plots import cold_starts, goodput, stages, tenants, utility, wasted_memory
-from load.report.machine_plots import loading_time, machine_usage
-from load.report.request_plots import arrivals, completion_times, deadline_misses, workload
+from load.report.bar_plots import cold_starts, goodput, stages, utility, wasted_memory
+from load.report.request_plots import arrivals, completion_times, deadline_misses
 from load.report.run import Run
 from load.report.run_file import format_duration
 from load.report.style import COLOURS, DPI, LeftOut, Plot, styled
@@ -242,8 +241,7 @@ def _format_seconds(seconds: float | None) -> str:
 
 
 PLOTS: Final = (
-    arrivals, workload, completion_times, deadline_misses, loading_time, cold_starts, stages,
-    goodput, wasted_memory, tenants,
+    arrivals, completion_times, deadline_misses, cold_starts, stages, goodput, wasted_memory,
 )  # fmt: skip
 
 
@@ -279,7 +277,7 @@ def write_report(
 def _write(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
 ) -> WrittenReport:
-    total = len(PLOTS) + len(runs) + 1
+    total = len(PLOTS) + 1
     on_progress(0, total, "measures")
     summaries = [summarise(run) for run in runs]
     drawn: list[tuple[Plot, bytes]] = []
@@ -307,8 +305,6 @@ def _plots(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
         yield plot(runs)
     if any(run.answers is not None for run in runs):
         yield utility(runs)
-    for number, run in enumerate(runs, start=1):
-        yield machine_usage(run, number)
 
 
 def _png(plot: Plot) -> bytes:

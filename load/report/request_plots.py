@@ -1,4 +1,4 @@
-"""Requests over time and by model, completion times and deadline misses.
+"""Requests over time, completion times and deadline misses.
 
 After Blinowski et al. 2024, figures 5.2 to 5.5.
 """
@@ -21,7 +21,6 @@ from load.report.run_file import (
 from load.report.style import (
     COLOURS,
     LINES,
-    MARKERS,
     LeftOut,
     Plot,
     count_ticks,
@@ -30,11 +29,7 @@ from load.report.style import (
     log_ticks,
     not_shown_note,
     one_axes,
-    shortened,
 )
-
-_MAX_MODELS: Final = 15
-_OTHERS: Final = "all others"
 
 
 def arrivals(runs: Sequence[Run]) -> Plot:
@@ -73,58 +68,6 @@ def arrivals(runs: Sequence[Run]) -> Plot:
         "(Blinowski et al. 2024, figure 5.2)."
     )
     return Plot("arrivals", "Arrivals", caption, figure)
-
-
-def workload(runs: Sequence[Run]) -> Plot:
-    """Requests per model; the rarest are combined."""
-    totals: dict[str, int] = {}
-    for run in runs:
-        for name, count in run.model.counts().items():
-            totals[name] = totals.get(name, 0) + count
-    ranked = sorted(totals, key=lambda name: (-totals[name], name))
-    shown = ranked[:_MAX_MODELS]
-    has_others = len(ranked) > len(shown)
-    rows = [*shown, *([_OTHERS] if has_others else [])]
-    share = totals[ranked[0]] / sum(totals.values())
-    figure, axes = one_axes(
-        f"{shortened(ranked[0])} gets {share:.0%} of the requests; there are {len(ranked)} models"
-        if len(ranked) > 1
-        else f"All requests go to {shortened(ranked[0])}",
-        "Requests",
-        "",
-        height_in=1.2 + 0.32 * len(rows),
-    )
-    run_labels = labels([run.name for run in runs])
-    named = {run.name: _row_counts(run, shown, has_others) for run in runs}
-    same = len({tuple(values) for values in named.values()}) == 1
-    for index, (name, values) in enumerate(list(named.items())[:1] if same else named.items()):
-        label = "all runs" if same and len(runs) > 1 else run_labels[name]
-        axes.plot(
-            values,
-            np.arange(len(rows)) + _shift(index, 1 if same else len(runs)),
-            MARKERS[index],
-            color=COLOURS[index],
-            label=label,
-        )
-    axes.set_yticks(np.arange(len(rows)), [*labels(shown).values(), *rows[len(shown) :]])
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlim(left=0)
-    count_ticks(axes.xaxis)
-    legend_below(axes)
-    others = f"; {_OTHERS}: {len(ranked) - len(shown)} models" if has_others else ""
-    caption = f"Requests of each model (Blinowski et al. 2024, figure 5.3){others}."
-    return Plot("workload", "Workload by model", caption, figure)
-
-
-def _row_counts(run: Run, shown: Sequence[str], has_others: bool) -> list[int]:
-    counts = run.model.counts()
-    values = [counts.get(name, 0) for name in shown]
-    return [*values, run.requests - sum(values)] if has_others else values
-
-
-def _shift(index: int, series: int) -> float:
-    """Offset within a row, so that equal counts do not overlap."""
-    return 0.5 * ((index + 0.5) / series - 0.5)
 
 
 _POINTS: Final = 1500

@@ -1,4 +1,4 @@
-"""A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends, pod usage.
+"""A run in numbers: counts, percentiles, deadline misses, goodput, fairness, late sends.
 
 Live and simulated runs give the same document. Percentiles are exact for a run that is in memory,
 and come from buckets for a run that is summarised while it runs.
@@ -155,36 +155,19 @@ class TimeSpans:
         return float((self.ends - self.begins).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class PodUsage:
-    """One model on one pod."""
-
-    pod: str
-    model: str
-    loading: TimeSpans
-    inferring: TimeSpans
-    loaded: TimeSpans
-    """From the end of a load, or the first use, to the last use before the next load."""
-
-
-def pod_usages(run: Run) -> list[PodUsage]:
-    """Every pair of pod and model that has requests, by pod, then by model.
-
-    A request's stages follow one another from when it was sent: queue, load, preprocess, infer. The
-    times of requests that wait for one load overlap, so a pod's loading time is their union.
-    """
-    keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
-    rows = np.flatnonzero(run.predict_pod.codes >= 0)
-    found = [_usage(run, rows[group]) for group in groups(keys[rows])]
-    return sorted(found, key=lambda each: (each.pod, each.model))
-
-
 def loading_s(run: Run) -> float:
-    """Seconds in which requests waited for loads, each load once, over all pods.
+    """Seconds in which requests waited for loads, each load once, over all models and pods.
 
-    Blinowski et al. 2024, figure 5.6. Loads that no request waited for are not included.
+    Blinowski et al. 2024, figure 5.6. A request waits after its time in the queue. The times of
+    requests that wait for one load overlap. Loads that no request waited for are not included.
     """
-    return sum(each.loading.total_s for each in pod_usages(run))
+    load_s = np.nan_to_num(run.stages_ms["load"].astype(np.float64)) / 1000
+    rows = np.flatnonzero((run.predict_pod.codes >= 0) & run.is_cold & (load_s > 0))
+    sent_s = np.where(np.isnan(run.sent_s), run.scheduled_s, run.sent_s)
+    begins = sent_s + np.nan_to_num(run.stages_ms["queue"].astype(np.float64)) / 1000
+    keys = run.predict_pod.codes.astype(np.int64) * len(run.model.names) + run.model.codes
+    pairs = (rows[group] for group in groups(keys[rows]))
+    return sum(union(begins[each], (begins + load_s)[each]).total_s for each in pairs)
 
 
 def union(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
@@ -197,42 +180,6 @@ def union(begins: Floats, ends: Floats, *, gap_s: float = 0.0) -> TimeSpans:
     first = np.flatnonzero(is_new)
     last = np.concatenate((first[1:] - 1, [len(begins) - 1]))
     return TimeSpans(begins[first], ends[last])
-
-
-def _usage(run: Run, rows: Ints) -> PodUsage:
-    sent = np.where(np.isnan(run.sent_s[rows]), run.scheduled_s[rows], run.sent_s[rows])
-    stage = {
-        name: np.nan_to_num(run.stages_ms[name][rows].astype(np.float64)) / 1000
-        for name in ("queue", "load", "preprocess", "infer")
-    }
-    load_begins = sent + stage["queue"]
-    load_ends = load_begins + stage["load"]
-    infer_begins = load_ends + stage["preprocess"]
-    infer_ends = infer_begins + stage["infer"]
-    cold = run.is_cold[rows] & (stage["load"] > 0)
-    loading = union(load_begins[cold], load_ends[cold])
-    used = run.is_ok[rows] | (stage["infer"] > 0)
-    infer_begins, infer_ends = infer_begins[used], infer_ends[used]
-    return PodUsage(
-        pod=run.predict_pod.names[run.predict_pod.codes[rows[0]]],
-        model=run.model.names[run.model.codes[rows[0]]],
-        loading=loading,
-        inferring=union(infer_begins, infer_ends),
-        loaded=_loaded(loading, np.sort(infer_begins), np.sort(infer_ends)),
-    )
-
-
-def _loaded(loading: TimeSpans, infer_begins: Floats, infer_ends: Floats) -> TimeSpans:
-    """From inferences sorted by begin and by end. Records do not show when a model was evicted."""
-    if not len(infer_begins):
-        return TimeSpans(loading.ends, loading.ends)
-    begins, limits = loading.ends, np.concatenate((loading.begins[1:], [np.inf]))
-    if not len(begins) or infer_begins[0] < loading.begins[0]:  # warm before its first load
-        begins = np.concatenate((infer_begins[:1], begins))
-        limits = np.concatenate((loading.begins, [np.inf]))
-    latest = np.searchsorted(infer_ends, limits, side="right") - 1
-    last_use = np.where(latest >= 0, infer_ends[np.maximum(latest, 0)], begins)
-    return TimeSpans(begins, np.maximum(begins, last_use))
 
 
 L = TypeVar("L", bound="Latencies")

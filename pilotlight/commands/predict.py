@@ -13,7 +13,7 @@ import typer
 from pilotlight.commands import flags
 from pilotlight.commands.kinds import parse_model_names
 from pilotlight.commands.target import PlatformTarget, error_text
-from pilotlight.commands.workflow import check_plot, explain_run
+from pilotlight.commands.workflow import explain_run
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from registry.domain.model import ModelName
@@ -80,15 +80,10 @@ async def explain(
         str, typer.Argument(help="The x-request-id header of the response, or a workflow's run.")
     ],
     *,
-    plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Draw a workflow's run, by pod: .svg, .png or .pdf."),
-    ] = None,
     namespace: flags.Namespace = None,
 ) -> None:
     """Show how a request, or each step of a workflow's run, was placed: candidates, estimates."""
-    check_plot(plot)
-    await _explain(target, output, request_id, namespace or "default", plot)
+    await _explain(target, output, request_id, namespace or "default")
 
 
 def _request_path(name: ModelName, protocol: str) -> str:
@@ -192,21 +187,13 @@ def _short(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-async def _explain(
-    target: PlatformTarget, output: Output, request_id: str, namespace: str, plot: Path | None
-) -> None:
+async def _explain(target: PlatformTarget, output: Output, request_id: str, namespace: str) -> None:
     """Of a request; where the gateway knows none, of a run."""
-    if plot is not None:
-        try:
-            await explain_run(target, output, namespace, request_id, plot)
-        except (NotFound, RequestFailed) as error:
-            raise NotFound(f"{error}; --plot draws a workflow's run, not a request") from None
-        return
     path = f"/pilotlight/v1/explain/{quote(request_id, safe='')}"
     response = await target.request_gateway("GET", path)
     if response.status_code == 404:
         try:
-            await explain_run(target, output, namespace, request_id, plot)
+            await explain_run(target, output, namespace, request_id)
         except (NotFound, RequestFailed):
             raise NotFound(
                 f"the gateway has no record of request {request_id!r}; it keeps only the most "

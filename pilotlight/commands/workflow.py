@@ -12,7 +12,7 @@ import typer
 from pilotlight.commands import flags
 from pilotlight.commands.kinds import parse_model_names, shown_name
 from pilotlight.commands.target import PlatformTarget, error_with_line, read_response, text_of_error
-from pilotlight.errors import InvalidInput, RequestFailed, requires_extra
+from pilotlight.errors import InvalidInput, RequestFailed
 from pilotlight.output import Output
 from registry.domain.model import ModelName
 
@@ -224,23 +224,10 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-SUFFIXES = (".svg", ".png", ".pdf")
-
-
-def check_plot(plot: Path | None) -> None:
-    """Raises InvalidInput for a file of another kind."""
-    if plot is not None and plot.suffix not in SUFFIXES:
-        raise InvalidInput([f"--plot must end in {', '.join(SUFFIXES)}, was {plot.name!r}"])
-
-
-async def explain_run(
-    target: PlatformTarget, output: Output, namespace: str, run_id: str, plot: Path | None
-) -> None:
-    """Print a run's steps, their candidates and loads ahead, and draw it. Raises NotFound."""
+async def explain_run(target: PlatformTarget, output: Output, namespace: str, run_id: str) -> None:
+    """Print a run's steps, their candidates and loads ahead. Raises NotFound."""
     path = f"/serving/{quote(namespace)}/all/v1/workflows/-/runs/{quote(run_id, safe='')}"
     document = read_response(await target.request_gateway("GET", path), run_id)
-    if plot is not None:
-        _draw(document, plot)
     output.result(document, [_head(document)])
     if output.as_json:
         return
@@ -268,8 +255,6 @@ async def explain_run(
             f"{load['begun_s']:.3f} to {ended} s"
         )
     print_printed(output, document)
-    if plot is not None:
-        output.note(f"plot: {plot}")
 
 
 def _head(document: dict[str, Any]) -> str:
@@ -311,13 +296,3 @@ def _latest_plan(document: dict[str, Any], number: int) -> dict[str, Any]:
         if number < len(plan["steps"]) and plan["at_s"] <= sent_s:
             found = plan["steps"][number]
     return found
-
-
-def _draw(document: dict[str, Any], plot: Path) -> None:
-    with requires_extra("load"):
-        from load.report.machine_plots import run_timeline
-
-    try:
-        run_timeline(document).savefig(plot)
-    except (OSError, ValueError) as error:
-        raise InvalidInput([f"--plot {plot}: {error}"]) from error

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from load.report.machine_plots import draw_usage, usage_legend
 from load.report.style import COLOURS, DPI, LINES, legend_below, log_ticks, rows_of_axes, styled
 from research.experiments.schedulers.scheduler_configs import SCHEDULERS, SHIPPED
+from research.experiments.schedulers.usage_plot import draw_usage, usage_legend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
 """Contents of each plot: axes, legend, and values computed by hand."""
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,12 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import Collection
-from matplotlib.colors import to_hex, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from load.report.bar_plots import cold_starts, goodput, pareto, stages, tenants, wasted_memory
-from load.report.machine_plots import loading_time, machine_usage
-from load.report.request_plots import arrivals, completion_times, deadline_misses, workload
-from load.report.style import COLOURS, LeftOut, Plot, styled
+from load.report.bar_plots import cold_starts, goodput, pareto, stages, wasted_memory
+from load.report.request_plots import arrivals, completion_times, deadline_misses
+from load.report.style import LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
 
 
@@ -96,25 +93,6 @@ def test_arrivals_of_one_trace_are_drawn_once(tmp_path: Path) -> None:
     assert len(_steps(figure.axes[0])) == 1
 
 
-def test_workload_has_a_row_per_model_and_a_mark_per_run(tmp_path: Path) -> None:
-    one = steady_run(tmp_path, name="one", model=["a", "b", "a", "a"])
-    two = steady_run(tmp_path, name="two", model=["b", "b", "b", "a"])
-    figure = _figure(workload([one, two]))
-    axes = figure.axes[0]
-    assert _named(axes) == ("Requests", "")
-    assert _legend(figure) == ["one", "two"]
-    assert _rows(axes) == ["a", "b"]
-    assert [point[0] for point in _points(axes, "one")] == [3, 1]
-    assert [point[0] for point in _points(axes, "two")] == [1, 3]
-
-
-def test_rarest_models_are_combined(tmp_path: Path) -> None:
-    names = [f"m{number:02}" for number in range(20)]
-    axes = _axes(workload([steady_run(tmp_path, 23, model=[*names, "m00", "m00", "m01"])]))
-    assert _rows(axes) == [*names[:15], "all others"]
-    assert [point[0] for point in _points(axes, "run")] == [3, 2, *[1] * 13, 5]
-
-
 def test_completion_times_end_at_the_answered_share(tmp_path: Path) -> None:
     half = steady_run(
         tmp_path,
@@ -163,45 +141,6 @@ _LOADS: dict[str, Any] = {
     "infer_ms": [100.0] * 4,
     "finished_s": [2.1, 2.1, 5.1, 9.6],
 }
-
-
-def test_loading_time_of_runs_that_record_only_requests(tmp_path: Path) -> None:
-    runs = [steady_run(tmp_path, name="live", **_LOADS), steady_run(tmp_path, name="warm")]
-    drawn = loading_time(runs)
-    axes = _axes(drawn)
-    assert _named(axes) == ("Loading time over all pods (s)", "")
-    assert _rows(axes) == ["live", "warm"]
-    assert [bar for bar in _bars(axes) if bar[2]] == [[0, 0, pytest.approx(2.5)]]
-    assert _texts(axes) == ["2.5 s waited for", "0 ms waited for"]
-    assert isinstance(drawn, Plot)
-    assert "Not included: loads that no record shows: preloads, and" in drawn.caption
-
-
-def test_loading_time_of_all_loads_beside_those_waited_for(tmp_path: Path) -> None:
-    told = steady_run(tmp_path, name="recorded", metadata={"all_loading_s": 10.0}, **_LOADS)
-    live = steady_run(tmp_path, name="live", **_LOADS)
-    drawn = loading_time([told, live])
-    figure = _figure(drawn)
-    axes = figure.axes[0]
-    assert _legend(figure) == ["all loads", "loads that an answered request waited for"]
-    assert [bar for bar in _bars(axes) if bar[2]] == [
-        [0, 0, pytest.approx(10.0)],
-        [0, 0, pytest.approx(2.5)],
-        [1, 0, pytest.approx(2.5)],
-    ]
-    assert _texts(axes) == ["10 s, 2.5 s waited for", "2.5 s waited for"]
-    assert isinstance(drawn, Plot)
-    assert "as the run records them (all_loading_s)" in drawn.caption
-    assert "Of live only the dark bar is known." in drawn.caption
-    pale, dark = figure.legends[0].get_patches()
-    assert to_rgba(pale.get_facecolor())[3] < to_rgba(dark.get_facecolor())[3] == 1
-
-
-def test_loading_time_of_a_run_whose_records_name_no_pod(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, predict_pod=[None] * 4, metadata={"all_loading_s": 400.0})
-    axes = _axes(loading_time([run]))
-    assert axes.get_xlabel() == "Loading time over all pods (min)"
-    assert _bars(axes)[0] == [0, 0, pytest.approx(400 / 60)]
 
 
 def test_cold_starts_are_stacked_by_tier(tmp_path: Path) -> None:
@@ -308,67 +247,6 @@ def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
 def test_run_without_start_tiers_is_not_on_the_front(tmp_path: Path) -> None:
     run = steady_run(tmp_path, start=[None] * 4, metadata={"wasted_memory_byte_s": 1e9})
     assert isinstance(wasted_memory([run]), LeftOut)
-
-
-def test_fairness_has_a_mark_per_tenant(tmp_path: Path) -> None:
-    run = steady_run(
-        tmp_path,
-        name="uneven",
-        tenant=["x", "x", "y", "y"],
-        status=[200, 200, 200, 503],
-        deadline_s=[None] * 4,
-    )
-    axes = _axes(tenants([run]))
-    assert _named(axes) == ("Share of a tenant's requests served in time", "")
-    assert _rows(axes) == ["uneven"]
-    [line] = axes.lines
-    assert np.asarray(line.get_xydata()).tolist() == [[0.5, 0.0], [1.0, 0.0]]
-    assert _texts(axes) == ["Jain 0.9000"]
-
-
-def test_machine_usage_draws_loading_loaded_and_inferring_over_time(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, name="one", predict_pod=["pod-1"] * 4, **_LOADS)
-    drawn = machine_usage(run, 2)
-    figure = _figure(drawn)
-    [axes] = figure.axes
-    assert axes.get_xlabel() == "Time since start (s)"
-    assert axes.get_title(loc="left") == "pod-1: 29% of the time loading or inferring"
-    assert _rows(axes) == ["a"]
-    assert _legend(figure) == ["loading", "loaded", "inferring"]
-    loaded, loading, inferring = (
-        [(path.get_extents().x0, path.get_extents().x1) for path in each.get_paths()]
-        for each in axes.collections[:3]
-    )
-    assert loading == [pytest.approx((0.0, 2.0)), pytest.approx((9.0, 9.5))]
-    assert loaded == [pytest.approx((2.0, 5.1)), pytest.approx((9.5, 9.6))]
-    assert inferring == [
-        pytest.approx((2.0, 2.1)),
-        pytest.approx((5.0, 5.1)),
-        pytest.approx((9.5, 9.6)),
-    ]
-    assert to_hex(_face(axes.collections[1])).upper() == COLOURS[1]
-    assert isinstance(drawn, Plot)
-    assert "Not shown: loads that no record shows (preloads, and" in drawn.caption
-
-
-def test_short_spans_are_a_pixel_wide(tmp_path: Path) -> None:
-    run = steady_run(
-        tmp_path, 2, scheduled_s=[0.0, 900.0], sent_s=[0.0, 900.0], infer_ms=[10.0, 10.0]
-    )
-    figure = _figure(machine_usage(run, 1))
-    figure.savefig(io.BytesIO(), format="png", dpi=figure.dpi)
-    [axes] = figure.axes
-    first, second = (path.get_extents().width for path in axes.collections[2].get_paths())
-    pixel = np.ptp(axes.get_xlim()) / axes.bbox.width
-    assert first >= pixel
-    assert second >= pixel
-
-
-def test_model_without_loads_and_inferences_has_no_row(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, 2, model=["ran", "refused"], status=[200, 503])
-    assert _rows(_axes(machine_usage(run, 1))) == ["ran"]
-    nobody = steady_run(tmp_path, 2, status=[503, 503])
-    assert isinstance(machine_usage(nobody, 1), LeftOut)
 
 
 def test_pareto_front_has_the_points_that_no_other_beats() -> None:

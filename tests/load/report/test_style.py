@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 from matplotlib.text import Text
 
 from load.report.comparison import PLOTS
-from load.report.machine_plots import machine_usage
 from load.report.run import Run
 from load.report.run_file import read_run
 from load.report.style import COLOURS, TIERS, Plot, labels, styled
@@ -66,7 +65,7 @@ def _runs(folder: Path, names: Sequence[str], *, rows: int = 200) -> list[Run]:
 
 
 def _drawn(runs: list[Run]) -> list[Plot]:
-    found = [plot(runs) for plot in PLOTS] + [machine_usage(runs[0], 1)]
+    found = [plot(runs) for plot in PLOTS]
     return [each for each in found if isinstance(each, Plot)]
 
 
@@ -107,7 +106,7 @@ def test_texts_stay_inside_and_apart_with_long_names(tmp_path: Path, count: int)
     ]
     with styled():
         plots = _drawn(_runs(tmp_path, names))
-        assert len(plots) == len(PLOTS) + 1
+        assert len(plots) == len(PLOTS)
         for plot in plots:
             _assert_readable(plot.figure, plot.name)
 

@@ -131,9 +131,6 @@ def test_explains_the_routing_of_a_request(platform: RunningPlatform) -> None:
     assert explained["request_id"] == headers["x-request-id"]
     assert explained["model"] == "default/embed"
     assert platform.cli("explain", "no-such-request").status == 1
-    plotted = platform.cli("explain", headers["x-request-id"], "--plot", "request.svg")
-    assert plotted.status == 1
-    assert "--plot draws a workflow's run, not a request" in plotted.err
 
 
 def test_predicts_in_both_protocols_and_by_policy(platform: RunningPlatform) -> None:
