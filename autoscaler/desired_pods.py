@@ -25,12 +25,12 @@ from autoscaler.policy import (
     DrainPod,
     Limits,
     ModelView,
-    PlannedPod,
     PoolView,
     SetPods,
 )
 from registry.domain.model import Preload, Tier
 from registry.domain.pod import default_slots
+from registry.domain.pod_state import PodState
 from registry.domain.policy_names import loading_problem
 from registry.domain.records import PodShape
 
@@ -119,7 +119,7 @@ def _need(
 ) -> tuple[int, ActionReason, str]:
     """The largest number of pods needed for queued, expected or recent requests, or for copies."""
     waiting = sum(model.waiting.requests for model in view.models)
-    accepting = {pod.name for pod in view.pods.values() if pod.is_accepting}
+    accepting = {pod.name for pod in view.accepting}
     needs = [
         (*_for_expected(view, params), ActionReason.FORECAST),
         (*_for_copies(view), ActionReason.COPIES),
@@ -212,7 +212,7 @@ def _drain_order(view: PoolView) -> list[str]:
     """Pods by use, then by running requests, then by memory in use; ties by name."""
     uses = pod_uses(view)
 
-    def rank(pod: PlannedPod) -> tuple[int, int, int, str]:
+    def rank(pod: PodState) -> tuple[int, int, int, str]:
         busy = pod.slots_busy + pod.inferring
         return (_DRAIN_ORDER.index(uses[pod.name]), busy, sum(pod.used_bytes.values()), pod.name)
 
@@ -237,7 +237,7 @@ def contradictions(view: PoolView, loading: str = "") -> dict[str, str]:
 
     `loading` is the pool's loading policy; empty: it is not compared.
     """
-    largest = max((pod.budget_bytes.get(Tier.DEVICE, 0) for pod in view.pods.values()), default=0)
+    largest = max((pod.budget_bytes for pod in view.pods.values()), default=0)
     found = {}
     for model in view.models:
         text = loading_problem(model.spec, model.spec.pool, loading)
@@ -288,7 +288,7 @@ def pod_uses(view: PoolView, *, in_use_s: float = IN_USE_S) -> dict[str, PodUse]
     }
 
 
-def _use(pod: PlannedPod, latest_s: float | None, since_s: float) -> PodUse:
+def _use(pod: PodState, latest_s: float | None, since_s: float) -> PodUse:
     if pod.inferring or pod.slots_busy:
         return PodUse.IN_USE_BUSY
     if latest_s is None:

@@ -145,9 +145,9 @@ class Autoscaler:
         )
         self._update_scaling(size, seen.wanted)
         started_s = time.perf_counter()
-        demand = self._forecasts.demand(seen.view.names, now_s, seen.hints)
+        demand = self._forecasts.demand(seen.names, now_s, seen.hints)
         quota_of = partial(self._actuator.rules().quota, kind=Quota.MEMORY)
-        plan = self._planner.plan(replace(seen.view, demand=demand), quota_of=quota_of)
+        plan = self._planner.plan(replace(seen, demand=demand), quota_of=quota_of)
         self._measure(plan, time.perf_counter() - started_s)
         return plan
 

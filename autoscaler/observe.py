@@ -1,15 +1,20 @@
 """First step of a tick: the pool as it is now, in one view."""
 
 import asyncio
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
 
 from autoscaler.forecasting.counts import Counts, ObservedDemand
-from autoscaler.policy import Limits, Observations, PoolView, copy_uses, read_pool
-from registry.domain.demand import ArrivalCount, ArrivalHint, CountWindow
-from registry.domain.model import ModelName
-from registry.domain.records import WantedPods
+from autoscaler.policy import NEVER_S, CopyUse, Limits, ModelView, PoolView
+from registry.domain.cluster import ClusterState
+from registry.domain.demand import ArrivalCount, CountWindow, QueueStats
+from registry.domain.estimates import PRIORS
+from registry.domain.model import ModelName, ModelRecord, Tier
+from registry.domain.pod import CopyReport
+from registry.domain.pod_index import Residency
+from registry.domain.records import ActionRecord
 from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
 from registry.redis.reports import ArrivalHints, ArrivalLog, read_copy_reports
@@ -19,20 +24,6 @@ REREAD_S: Final = 30
 """How far back each read goes, for late reports of gateways."""
 _DAY_S: Final = 86_400
 _SECONDS_KEPT_S: Final = 300
-
-
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """What a tick starts from."""
-
-    now_s: float
-    """On the registry's clock; that of the view may be faster."""
-    view: PoolView
-    """Without the demand, which is forecast next."""
-    hints: Sequence[ArrivalHint]
-    """Arrivals that schedulers of workflows announce."""
-    wanted: WantedPods | None
-    """The registry's record of the number of pods."""
 
 
 class Observer:
@@ -48,8 +39,8 @@ class Observer:
 
     async def observe(
         self, now_s: float, *, limits: Limits | None, paused: Collection[str]
-    ) -> Observed:
-        """Raises RegistryUnavailable."""
+    ) -> PoolView:
+        """Without the demand, which is forecast next. Raises RegistryUnavailable."""
         counting = asyncio.create_task(self._reader.read(now_s, sorted(self._watch.state.models)))
         try:
             ongoing, waiting, reports, hints, _ = await asyncio.gather(
@@ -62,17 +53,20 @@ class Observer:
         finally:  # where another read failed, it would add its counts in the middle of later ticks
             counting.cancel()
         state = self._watch.state
-        seen = Observations(
+        return read_pool(
+            state,
+            now_s,
             arrived=self._arrivals.take_arrived(),
             last_arrival_s=self._arrivals.last_arrival_s,
             waiting=waiting,
             uses=copy_uses(state, reports),
             ongoing=ongoing.actions,
-            paused=paused,
             time_scale=self._arrivals.time_scale,
+            limits=limits or Limits(),
+            paused=paused,
+            hints=hints,
+            wanted=ongoing.wanted,
         )
-        view = read_pool(state, now_s, seen, limits=limits)
-        return Observed(now_s, view, hints, ongoing.wanted)
 
 
 class DemandReader:
@@ -125,3 +119,130 @@ class DemandReader:
                 added[item.model] = item.count
                 new.append((item.model, float(item.start_s), count))
         return new
+
+
+_SOURCES: Final = (Tier.HOST, Tier.DISK, Tier.REMOTE)
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+def read_pool(
+    state: ClusterState,
+    now_s: float,
+    *,
+    arrived: Mapping[ModelName, int] = _NOTHING,
+    last_arrival_s: Mapping[ModelName, float] = _NOTHING,
+    waiting: Mapping[ModelName, QueueStats] = _NOTHING,
+    uses: Mapping[str, Mapping[str, CopyUse]] = _NOTHING,
+    size_bytes: Mapping[str, int] = _NOTHING,
+    ongoing: Sequence[ActionRecord] = (),
+    time_scale: float = 1.0,
+    **of_view: Any,
+) -> PoolView:
+    """The pool at `now_s`; models are in the order of names. Use it before `state` changes.
+
+    Beside the registry's state: arrivals since the last plan, the use of copies by key and pod, the
+    size by key where it is known before the first load, actions that pods may not report yet, and
+    fields of the view.
+
+    `time_scale`: of replays of compressed traces. At sixty times the pace, loads, inferences and
+    gaps between arrivals are sixty times as short. Policies have constants for real time, so that
+    all times of the view are on a clock that is faster by this factor.
+    """
+    link_bytes_per_s = min(
+        (each.info.link_bytes_per_s for each in state.pods.values() if each.info.link_bytes_per_s),
+        default=None,
+    )
+
+    def view_of(name: ModelName, record: ModelRecord) -> ModelView:
+        spec, failure = record.serving, record.failure
+        holders, measured = state.holders(spec.key), state.measured(spec.key)
+        known_bytes = size_bytes.get(spec.key) or max(
+            (each.size_bytes for each in holders.values() if each.tier is not Tier.REMOTE),
+            default=0,
+        )
+        return ModelView(
+            spec=spec,
+            size_bytes=known_bytes or int(PRIORS.load_bytes),
+            infer_s=measured.stages.share_s,
+            hold_s=measured.stages.hold_s,
+            load_s={tier: measured.load_from(tier, link_bytes_per_s).seconds for tier in _SOURCES},
+            holders=holders,
+            uses=uses.get(spec.key, {}),
+            arrived=arrived.get(name, 0),
+            last_arrival_s=last_arrival_s.get(name, NEVER_S),
+            waiting=waiting.get(name, QueueStats()),
+            failure=failure if failure is not None and failure.key == spec.key else None,
+        )
+
+    models = tuple(view_of(*each) for each in sorted(state.models.items()))
+    models = _with_ongoing_loads(models, state, ongoing, now_s)
+    if time_scale != 1:
+        now_s, models = time_scale * now_s, tuple(_scaled(each, time_scale) for each in models)
+    return PoolView(now_s, dict(sorted(state.pods.items())), models, **of_view)
+
+
+def _with_ongoing_loads(
+    models: tuple[ModelView, ...],
+    state: ClusterState,
+    ongoing: Sequence[ActionRecord],
+    now_s: float,
+) -> tuple[ModelView, ...]:
+    """With the loads that were started and that their pods do not report yet."""
+    loading: dict[str, list[str]] = {}
+    for record in ongoing:
+        if record.verb == "load" and record.tier == Tier.DEVICE and record.pod in state.pods:
+            loading.setdefault(record.subject, []).append(record.pod)
+    if not loading:
+        return models
+
+    def with_loads(model: ModelView) -> ModelView:
+        known = model.holders
+        new = {
+            pod: Residency(Tier.REMOTE, Tier.REMOTE, now_s, 0)
+            for pod in loading.get(str(model.spec.name), ())
+            if pod not in known or not (known[pod].is_warm or known[pod].is_warming)
+        }
+        return replace(model, holders={**known, **new}) if new else model
+
+    return tuple(with_loads(model) for model in models)
+
+
+def _scaled(model: ModelView, factor: float) -> ModelView:
+    failure, waiting = model.failure, model.waiting
+    return replace(
+        model,
+        infer_s=factor * model.infer_s,
+        hold_s=factor * model.hold_s,
+        load_s={tier: factor * seconds for tier, seconds in model.load_s.items()},
+        holders={
+            pod: replace(each, since_s=factor * each.since_s) for pod, each in model.holders.items()
+        },
+        uses={pod: replace(each, last_s=factor * each.last_s) for pod, each in model.uses.items()},
+        last_arrival_s=factor * model.last_arrival_s,
+        waiting=replace(waiting, oldest_s=factor * waiting.oldest_s),
+        failure=failure and replace(failure, retry_at_s=factor * failure.retry_at_s),
+    )
+
+
+def copy_uses(
+    state: ClusterState, reports: Mapping[str, tuple[float, Mapping[str, CopyReport]]]
+) -> dict[str, dict[str, CopyUse]]:
+    """By model key, then pod: the use of every warm copy at the pods that report it.
+
+    `reports` are by pod, with the registry's time of each. A copy that was loaded after its pod's
+    report has not been used.
+    """
+    uses: dict[str, dict[str, CopyUse]] = {}
+    for key, holders in state.residency.items():
+        for pod, residency in holders.items():
+            if not residency.is_warm or pod not in reports:
+                continue
+            at_s, copies = reports[pod]
+            report = copies.get(key) if at_s >= residency.since_s else None
+            uses.setdefault(key, {})[pod] = CopyUse() if report is None else _use(report, at_s)
+    return uses
+
+
+def _use(report: CopyReport, at_s: float) -> CopyUse:
+    last_s = NEVER_S if report.idle_s is None else at_s - report.idle_s
+    return CopyUse(report.ongoing, last_s, report.served)

@@ -14,7 +14,8 @@ from autoscaler.forecasting.counts import Counts, ForecastInput
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import History
 from autoscaler.loading_policies.predictive import predictive
-from autoscaler.policy import Limits, Observations, read_pool
+from autoscaler.observe import read_pool
+from autoscaler.policy import Limits
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
@@ -109,6 +110,6 @@ def _inputs(
 
 def _plan(state: ClusterState, demand: Demand) -> None:
     policy = predictive()
-    view = read_pool(state, _NOW_S, Observations(), limits=Limits(0, PODS), demand=demand)
+    view = read_pool(state, _NOW_S, limits=Limits(0, PODS), demand=demand)
     policy.plan(view, policy.start)
     scale_pods(view, ScalingState(), ScalingParams())

@@ -94,7 +94,7 @@ class HoldingValue:
 
 
 def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValue:
-    """The value of each tier for each model; host memory has none if no pod has a budget for it."""
+    """The value of each tier for each model; host memory has none if no node has it."""
     models = view.models
     load_s = _load_times(view)
     size = np.array([max(1, each.size_bytes) for each in models], dtype=np.float64)
@@ -103,19 +103,16 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
     saved: dict[Tier, Floats] = {}
     margin: dict[Tier, Floats] = {}
     is_worth_holding: dict[Tier, Booleans] = {}
-    has_host = any(each.budget_bytes.get(Tier.HOST, 0) for each in view.pods.values())
     for tier in _SLOWEST_FIRST:
         saved[tier] = np.maximum(from_s - load_s[tier], 0.0)
-        if tier is Tier.HOST and not has_host:
+        if tier is Tier.HOST and not view.has_host_tier:
             saved[tier] = np.zeros(size.size)
         price = np.maximum(prices.per_s(tier, size, saved[tier]), 1e-12)
         margin[tier] = p_per_s * saved[tier] / price
         is_worth_holding[tier] = margin[tier] > 1
         from_s = np.where(is_worth_holding[tier], load_s[tier], from_s)
     rates = arrivals_per_s(demand)
-    capacity_bytes = sum(
-        each.budget_bytes.get(Tier.DEVICE, inf) for each in view.pods.values() if each.is_accepting
-    )
+    capacity_bytes = sum(each.budget_bytes for each in view.accepting)
     fitting_s = characteristic_time_s(rates.tolist(), size.tolist(), capacity_bytes)
     return HoldingValue(
         p_per_s,
@@ -130,8 +127,8 @@ def holding_value(view: PoolView, demand: Demand, prices: Prices) -> HoldingValu
 
 
 def _cold_per_s(view: PoolView, rates: Floats) -> Floats:
-    pods = sum(each.is_accepting for each in view.pods.values())
-    return np.where([each.copies == 0 for each in view.models], rates, 0.0) / max(1, pods)
+    is_cold = [each.copies == 0 for each in view.models]
+    return np.where(is_cold, rates, 0.0) / max(1, len(view.accepting))
 
 
 def _load_times(view: PoolView) -> dict[Tier, Floats]:

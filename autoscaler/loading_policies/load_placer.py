@@ -11,16 +11,9 @@ from math import inf
 from typing import Final
 
 from autoscaler.forecasting.forecasts import MINUTE_S, mean_per_s
-from autoscaler.policy import (
-    Action,
-    Demote,
-    ModelView,
-    PlannedPod,
-    PoolView,
-    free_device_bytes,
-    idle_copies,
-)
+from autoscaler.policy import Action, Demote, ModelView, PoolView, free_device_bytes, idle_copies
 from registry.domain.model import Tier
+from registry.domain.pod_state import PodState
 
 _DIGITS: Final = 9
 """Of unserved seconds: by the last digits of sums, work that is all served would not be 0, and a
@@ -197,7 +190,7 @@ class LoadPlacer:
         self._view = view
         self._marginal_value = marginal_value
         self._loads_per_node = loads_per_node
-        self._pods = [pod for pod in view.pods.values() if pod.is_accepting]
+        self._pods = view.accepting
         self._loads: Counter[str] = Counter()
         """Running and planned loads by node."""
         self._demoted = {(each.key, each.pod) for each in planned if isinstance(each, Demote)}
@@ -245,11 +238,11 @@ class LoadPlacer:
             self._apply(placement, model, tier)
         return placement
 
-    def _is_open(self, pod: PlannedPod, copies: set[str], max_loads: float) -> bool:
+    def _is_open(self, pod: PodState, copies: set[str], max_loads: float) -> bool:
         return pod.name not in copies and self._loads[pod.node] < max_loads
 
     def _rank(
-        self, pod: PlannedPod, model: ModelView, nodes: set[str]
+        self, pod: PodState, model: ModelView, nodes: set[str]
     ) -> tuple[bool, float, float, int, float, str]:
         name, held = pod.name, model.holders.get(pod.name)
         load_s = model.load_from_s(held.tier if held is not None else Tier.REMOTE)
@@ -257,7 +250,7 @@ class LoadPlacer:
         return pod.node in nodes, load_s, busy, self._loads[pod.node], -self._free[name], name
 
     def _on_device(
-        self, model: ModelView, pods: list[PlannedPod], nodes: set[str], gain: float | None
+        self, model: ModelView, pods: list[PodState], nodes: set[str], gain: float | None
     ) -> LoadPlacement | None:
         free = [pod for pod in pods if self._free[pod.name] >= model.size_bytes]
         if free:

@@ -16,14 +16,15 @@ from autoscaler.desired_pods import ScalingState
 from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, CountsParams, ObservedDemand
 from autoscaler.loading_policies import LOADING_POLICIES, policy_of
+from autoscaler.observe import read_pool
 from autoscaler.plan import Planner, RatePublication
-from autoscaler.policy import Demote, Load, Observations, SetPods, read_pool
-from registry.domain.model import Tier, name_of_key
+from autoscaler.policy import Demote, Limits, Load, SetPods
+from registry.domain.model import name_of_key
 from registry.errors import PluginError
 
 if TYPE_CHECKING:
     from autoscaler.forecast import Forecaster
-    from autoscaler.policy import Action, Limits, LoadingPolicy
+    from autoscaler.policy import Action, LoadingPolicy
     from load.simulator.cluster.plan import ClusterPlan
     from load.simulator.simulated_cluster import SimulatedCluster
     from registry.domain.cluster import ClusterState
@@ -64,11 +65,11 @@ class PlannedAutoscaler:
         self._policy_name = policy.name
         self._planner = Planner(policy)
         self._planner.scaling = None if pods is None else ScalingState(current=pods)
-        self._limits = limits
+        self._limits = limits or Limits()
         self._rates = RatePublication()
         self._arrivals: list[tuple[ModelName, float, int]] = []
         self._sizes = {plan.spec.key: plan.memory_bytes for plan in cluster.models}
-        self._budgets = _host_budgets(cluster)
+        self._has_host_tier = any(node.host_memory_bytes for node in cluster.nodes)
 
     def actions_by_verb(self) -> dict[str, dict[str, int]]:
         """`actions` by verb, then reason, sorted."""
@@ -85,15 +86,17 @@ class PlannedAutoscaler:
         self._observed.set_models(list(state.models), now_s)
         self._observed.add(self._arrivals)
         self._arrivals.clear()
-        seen = Observations(
+        view = read_pool(
+            state,
+            now_s,
             arrived=self._observed.take_arrived(),
             last_arrival_s=self._observed.last_arrival_s,
             waiting=actions.waiting(),
             uses=actions.uses(),
             size_bytes=self._sizes,
-            budget_bytes=self._budgets,
+            limits=self._limits,
+            has_host_tier=self._has_host_tier,
         )
-        view = read_pool(state, now_s, seen, limits=self._limits)
         if self._forecasts is not None:
             view = replace(view, demand=self._forecasts.demand(view.names, now_s))
         plan = self._planner.plan(view)
@@ -140,11 +143,3 @@ class LoadingOptions:
     def new_autoscaler(self, cluster: ClusterPlan) -> PlannedAutoscaler:
         policy = policy_of(self.name, self.value)
         return PlannedAutoscaler(policy, cluster, every_s=self.tick_s)
-
-
-def _host_budgets(cluster: ClusterPlan) -> dict[str, dict[Tier, int]]:
-    return {
-        pod.name: {Tier.HOST: node.host_memory_bytes} if node.host_memory_bytes else {}
-        for node in cluster.nodes
-        for pod in node.pods
-    }

@@ -181,7 +181,7 @@ def _last_action(document: Document) -> str:
 async def view_pods(_: PlatformTarget, registry: Registry, __: str) -> View:
     """With how each pod is used according to the arrivals of the last minute."""
     from autoscaler.desired_pods import IN_USE_S, pod_uses  # takes 0.1 s
-    from autoscaler.policy import Observations, read_pool
+    from autoscaler.observe import read_pool
 
     (versions, now_ms, snapshot), gpus, ongoing = await asyncio.gather(
         registry.transactions.look(), read_gpu_readings(registry), AutoscalerLog(registry).ongoing()
@@ -191,7 +191,7 @@ async def view_pods(_: PlatformTarget, registry: Registry, __: str) -> View:
     now_s = now_ms / 1000
     counted = await ArrivalLog(registry).read(CountWindow.SECOND, now_s - IN_USE_S, now_s)
     last_s = {each.model: float(each.start_s) for each in counted}  # in order of time
-    uses = pod_uses(read_pool(state, now_s, Observations(last_arrival_s=last_s)))
+    uses = pod_uses(read_pool(state, now_s, last_arrival_s=last_s))
 
     def document(name: str) -> Document:
         pod, gpu = state.pods[name], gpus.get(name)

@@ -247,6 +247,13 @@ class PodState:
         self.sharing: list[PodState] = []
         """In a `PodIndex`: all pods of its accelerator, itself included; empty without a UUID."""
 
+    @property
+    def budget_bytes(self) -> int:
+        """Device memory for its models; of a shared accelerator without what other pods use."""
+        if not self.sharing:
+            return self.memory_bytes
+        return self.used_bytes.get(Tier.DEVICE, 0) + self.free_bytes
+
     def set_counts(self, slots_used: int, ongoing: int) -> None:
         slots, inferring = slots_used - self.slots_used, ongoing - self.ongoing
         self.slots_used, self.ongoing = slots_used, ongoing

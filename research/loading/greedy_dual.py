@@ -102,4 +102,4 @@ def _by_pod(view: PoolView) -> dict[str, list[ModelView]]:
 def _allowed(params: GreedyDual, view: PoolView, pod: str) -> float:
     if params.idle_bytes is not None:
         return params.idle_bytes
-    return params.memory_share * view.pods[pod].budget_bytes.get(Tier.DEVICE, 0)
+    return params.memory_share * view.pods[pod].budget_bytes

@@ -14,16 +14,7 @@ from autoscaler.desired_pods import (
     pool_problems,
     scale_pods,
 )
-from autoscaler.policy import (
-    Action,
-    ActionReason,
-    DrainPod,
-    Limits,
-    ModelView,
-    PlannedPod,
-    PoolView,
-    SetPods,
-)
+from autoscaler.policy import Action, ActionReason, DrainPod, Limits, ModelView, PoolView, SetPods
 from registry.domain.demand import QueueStats
 from registry.domain.model import (
     LoadingPolicyName,
@@ -33,7 +24,9 @@ from registry.domain.model import (
     Preload,
     Tier,
 )
+from registry.domain.pod import PodPhase
 from registry.domain.pod_index import Residency
+from tests.autoscaler.views import pod
 
 PARAMS = ScalingParams(stable_s=60.0, idle_s=120.0)
 
@@ -46,12 +39,8 @@ def _model(name: str = "a", *, waiting: int = 0, last_s: float = -1e9, **policy:
 def _view(
     now_s: float, pods: int, *models: ModelView, low: int = 0, high: int | None = 10
 ) -> PoolView:
-    named = {
-        f"pod-{index}": PlannedPod(
-            f"pod-{index}", f"node-{index}", slots=1, budget_bytes={Tier.DEVICE: 1000}
-        )
-        for index in range(pods)
-    }
+    names = [f"pod-{index}" for index in range(pods)]
+    named = {name: pod(name, slots=1, memory_bytes=1000) for name in names}
     return PoolView(now_s, named, models or (_model(),), limits=Limits(low, high))
 
 
@@ -90,7 +79,7 @@ def test_queues_of_models_at_zero_pods_wake_pods_by_their_load_times(
 
 def test_a_copy_on_a_draining_pod_does_not_count() -> None:
     view = _view(0, 1, _warm(_model(waiting=100)))
-    view = replace(view, pods={"pod-0": replace(view.pods["pod-0"], is_accepting=False)})
+    view.pods["pod-0"].set_phase(PodPhase.DRAINING)
     assert _wanted(scale_pods(view, ScalingState(current=0), PARAMS)[0]) == 1
 
 
@@ -148,7 +137,7 @@ def test_recurring_load_does_not_oscillate() -> None:
 
 def test_drains_the_emptiest_pods() -> None:
     view = _view(100, 3, _warm(_model(last_s=0.0)))
-    view = replace(view, pods={**view.pods, "pod-1": replace(view.pods["pod-1"], slots_busy=1)})
+    view.pods["pod-1"].set_counts(1, 0)
     actions, _ = scale_pods(view, ScalingState(((0.0, 3), (50.0, 1)), 3), PARAMS)
     assert [each.pod for each in actions if isinstance(each, DrainPod)] == ["pod-2", "pod-0"]
 

@@ -10,6 +10,7 @@ from autoscaler.desired_pods import ScalingState
 from autoscaler.forecast import DemandForecaster, Forecasts
 from autoscaler.forecasting.counts import Counts, ObservedDemand
 from autoscaler.loading_policies import policy_of
+from autoscaler.observe import read_pool
 from autoscaler.plan import Planner, TickPlan
 from autoscaler.policy import (
     Action,
@@ -19,10 +20,8 @@ from autoscaler.policy import (
     Limits,
     Load,
     LoadingPolicy,
-    Observations,
     PoolView,
     SetPods,
-    read_pool,
 )
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
@@ -69,8 +68,8 @@ class Ticks:
         **seen: Any,
     ) -> TickPlan:
         arrived, last_s = self.observed.take_arrived(), self.observed.last_arrival_s
-        observations = Observations(arrived=arrived, last_arrival_s=last_s, **seen)
-        view = read_pool(self.state, now_s, observations, limits=limits)
+        seen |= {"arrived": arrived, "last_arrival_s": last_s, "limits": limits or Limits()}
+        view = read_pool(self.state, now_s, **seen)
         demand = self.forecasts.demand(view.names, now_s, hints)
         return self.planner.plan(replace(view, demand=demand))
 
@@ -132,7 +131,7 @@ def test_the_view_has_ongoing_loads_and_no_paused_pod(*, is_paused: bool) -> Non
     load = ActionRecord("load", str(M.name), "forecast", "", 0.0, pod="pod", tier=str(Tier.DEVICE))
     view = Ticks().tick(5.0, ongoing=[load], paused={"pod"} if is_paused else ()).view
     assert view.models[0].holders["pod"].is_warming
-    assert view.pods["pod"].is_accepting is not is_paused
+    assert [pod.name for pod in view.accepting] == ([] if is_paused else ["pod"])
 
 
 def is_demoted(view: PoolView, minutes: float) -> bool:
@@ -148,7 +147,7 @@ def _view(scale: float, *, failure: LoadFailure | None = None, **seen: Any) -> P
     epoch = registry.register_pod(info, 0.0)
     registry.set_tier("pod", epoch, M.key, Tier.DEVICE, 100, 0.0)
     registry.state.models[M.name] = replace(registry.state.models[M.name], failure=failure)
-    return read_pool(registry.state, NOW_S, Observations(time_scale=scale, **seen))
+    return read_pool(registry.state, NOW_S, time_scale=scale, **seen)
 
 
 @pytest.mark.parametrize(("idle_s", "is_gone"), [(9.5, False), (10.5, True)])

@@ -1,9 +1,12 @@
 """The view of a pool from the registry's state."""
 
+from typing import Any
+
 import pytest
 
 from autoscaler.desired_pods import PodUse, pod_uses
-from autoscaler.policy import NEVER_S, CopyUse, Limits, Observations, PoolView, copy_uses, read_pool
+from autoscaler.observe import copy_uses, read_pool
+from autoscaler.policy import NEVER_S, CopyUse, Limits, PoolView
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
@@ -24,8 +27,8 @@ def _registry() -> MemoryRegistry:
     return registry
 
 
-def _view(registry: MemoryRegistry, observations: Observations | None = None) -> PoolView:
-    return read_pool(registry.state, 5.0, observations or Observations(), limits=Limits(min_pods=1))
+def _view(registry: MemoryRegistry, **seen: Any) -> PoolView:
+    return read_pool(registry.state, 5.0, limits=Limits(min_pods=1), **seen)
 
 
 def test_models_and_pods_are_sorted_by_name() -> None:
@@ -40,11 +43,9 @@ def test_view_of_a_pod() -> None:
     used: dict[str, int] = {Tier.DEVICE: 30, Tier.DISK: 7}
     registry.heartbeat("p", 1, PodReport(used), 1.0)
     registry.set_phase("q", registry.state.pods["q"].epoch, PodPhase.DRAINING, 1.0)
-    view = _view(registry, Observations(budget_bytes={"p": {Tier.DISK: 50}}))
-    assert view.pods["p"].free_bytes() == 70
-    assert view.pods["p"].free_bytes(Tier.DISK) == 43
-    assert view.pods["q"].free_bytes(Tier.DISK) == float("inf")
-    assert (view.pods["q"].phase, view.pods["q"].is_accepting) == (PodPhase.DRAINING, False)
+    view = _view(registry)
+    assert (view.pods["p"].budget_bytes, view.pods["p"].free_bytes) == (100, 70)
+    assert [each.name for each in view.accepting] == ["p"]
 
 
 def test_memory_of_a_shared_accelerator_is_planned_once() -> None:
@@ -55,8 +56,8 @@ def test_memory_of_a_shared_accelerator_is_planned_once() -> None:
         registry.register_pod(info, 0.0)
     registry.heartbeat("p", 1, PodReport({Tier.DEVICE: 60}), 1.0)
     pods = _view(registry).pods
-    assert (pods["p"].free_bytes(), pods["q"].free_bytes()) == (11, 28)
-    assert pods["p"].budget_bytes[Tier.DEVICE] == 71
+    assert (pods["p"].free_bytes, pods["q"].free_bytes) == (11, 28)
+    assert pods["p"].budget_bytes == 71
 
 
 def test_view_of_a_model() -> None:
@@ -64,7 +65,7 @@ def test_view_of_a_model() -> None:
     registry.set_tier("p", 1, M.key, Tier.DISK, 40, 1.0)
     samples = (Samples(M.key, "load:disk", (0.5,)), Samples(M.key, "share", (0.2,)))
     registry.heartbeat("p", 1, PodReport(samples=samples), 1.0)
-    found, other = _view(registry, Observations(size_bytes={N.key: 9})).models
+    found, other = _view(registry, size_bytes={N.key: 9}).models
     assert (found.holders["p"].tier, found.size_bytes, found.infer_s) == (Tier.DISK, 40, 0.2)
     assert (found.load_from_s(Tier.DISK), found.load_from_s(Tier.DEVICE)) == (0.5, 0.0)
     assert (other.size_bytes, other.last_arrival_s) == (9, NEVER_S)
@@ -72,10 +73,12 @@ def test_view_of_a_model() -> None:
 
 
 def test_view_includes_observations_of_gateways() -> None:
-    seen = Observations(
-        arrived={M.name: 3}, last_arrival_s={M.name: 4.0}, waiting={M.name: QueueStats(requests=2)}
-    )
-    found = _view(_registry(), seen).models[0]
+    found = _view(
+        _registry(),
+        arrived={M.name: 3},
+        last_arrival_s={M.name: 4.0},
+        waiting={M.name: QueueStats(requests=2)},
+    ).models[0]
     assert (found.arrived, found.last_arrival_s, found.waiting.requests) == (3, 4.0, 2)
 
 

@@ -7,9 +7,11 @@ import numpy as np
 
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import NEVER, Floats, Forecast, ForecastHorizon, History
-from autoscaler.policy import ModelView, PlannedPod, PoolView
+from autoscaler.policy import ModelView, PoolView
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.pod_index import Residency
+from registry.domain.pod_state import PodState
 
 HORIZON = ForecastHorizon(windows_s=(60.0, 600.0), probabilities=(0.5, 0.9))
 NOW_S = 10_000.0
@@ -80,19 +82,24 @@ def model(
 
 
 def pod(
-    name: str = "p", *, memory_bytes: int = 10_000, used_bytes: int = 0, **values: Any
-) -> PlannedPod:
-    """By default on its own node."""
-    return PlannedPod(
-        name,
-        values.pop("node", f"node-of-{name}"),
-        budget_bytes={Tier.DEVICE: memory_bytes},
-        used_bytes={Tier.DEVICE: used_bytes},
-        **values,
-    )
+    name: str = "p",
+    *,
+    used_bytes: int = 0,
+    slots_busy: int = 0,
+    inferring: int = 0,
+    is_accepting: bool = True,
+    **values: Any,
+) -> PodState:
+    """By default on its own node, with 10,000 bytes."""
+    values = {"node": f"node-of-{name}", "memory_bytes": 10_000, **values}
+    made = PodState(PodInfo(name, f"{name}:1", **values))
+    made.set_used_bytes({Tier.DEVICE: used_bytes})
+    made.set_counts(slots_busy, inferring)
+    made.set_phase(PodPhase.READY if is_accepting else PodPhase.DRAINING)
+    return made
 
 
 def pool(
-    pods: Sequence[PlannedPod], models: Sequence[ModelView], *, now_s: float = NOW_S, **values: Any
+    pods: Sequence[PodState], models: Sequence[ModelView], *, now_s: float = NOW_S, **values: Any
 ) -> PoolView:
     return PoolView(now_s, {each.name: each for each in pods}, tuple(models), **values)

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from autoscaler.loading_policies.holding_value import Prices
 from autoscaler.loading_policies.predictive import Predictive, predictive
-from autoscaler.policy import (
-    Action,
-    ActionReason,
-    CopyUse,
-    Demote,
-    Load,
-    ModelView,
-    PlannedPod,
-    PoolView,
-)
+from autoscaler.policy import Action, ActionReason, CopyUse, Demote, Load, ModelView, PoolView
 from registry.domain.demand import QueueStats
 from registry.domain.model import LoadFailure, Preload, RoutingPolicy, Tier
+from registry.domain.pod_state import PodState
 from tests.autoscaler.views import NOW_S, demand, model, pod, pool
 
 PRICE = 9e6
@@ -50,7 +42,7 @@ def _loads(actions: Sequence[Action]) -> list[tuple[str, str, Tier]]:
 
 
 def _one(
-    p: float, *, pods: Sequence[PlannedPod] = PODS, arrivals: float = 0.0, **values: Any
+    p: float, *, pods: Sequence[PodState] = PODS, arrivals: float = 0.0, **values: Any
 ) -> list[Action]:
     return _plan(pool(pods, [model("m", **values)], demand=demand([p], arrivals=[arrivals])))
 
@@ -100,11 +92,9 @@ def test_no_loads_on_pods_that_accept_no_requests() -> None:
 
 
 def test_preloads_to_the_annotated_tier() -> None:
-    host = {Tier.DEVICE: 10_000, Tier.HOST: 10_000}
-    pods = [replace(pod("p"), budget_bytes=host)]
     rule = predictive(Predictive(prices=Prices(device=PRICE, host=1.0, disk=1.0)))
     at_host = model("m", policy={"preload_tier": Tier.HOST})
-    view = pool(pods, [at_host], demand=demand([COMES]))
+    view = pool([pod("p")], [at_host], demand=demand([COMES]), has_host_tier=True)
     assert _loads(_plan(view, rule)) == [("m", "p", Tier.HOST)]
 
 
@@ -427,20 +417,21 @@ def _pools(draw: st.DrawFn) -> PoolView:
         at = {
             each.name: Tier.DEVICE
             for each in pods
-            if draw(st.booleans()) and used[each.name] + size <= each.free_bytes()
+            if draw(st.booleans()) and used[each.name] + size <= each.budget_bytes
         }
         for place in at:
             used[place] += size
         waits = draw(st.integers(0, 3))
         models.append(model(name, at=at, size_bytes=size, waiting=QueueStats(requests=waits)))
-    pods = [replace(each, used_bytes={Tier.DEVICE: used[each.name]}) for each in pods]
+    for each in pods:
+        each.set_used_bytes({Tier.DEVICE: used[each.name]})
     p = [draw(st.floats(0, 1)) for _ in models]
     return pool(pods, models, demand=demand(p, arrivals=[100 * each for each in p]))
 
 
 @given(view=_pools())
 def test_no_plan_overfills_a_device_or_loads_twice(view: PoolView) -> None:
-    free = {name: each.free_bytes() for name, each in view.pods.items()}
+    free = {name: each.free_bytes for name, each in view.pods.items()}
     sizes = {each.key: each.size_bytes for each in view.models}
     warm = {
         (each.key, at) for each in view.models for at, held in each.holders.items() if held.is_warm
