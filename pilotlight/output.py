@@ -10,16 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from math import inf
 from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
-
-from common import sizes
-from pilotlight.errors import InvalidInput
 
 _SILENCE_S: Final = 1.0
 """Whoever waits for longer is told for what."""
@@ -225,23 +221,6 @@ class ProgressReporter:
 def _write_error_line(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
-
-
-def parse_bytes(text: str, *, field: str) -> int:
-    """Bytes, more than 0."""
-    try:
-        return sizes.parse_size_from(1)(text)
-    except ValueError as error:
-        raise InvalidInput([f"{field} {error}"]) from None
-
-
-def parse_rate(text: str, *, field: str) -> float | None:
-    """Bytes per second of `100MB/s`; None for `unlimited`."""
-    try:
-        rate = sizes.parse_rate(text)
-    except ValueError as error:
-        raise InvalidInput([f"{field} {error}"]) from None
-    return None if rate == inf else rate
 
 
 def format_bytes(amount: float) -> str:

@@ -1,12 +1,11 @@
-"""The flags of `up` in one table: its own, and those of the processes it starts.
+"""The flags of `up` in one table: its own, and settings of the processes that it starts.
 
-The type, default, help and check of a flag of gateway or autoscaler are those of its own settings.
-Those of the pods are imported with torch: here they are said again, and a test compares them.
+The type, default, help and check of such a flag are those of the process's own settings, unless the
+table says otherwise.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from inspect import Parameter
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -14,40 +13,37 @@ from typing import Annotated, Any, Final
 import typer
 
 from autoscaler.settings import AutoscalerSettings
-from common import sizes
-from common.settings_table import options, parse_bool
+from common.settings_table import options
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags
 from pilotlight.commands.autoscaler import LOADING_NAMES
-from registry.domain.pod import default_slots
 from registry.domain.policy_names import PLACEMENT
-from registry.inference_service.tenant_quotas import parse_rules
+from runtime.settings import RuntimeSettings
 
 
 @dataclass(frozen=True, slots=True)
 class UpFlag:
     name: str
     panel: str
-    """Title in the help; empty: that of all other flags."""
-    kind: Any
-    default: Any
-    help: str
+    """Title in the help."""
+    help: str = ""
+    """Empty: that of the process's setting."""
+    kind: Any = str
+    default: Any = ""
     names: tuple[str, ...] = ()
     """Where it is not the name with dashes alone."""
     variable: str | None = ""
     """Behind `PILOTLIGHT_`; empty: the name in capitals; None: no variable sets it."""
-    options: Mapping[str, Any] = dataclass_field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     """Of typer."""
     process: str = ""
     """Whose setting it is: `gateway`, `autoscaler` or `pod`; empty: the platform's own."""
-    field: str = ""
-    """Name of the setting; empty: the flag's."""
-    check: Callable[[str], Any] = str
-    """Raises ValueError for a text that the process would refuse."""
+    setting: str = ""
+    """Name in the process's table; empty: the flag's."""
 
     @property
     def parameter(self) -> Parameter:
-        more = {"help": self.help, "rich_help_panel": self.panel or None, **self.options}
+        more = {"help": self.help, "rich_help_panel": self.panel, **self.options}
         if self.variable is not None:
             more["envvar"] = f"PILOTLIGHT_{self.variable or self.name.upper()}"
         kind: Any = Annotated
@@ -58,48 +54,40 @@ class UpFlag:
             annotation=kind[self.kind, typer.Option(*self.names, **more)],
         )
 
+    @property
+    def read_as(self) -> str:
+        return self.setting or self.name
 
-_TABLES: Final[Mapping[str, type]] = {"gateway": GatewaySettings, "autoscaler": AutoscalerSettings}
+
+_TABLES: Final[Mapping[str, type]] = {
+    "gateway": GatewaySettings,
+    "autoscaler": AutoscalerSettings,
+    "pod": RuntimeSettings,
+}
+_SETTINGS: Final = {
+    process: {each.name: each for each in options(table)} for process, table in _TABLES.items()
+}
 
 
 def _of(process: str, name: str, panel: str, help_text: str = "", **more: Any) -> UpFlag:
     """The process's setting as a flag; `more`: what differs from the process's table."""
-    setting = next(each for each in options(_TABLES[process]) if each.name == name)
-    check, text = setting.metadata["parse"], help_text or setting.metadata["help"]
-    low, high = getattr(check, "bounds", (None, None))
+    setting = _SETTINGS[process][more.get("setting", name)]
+    text = help_text or setting.metadata["help"].replace("`", "")
+    low, high = getattr(setting.metadata["parse"], "bounds", (None, None))
     typed: dict[str, Any] = {} if low is None else {"min": low, "max": high}
     typed |= {key: more.pop(key) for key in ("show_default", "min") if key in more}
-    return UpFlag(
+    kind = type(setting.default)
+    flag = UpFlag(
         name,
         panel,
-        more.pop("kind", type(setting.default)),
-        more.pop("default", setting.default),
         f"{text[0].upper()}{text[1:]}".rstrip(".") + ".",
+        kind,
+        setting.default,
+        (f"--{name.replace('_', '-')}",) if kind is bool else (),
         options=typed,
         process=process,
-        check=check,
-        **more,
     )
-
-
-def _pods(
-    name: str, panel: str, default: Any, help_text: str, *, shown: str = "", **more: Any
-) -> UpFlag:
-    """A setting of each pod; `shown`: in place of the default."""
-    if shown:
-        more["options"] = {"show_default": shown}
-    kind = more.pop("kind", type(default))
-    return UpFlag(name, panel, kind, default, help_text, process="pod", **more)
-
-
-def _rules(name: str) -> Callable[[str], str]:
-    """Checks a text of `parse_rules`."""
-
-    def check(text: str) -> str:
-        parse_rules(**{name: text})
-        return text
-
-    return check
+    return replace(flag, **more)
 
 
 UP_FLAGS: Final = (
@@ -116,128 +104,110 @@ UP_FLAGS: Final = (
     UpFlag(
         "redis_url",
         "Platform",
+        "URL of a Redis to use as registry. Default: start an embedded one.",
         str | None,
         None,
-        "URL of a Redis to use as registry. Default: start an embedded one.",
     ),
     UpFlag(
         "detach",
         "Platform",
+        "Return when the platform is ready.",
         bool,
         False,
-        "Return when the platform is ready.",
-        names=("--detach", "-d"),
+        ("--detach", "-d"),
         variable=None,
     ),
     UpFlag(
         "ephemeral",
         "Platform",
-        bool,
-        False,
         "Begin without the models declared before, and forget this run's at its end. "
         "Default: models in the embedded Redis are declared again at the next start.",
-        names=("--ephemeral",),
+        bool,
+        False,
+        ("--ephemeral",),
         variable=None,
     ),
-    UpFlag("pods", "Pods", int, 8, "Number of pods to start.", options={"min": 1, "max": 256}),
-    _pods(
+    UpFlag("pods", "Pods", "Number of pods to start.", int, 8, options={"min": 1, "max": 256}),
+    _of(
+        "pod",
         "slots",
         "Pods",
-        0,
-        "Concurrent requests per pod. 0: by device and profiles, "
-        f"{default_slots()} on a CPU without profiles.",
-        options={"min": 0},
-        check=int,
+        "Concurrent requests per pod; 0: by device and profiles, 8 on a CPU without profiles.",
     ),
-    _pods("threads", "Pods", 1, "CPU threads of one inference.", options={"min": 1}, check=int),
-    _pods(
+    _of("pod", "threads", "Pods", "CPU threads of one inference."),
+    _of(
+        "pod",
         "pod_memory",
         "Pods",
-        "4Gi",
         "Memory for models per pod, such as 4Gi, 500MB or 4294967296.",
-        field="memory_bytes",
-        check=sizes.parse_size_from(1),
+        setting="memory_bytes",
+        kind=str,
+        default="4Gi",
     ),
-    _pods(
+    _of(
+        "pod",
         "pod_disk",
         "Pods",
-        None,
         "Disk for model files per pod, such as 20Gi.",
-        shown="four fifths of the free space",
+        setting="disk_bytes",
         kind=str | None,
-        field="disk_bytes",
-        check=sizes.parse_size_from(1),
+        default=None,
+        show_default="four fifths of the free space",
     ),
-    _pods(
-        "pod_link_rate",
-        "Pods",
-        "unlimited",
-        "Limit of each pod's download rate from object storage, such as 100MB/s. For experiments.",
-        field="link_rate",
-        check=lambda text: 0 if (rate := sizes.parse_rate(text)) == float("inf") else int(rate),
-    ),
-    _pods(
-        "allow_pickle",
-        "Pods",
-        False,
-        "Serve scikit-learn's model.joblib and model.pkl. Their code runs in a process per "
-        "namespace without network, your files or other programs.",
-        names=("--allow-pickle",),
-        check=parse_bool,
-    ),
-    _pods(
+    _of("pod", "allow_pickle", "Pods"),
+    _of(
+        "pod",
         "engine_command",
         "Pods",
-        "",
         "Command of a server that speaks V2 and runs all models, such as MLServer's; each pod "
         "starts one. {repository}, {port}, {grpc_port} and {metrics_port} are replaced.",
-        shown="none",
+        show_default="none",
     ),
-    _pods(
+    _of(
+        "pod",
         "engine_url",
         "Pods",
-        "",
         "URL of such a server that runs already, with --pods 1 and --engine-repository.",
-        shown="none",
+        show_default="none",
     ),
-    _pods(
+    _of(
+        "pod",
         "engine_repository",
         "Pods",
-        "",
         "Folder from which that server reads its models.",
-        shown="by pod",
+        show_default="by pod",
     ),
-    _pods(
+    _of(
+        "pod",
         "engine_metrics",
         "Pods",
-        "",
         "URL of the server's metrics, for the memory of models.",
-        shown="memory of its process",
+        show_default="memory of its process",
     ),
     UpFlag(
         "s3",
         "Storage",
+        "Start an object store with the sample models. With --no-s3, AWS_* name yours.",
         bool,
         True,
-        "Start an object store with the sample models. With --no-s3, AWS_* name yours.",
-        names=("--s3/--no-s3",),
+        ("--s3/--no-s3",),
     ),
     UpFlag(
         "objects",
         "Storage",
-        Path | None,
-        None,
         "Folder the object store serves, with one folder per bucket. With this flag no "
         "sample models are made.",
+        Path | None,
+        None,
         options={"show_default": "objects in --home"},
     ),
     UpFlag(
         "autoscaler",
         "Autoscaler",
+        "Run the autoscaler: preload models ahead of requests and demote idle ones.",
         bool,
         True,
-        "Run the autoscaler: preload models ahead of requests and demote idle ones.",
-        names=("--autoscaler/--no-autoscaler",),
+        ("--autoscaler/--no-autoscaler",),
     ),
     _of("autoscaler", "loading", "Autoscaler", f"Loading policy, one of {LOADING_NAMES}."),
     _of(
@@ -281,32 +251,9 @@ UP_FLAGS: Final = (
         default=None,
         show_default="tokens are not read",
     ),
-    _pods(
-        "namespaces",
-        "Tenants",
-        "",
-        "Namespaces whose models pods serve, separated by commas.",
-        shown="all",
-        check=_rules("namespaces"),
-    ),
-    _pods(
-        "storage_prefixes",
-        "Tenants",
-        "",
-        "URIs that each namespace's models may read with the pods' credentials, such as "
-        "'team=s3://team/; *=file:///models'.",
-        shown="everything",
-        check=_rules("prefixes"),
-    ),
-    _pods(
-        "quotas",
-        "Tenants",
-        "",
-        "Bytes per namespace, of memory on all pods and of cache on each, such as"
-        " '*=memory:1Gi cache:500MB'.",
-        shown="none",
-        check=_rules("quotas"),
-    ),
+    _of("pod", "namespaces", "Tenants", show_default="all"),
+    _of("pod", "storage_prefixes", "Tenants", show_default="everything"),
+    _of("pod", "quotas", "Tenants", show_default="none"),
     _of(
         "autoscaler",
         "placement",
@@ -317,17 +264,10 @@ UP_FLAGS: Final = (
     UpFlag(
         "mps",
         "GPU",
+        "Start NVIDIA's MPS daemon: pods on one GPU compute at once, within their shares.",
         bool,
         False,
-        "Start NVIDIA's MPS daemon: pods on one GPU compute at once, within their shares.",
-    ),
-    _pods(
-        "allow_simulated_work",
-        "Experiments",
-        False,
-        "Honour the request header x-pilotlight-simulate. For experiments.",
-        names=("--allow-simulated-work",),
-        check=parse_bool,
+        ("--mps/--no-mps",),
     ),
 )
 SHARED_FLAGS: Final = (
@@ -340,7 +280,7 @@ SHARED_FLAGS: Final = (
 
 
 def settings_of(process: str, given: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-    """The process's settings by field name, where a flag was given; adds problems."""
+    """The process's settings by name, where a flag was given; adds problems."""
     found = {}
     for flag in UP_FLAGS:
         value = given[flag.name]
@@ -349,7 +289,8 @@ def settings_of(process: str, given: Mapping[str, Any], problems: list[str]) -> 
         if isinstance(value, Path):
             value = value.expanduser().absolute()
         try:
-            found[flag.field or flag.name] = flag.check(str(value))
+            setting = _SETTINGS[process][flag.read_as]
+            found[flag.read_as] = setting.metadata["parse"](str(value))
         except ValueError as error:
             problems.append(f"--{flag.name.replace('_', '-')} {error}")
     return found

@@ -12,7 +12,6 @@ from common.settings_table import settings_from_fields
 from common.sizes import parse_duration_s, parse_rate, parse_size, parse_size_from
 from gateway.settings import GatewaySettings
 from load.simulator.cluster.sections import Size
-from pilotlight.output import parse_bytes
 from registry.inference_service.tenant_quotas import Quota, parse_rules
 from runtime.settings import RuntimeSettings
 from workflows.settings import SchedulerSettings
@@ -57,7 +56,6 @@ def _quota(text: str) -> int:
 @pytest.mark.parametrize(
     "read",
     [
-        pytest.param(lambda text: parse_bytes(text, field="--pod-memory"), id="flag of up"),
         pytest.param(TypeAdapter(Size).validate_python, id="cluster file"),
         pytest.param(_quota, id="quota"),
         pytest.param(

@@ -48,7 +48,6 @@ def test_without_a_platform_the_error_names_the_command_to_start_one(
     [
         pytest.param(("up", "--pods", "none"), "--pods", id="pods"),
         pytest.param(("up", "--pod-memory", "lots"), "--pod-memory", id="memory"),
-        pytest.param(("up", "--pod-link-rate", "fast"), "--pod-link-rate", id="rate"),
         pytest.param(("up", "--redis-url", "http://x"), "must begin with redis://", id="up redis"),
         pytest.param(("up", "-f", "absent.yaml"), "absent.yaml", id="file"),
         pytest.param(("apply",), "--filename", id="apply nothing"),

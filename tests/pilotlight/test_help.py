@@ -53,7 +53,7 @@ def test_the_options_of_up_are_listed_by_title(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     shown = cli("up", "--help").out
-    titles = ("Platform", "Pods", "Storage", "Autoscaler", "Tenants", "GPU", "Experiments")
+    titles = ("Platform", "Pods", "Storage", "Autoscaler", "Tenants", "GPU")
     found = re.findall(rf"^(?:╭─ )?({'|'.join(titles)})(?::$| ─)", shown, re.MULTILINE)
     assert tuple(found) == titles
     assert shown.index("pilotlight up -d --pods 4") < shown.index("--port")

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pilotlight.errors import InvalidInput
-from pilotlight.output import fit, format_age, format_bytes, parse_bytes, parse_rate
+from pilotlight.output import fit, format_age, format_bytes
 
 COLUMNS = ("NAME", "STATUS", "LATENCY")
 ROW = ("default/translate", "warm-in-use", "1233.0 ms")
@@ -69,17 +68,6 @@ def test_a_fitted_table_is_as_narrow_as_asked(rows: list[list[str]], width: int)
     columns, fitted = fit(("A", "B", "C"), rows, ("C", "B"), width)
     for row in [columns, *fitted]:
         assert sum(map(len, row)) + 3 * (len(row) - 1) <= width
-
-
-def test_invalid_sizes_and_rates_name_the_flag() -> None:
-    with pytest.raises(InvalidInput, match=r"--pod-memory must be .* at least 1 bytes, was '0'"):
-        parse_bytes("0", field="--pod-memory")
-    with pytest.raises(InvalidInput, match=r"--pod-link-rate must be a rate .* was 'fast'"):
-        parse_rate("fast", field="--pod-link-rate")
-
-
-def test_an_unlimited_rate_is_none() -> None:
-    assert parse_rate("unlimited", field="--pod-link-rate") is None
 
 
 @pytest.mark.parametrize(

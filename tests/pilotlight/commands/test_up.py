@@ -1,15 +1,12 @@
 """What `up` prints once the platform is ready."""
 
 import json
-from dataclasses import fields
 
 import pytest
 
 from pilotlight.commands.up import note_next, print_ready
-from pilotlight.commands.up_flags import UP_FLAGS
 from pilotlight.output import Output
 from pilotlight.state_dir import PlatformState
-from runtime.settings import RuntimeSettings
 
 READY = PlatformState(
     1, "ready", gateway="http://127.0.0.1:8080", redis_url="unix:///r", grpc="127.0.0.1:8081"
@@ -34,13 +31,3 @@ def test_the_next_command_is_named(
 ) -> None:
     note_next(Output(), has_models=has_models)
     assert capsys.readouterr().err.splitlines()[0] == expected
-
-
-def test_flags_of_pods_are_settings_of_the_runtime_with_their_defaults() -> None:
-    settings = {each.name: each.default for each in fields(RuntimeSettings)}
-    of_pods = [flag for flag in UP_FLAGS if flag.process == "pod"]
-    assert len(of_pods) > 10
-    for flag in of_pods:
-        assert (flag.field or flag.name) in settings
-        if not flag.field:
-            assert flag.default == settings[flag.name]
