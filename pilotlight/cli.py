@@ -1,19 +1,16 @@
 """The command line: collects the verbs of `commands` and of plug-ins, maps errors to exit statuses.
 
 0: done. 1: failed; standard error says why. 2: the input is wrong, or a platform runs already;
-nothing was changed. Help is plain text in narrow terminals, where tables cut names of options.
+nothing was changed. Help is plain text, as kubectl's is.
 """
 
 import importlib
-import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 
@@ -54,6 +51,7 @@ def create_app(arguments: Sequence[str] = ()) -> typer.Typer:
         name="pilotlight",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
@@ -92,8 +90,9 @@ def _commands_of(plugin: str) -> typer.Typer:
 
 
 def _add(app: typer.Typer, commands: Any, title: str) -> None:
-    for command in (*commands.registered_commands, *commands.registered_groups):
-        command.rich_help_panel = title
+    if not commands.info.name:  # not a group, which is listed by its name
+        for command in (*commands.registered_commands, *commands.registered_groups):
+            command.rich_help_panel = title
     app.add_typer(commands, rich_help_panel=title)
 
 
@@ -139,10 +138,9 @@ def main() -> int:
     return 0
 
 
-_TABLE_COLUMNS: Final = 110
-"""Width that the table of `up` needs for its longest option and environment variable."""
-_TEXTS: Final = ("help", "short_help", "epilog")
 _FEW: Final = 8
+_SUMMARY: Final = 200
+"""Characters of a command's summary in the help of its group."""
 
 
 def words_of(command: Any) -> tuple[str, ...]:
@@ -152,16 +150,7 @@ def words_of(command: Any) -> tuple[str, ...]:
 
 
 class Command(TyperCommand):
-    """A command with complete names in its help, whatever the width of the terminal."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """As a table if it fits."""
-        if shutil.get_terminal_size().columns < _TABLE_COLUMNS:
-            self.rich_markup_mode = None
-            super().format_help(ctx, formatter)
-            return
-        with _escaped(self, *self.params):
-            super().format_help(ctx, formatter)
+    """A command whose help lists its options by title."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Of the plain text: by title, those without one first."""
@@ -192,9 +181,17 @@ class Group(TyperGroup):
             ctx.fail(f"No such command {args[0]!r}. There are: {', '.join(self.commands)}.")
         return super().resolve_command(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        with _escaped(self, *self.params, *self.commands.values()):
-            super().format_help(ctx, formatter)
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """By title, as `kubectl --help` does."""
+        titled: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            if not command.hidden:
+                title = getattr(command, "rich_help_panel", None) or "Commands"
+                row = (name, command.get_short_help_str(limit=_SUMMARY))
+                titled.setdefault(title, []).append(row)
+        for title, rows in titled.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
 
 def complete_names(app: Typer) -> None:
@@ -206,21 +203,3 @@ def complete_names(app: Typer) -> None:
     for group in app.registered_groups:
         if group.typer_instance is not None:
             complete_names(group.typer_instance)
-
-
-@contextmanager
-def _escaped(*objects: Any) -> Iterator[None]:
-    """Meanwhile the texts of commands and options are escaped for rich."""
-    before = [
-        (each, name, text)
-        for each in objects
-        for name in _TEXTS
-        if isinstance(text := getattr(each, name, None), str)
-    ]
-    for each, name, text in before:
-        setattr(each, name, escape(text))
-    try:
-        yield
-    finally:
-        for each, name, text in before:
-            setattr(each, name, text)

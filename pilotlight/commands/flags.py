@@ -127,7 +127,10 @@ def _cluster(ctx: click.Context) -> ClusterState:
         return ClusterState()
 
 
-Model = Annotated[str, typer.Argument(help="NAME or NAMESPACE/NAME", autocompletion=complete_model)]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="NAME or NAMESPACE/NAME", autocompletion=complete_model),
+]
 
 REGISTRY: Final = ("home", "redis_url", "pool")
 """How a verb finds the registry."""

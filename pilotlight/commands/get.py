@@ -51,7 +51,9 @@ def _listing(kind: Kind) -> Callable[..., None]:
             await _show(output, kind.listing, read)
 
     get.__doc__ = kind.about[0]
-    argument = typer.Argument(help=f"Show only these {kind.plural}.", autocompletion=kind.complete)
+    argument = typer.Argument(
+        metavar="NAME", help=f"Show only these {kind.plural}.", autocompletion=kind.complete
+    )
     names = _argument("names", Annotated[list[str] | None, argument], None)
     return flags.verb_of(get, [names, *_namespace(kind)], *kind.flags, lists=True)
 
@@ -70,7 +72,7 @@ def describing(kind: Kind) -> Callable[..., None]:
 
     describe.__doc__ = kind.about[1]
     words = "NAME or NAMESPACE/NAME" if kind.is_namespaced else f"Name of the {kind.name}."
-    argument = typer.Argument(help=words, autocompletion=kind.complete)
+    argument = typer.Argument(metavar="NAME", help=words, autocompletion=kind.complete)
     name = _argument("name", Annotated[str, argument])
     return flags.verb_of(describe, [name, *_namespace(kind)], *kind.flags)
 
