@@ -5,7 +5,10 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Final
+
+import orjson
 
 from benchmarks import batching, decision, eviction
 from benchmarks.machine import REPOSITORY, Machine, machine_facts, save
@@ -60,7 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--repeats",
         type=int,
-        help="number of repeats (default: 5; 3 for proxy, batching, fidelity; 20 for eviction)",
+        help="number of repeats (default: 5; 3 for proxy, batching; 20 for eviction)",
     )
     parser.add_argument(
         "--seconds",
@@ -74,6 +77,14 @@ def _arguments() -> argparse.Namespace:
         help="run only names with one of these parts, separated by commas: peers (proxy), models "
         "(tiers), policies, parts (gpu: copies, serving, sharing; formats: servers, many, density, "
         "pods, forest)",
+    )
+    parser.add_argument(
+        "--half", choices=("fit", "report"), default="", help="fidelity: of the settings"
+    )
+    parser.add_argument("--requests", type=int, help="fidelity: at most so many of each setting")
+    parser.add_argument("--json", type=Path, help="fidelity: file for all raw samples")
+    parser.add_argument(
+        "--again", type=Path, help="fidelity: simulate the live runs of such a file anew"
     )
     parser.add_argument(
         "--dry", action="store_true", help="gpu: run on the CPU with tiny models, as a rehearsal"
@@ -278,19 +289,17 @@ def _gpu(arguments: argparse.Namespace, machine: Machine) -> None:
 def _fidelity(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.fidelity import compare  # pyarrow is an extra
 
-    plan = compare.Plan(
-        seed=arguments.seed,
-        requests=60 if arguments.quick else 300,
-        repeats=arguments.repeats or (1 if arguments.quick else 3),
-        only=arguments.only,
-    )
-    print(
-        f"## A live platform and its simulation ({plan.repeats} traces of {plan.requests} "
-        f"requests, from seed {plan.seed})\n"
-    )
-    found = compare.measure(plan)
-    print(compare.summary(found))
-    _save("fidelity", machine, asdict(plan), [asdict(found.times), *map(asdict, found.pairs)])
+    print("## Live platforms and their simulation\n", flush=True)
+    if arguments.again is not None:
+        document = compare.read(arguments.again)
+        compare.again(document, arguments.only)
+    else:
+        settings = compare.chosen(arguments.half, arguments.only)
+        document = {"machine": asdict(machine), **compare.play(settings, arguments.requests)}
+    print("\n".join(compare.summary(compare.pairs(document))))
+    if arguments.json is not None:
+        arguments.json.write_bytes(orjson.dumps(document))
+        print(f"\nRaw samples: {arguments.json}")
 
 
 def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:

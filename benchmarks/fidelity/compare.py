@@ -1,225 +1,179 @@
-"""One trace under every policy, live and simulated, and the difference of their latencies."""
+"""Pairs of live and simulated runs: played, kept in a file, simulated anew, and compared.
+
+A file is JSON: `machine`; `platforms`, the facts of `LiveShape.measure` by the shape's name (its
+`cluster_file`, single `requests` as outcomes, `profiles` by model key as pods measured them); and
+`runs` by the setting's name, each with
+
+- `setting`: the fields of `Setting`;
+- `arrivals`: lists of the time, the model's number and the seed of each;
+- `live`: fields of `Played`, with `outcomes` in the order of arrivals: latency, start (warm or the
+  tier), pods, reason, seconds by stage (`stages_s`), an error;
+- `simulated`: `outcomes` likewise, and `loads`.
+
+Times are in seconds.
+"""
 
 import asyncio
-import random
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
+import orjson
 
-from benchmarks.fidelity.live import (
-    AROUND_S,
-    LINK_BYTES_PER_S,
-    MEMORY_BYTES,
-    MODELS,
-    PODS,
-    SLOTS,
-    FidelityArrival,
-    FidelityOutcome,
-    ServiceTimes,
-    live_platform,
-    spec_of,
-)
+from benchmarks.fidelity.live import LiveShape
+from benchmarks.fidelity.settings import SETTINGS, Arrival, Mix, Setting, Shape, platform_settings
+from benchmarks.fidelity.simulated import simulated
 from benchmarks.quantiles import quantile
-from load.schema import TRACE_SCHEMA
-from load.simulator.cluster.cluster_file import cluster_of
-from load.simulator.simulation import Simulation
-from registry.domain.model import RoutingPolicy
-from registry.domain.pod import STAGES
+from pilotlight.demo.session import live_session
+from pilotlight.platform.supervisor import log_to_file
 
-POLICIES: Final = (
-    RoutingPolicy.COLOCATION,
-    RoutingPolicy.COLOCATION_QUEUEING,
-    RoutingPolicy.REMOTE_PROXY,
-    RoutingPolicy.AUTO,
-    RoutingPolicy.RANDOM,
-)
-SHARES: Final = (0.5, 0.9, 0.95, 0.99)
-TARGET: Final = 0.1
-"""Largest accepted error of a percentile, as a share of the live one."""
-_USED_SHARE: Final = 0.5
-"""Of all slots."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Extent of the measurement."""
-
-    seed: int
-    requests: int
-    repeats: int = 1
-    """Traces, one seed each; percentiles are over all their requests."""
-    only: str = ""
-    """Parts of policies' names, separated by commas."""
+TARGETS: Final = ((0.5, 0.1), (0.95, 0.15))
+"""Quantiles, and the largest accepted error of each as a share of the live one."""
+_CLEAR: Final = 1.1
+"""Ratio of live medians from which two policies have different ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Outcomes of the same arrivals under one policy, live and simulated, in the same order."""
+    """A setting's runs, as in the file."""
 
-    policy: RoutingPolicy
-    live: list[FidelityOutcome]
-    simulated: list[FidelityOutcome]
+    setting: Setting
+    live: dict[str, Any]
+    simulated: dict[str, Any]
+
+    def quantile_s(self, side: str, share: float) -> float:
+        """Of successful requests; NaN if there are none."""
+        outcomes = getattr(self, side)["outcomes"]
+        found = [each["latency_s"] for each in outcomes if not each["error"]]
+        return quantile(found, share) if found else float("nan")
 
     def error(self, share: float) -> float:
-        """Relative error of the simulated percentile."""
-        live = quantile([each.latency_s for each in self.live], share)
-        return quantile([each.latency_s for each in self.simulated], share) / live - 1
+        """Relative error of the simulated quantile."""
+        return self.quantile_s("simulated", share) / self.quantile_s("live", share) - 1
+
+    @property
+    def is_met(self) -> bool:
+        return all(abs(self.error(share)) <= most for share, most in TARGETS)
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The measured service times, and the outcomes per policy."""
-
-    times: ServiceTimes
-    pairs: list[Pair]
-
-
-def measure(plan: Plan) -> Comparison:
-    """Replay one trace under every policy on a live platform, and simulate it."""
-    return asyncio.run(_measure(plan))
-
-
-async def _measure(plan: Plan) -> Comparison:
-    pairs = []
-    with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as folder:
-        async with live_platform(Path(folder)) as live:
-            times = await live.times()
-            for policy in POLICIES:
-                if any(part in policy for part in plan.only.split(",")):
-                    pairs.append(pair := Pair(policy, [], []))
-                    for trace in traces(plan, times):
-                        pair.live.extend(await live.replay(trace, policy))
-                        pair.simulated.extend(simulated(trace, policy, times, live.known_s))
-    return Comparison(times, pairs)
-
-
-def traces(plan: Plan, times: ServiceTimes) -> list[list[FidelityArrival]]:
-    return [arrivals(plan.seed + number, plan, times) for number in range(plan.repeats)]
-
-
-def arrivals(seed: int, plan: Plan, times: ServiceTimes) -> list[FidelityArrival]:
-    """Poisson arrivals at half of the slots' capacity; the first model is the most popular."""
-    rng = random.Random(seed)
-    rate = _USED_SHARE * PODS * SLOTS / (2 * AROUND_S + times.infer_s)
-    gaps_s = accumulate(rng.expovariate(rate) for _ in range(plan.requests))
-    weights = [1 / (1 + number) for number in range(MODELS)]
+def chosen(half: str, only: str) -> list[Setting]:
+    """The settings of a half, or of both, whose names have one of the parts."""
     return [
-        FidelityArrival(at_s, rng.choices(range(MODELS), weights)[0], rng.randrange(1 << 30))
-        for at_s in gaps_s
+        each
+        for each in SETTINGS
+        if half in ("", each.half) and any(part in each.name for part in only.split(","))
     ]
 
 
-def simulated(
-    trace: Sequence[FidelityArrival],
-    policy: RoutingPolicy,
-    times: ServiceTimes,
-    known_s: Sequence[Mapping[str, float]],
-) -> list[FidelityOutcome]:
-    """The same arrivals in a simulated cluster of the same pods and service times.
-
-    `known_s` has the live registry's estimates at the trace's start, per model and measure.
-    """
-    run = Simulation(
-        cluster_of(document(times), source="fidelity"),
-        [_batch(trace)],
-        policy,
-        draws=(random.Random(each.seed).random() for each in trace),
-    )
-    specs = (record.serving for record in run.registry.state.models.values())
-    run.set_measured_times(
-        {spec.key: known_s[int(spec.name.name.partition("-")[2])] for spec in specs}
-    )
-    rows = [row for batch in run for row in batch.to_pylist()]
-    if failed := [row for row in rows if row["status"] != 200]:
-        raise ValueError(f"{len(failed)} of {len(rows)} simulated requests failed: {failed[0]}")
-    rows.sort(key=lambda row: float(row["scheduled_s"]))
-    return [_outcome(row) for row in rows]
+def play(settings: Sequence[Setting], requests: int | None = None) -> dict[str, Any]:
+    """Play the settings live, and simulate them; the content of a file but for the machine."""
+    document: dict[str, Any] = {"platforms": {}, "runs": {}}
+    with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as folder:
+        for shape, group in groupby(settings, key=lambda each: each.shape):
+            asyncio.run(_play_shape(shape, list(group), requests, Path(folder), document))
+    again(document)
+    return document
 
 
-def _outcome(row: Mapping[str, Any]) -> FidelityOutcome:
-    return FidelityOutcome(
-        row["finished_s"] - row["scheduled_s"],
-        row["start"],
-        pod=row["entry_pod"],
-        predict_pod=row["predict_pod"],
-        reason=row["reason"],
-        stages_s={stage: row[f"{stage}_ms"] / 1000 for stage in STAGES},
-    )
-
-
-def document(times: ServiceTimes) -> dict[str, Any]:
-    """The live platform as a cluster file: each pod with a link and a cache of its own.
-
-    Loads from object storage share their pod's link; the rest of their time is constant.
-    """
-    load_s = dict(times.load_s)
-    fixed_s = max(0.0, load_s.pop("remote", 0.0) - times.model_bytes / LINK_BYTES_PER_S)
-    model = {
-        "count": MODELS,
-        "size": times.model_bytes,
-        "annotations": {"max-batch-size": 1},
-        "infer": {1: f"{times.infer_s}s"},
-        "preprocess": f"{AROUND_S}s",
-        "postprocess": f"{AROUND_S}s",
-        "load_fixed": f"{fixed_s}s",
-        "load": {tier: f"{seconds}s" for tier, seconds in load_s.items()},
-    }
-    return {
-        "nodes": [
-            {
-                "name": "pod",
-                "count": PODS,
-                "object_storage_rate": LINK_BYTES_PER_S,
-                "host_memory": "1Gi",
-                "pods": [{"slots": SLOTS, "memory": MEMORY_BYTES}],
+async def _play_shape(
+    shape: Shape,
+    settings: Sequence[Setting],
+    requests: int | None,
+    folder: Path,
+    document: dict[str, Any],
+) -> None:
+    of_platform = platform_settings(shape, folder)
+    log_to_file(of_platform)
+    async with live_session(of_platform) as session:
+        live = LiveShape(session, shape)
+        document["platforms"][shape.name] = await live.measure()
+        for setting in settings:
+            print(f"live: {setting.name}", file=sys.stderr, flush=True)
+            arrivals = setting.arrivals(requests)
+            played = await live.play(setting, arrivals)
+            document["runs"][setting.name] = {
+                "setting": asdict(setting),
+                "arrivals": [(each.at_s, each.model, each.seed) for each in arrivals],
+                "live": asdict(played),
             }
-        ],
-        "models": [model | {"name": "default/m"}],
-        "network": {"gateway_hop": f"{times.overhead_s / 2}s"},
-    }
 
 
-def _batch(trace: Sequence[FidelityArrival]) -> pa.RecordBatch:
-    count = len(trace)
-    names = [spec_of(each.model).name.name for each in trace]
-    columns = [
-        pa.array([each.at_s for each in trace], pa.float64()),
-        pa.array(["default"] * count).dictionary_encode(),
-        pa.array(names).dictionary_encode(),
-        pa.array([1] * count, pa.int64()),
-        pa.array([0] * count, pa.int64()),
-        pa.nulls(count, pa.float64()),
+def again(document: dict[str, Any], only: str = "") -> None:
+    """Simulate a file's live runs; replaces its simulated ones."""
+    for name, run in document["runs"].items():
+        if any(part in name for part in only.split(",")):
+            setting = _setting_of(run["setting"])
+            facts = document["platforms"][setting.shape.name]
+            arrivals = [Arrival(*each) for each in run["arrivals"]]
+            outcomes, loads = simulated(facts, setting, arrivals, run["live"]["known_s"])
+            run["simulated"] = {"outcomes": [asdict(each) for each in outcomes], "loads": loads}
+
+
+def _setting_of(document: dict[str, Any]) -> Setting:
+    shape = document["shape"] | {"tokens": tuple(document["shape"]["tokens"])}
+    return Setting(**document | {"shape": Shape(**shape), "mix": Mix(document["mix"])})
+
+
+def pairs(document: dict[str, Any]) -> list[Pair]:
+    """Those of a file that were simulated."""
+    return [
+        Pair(_setting_of(run["setting"]), run["live"], run["simulated"])
+        for run in document["runs"].values()
+        if "simulated" in run
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=TRACE_SCHEMA)
 
 
-def summary(found: Comparison) -> str:
-    """A Markdown table."""
-    times = found.times
-    loads = ", ".join(f"{tier} {1e3 * each:.0f} ms" for tier, each in times.load_s.items())
-    heads = " | ".join(f"p{round(100 * share)}" for share in SHARES)
-    lines = [
-        f"Measured before: inference {1e3 * times.infer_s:.1f} ms, loads from {loads}, "
-        f"HTTP and gateway {1e3 * times.overhead_s:.1f} ms.",
-        "",
-        f"| policy | | {heads} | cold starts | late by at most |",
-        "|---|---|" + "---|" * (len(SHARES) + 2),
-    ]
-    for pair in found.pairs:
-        for name, outcomes in (("live", pair.live), ("simulated", pair.simulated)):
-            latencies = [each.latency_s for each in outcomes]
-            cells = " | ".join(f"{1e3 * quantile(latencies, share):.0f} ms" for share in SHARES)
-            cold = sum(each.start != "warm" for each in outcomes)
-            late = max(each.late_s for each in outcomes)
-            shown = f"{1e3 * late:.0f} ms" if name == "live" else "-"
-            lines.append(f"| {pair.policy} | {name} | {cells} | {cold} | {shown} |")
-        errors = [pair.error(share) for share in SHARES]
-        verdict = "met" if all(abs(each) <= TARGET for each in errors) else f"over {TARGET:.0%}"
-        shown = " | ".join(f"{each:+.1%}" for each in errors)
-        lines.append(f"| | off | {shown} | {verdict} | |")
-    return "\n".join(lines)
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(path.read_bytes())
+    return found
+
+
+def summary(found: Sequence[Pair]) -> Iterator[str]:
+    """A Markdown table, and a line of ranks per mix."""
+    yield (
+        "| setting | requests | live p50, p95 ms | simulated p50, p95 ms | error p50, p95 "
+        "| loads live, simulated | failed live, simulated | busy cores: ours, client, rivals "
+        "| met |"
+    )
+    yield "|" + "---|" * 9
+    for pair in found:
+        live, other = (
+            ", ".join(f"{1e3 * pair.quantile_s(side, share):.0f}" for share, _ in TARGETS)
+            for side in ("live", "simulated")
+        )
+        errors = ", ".join(f"{pair.error(share):+.0%}" for share, _ in TARGETS)
+        failed = ", ".join(
+            str(sum(bool(each["error"]) for each in side["outcomes"]))
+            for side in (pair.live, pair.simulated)
+        )
+        cores = {role: each / pair.live["took_s"] for role, each in pair.live["cpu_s"].items()}
+        ours = sum(each for role, each in cores.items() if role not in ("machine", "rivals"))
+        yield (
+            f"| {pair.setting.name} | {len(pair.live['outcomes'])} | {live} | {other} | {errors} "
+            f"| {pair.live['loads']}, {pair.simulated['loads']} | {failed} "
+            f"| {ours:.2f}, {cores['client']:.2f}, {cores.get('rivals', 0.0):.2f} "
+            f"| {'yes' if pair.is_met else 'no'} |"
+        )
+    yield f"\n{sum(pair.is_met for pair in found)} of {len(found)} pairs met."
+    for (half, mix), group in groupby(
+        found, key=lambda pair: (pair.setting.half, pair.setting.mix)
+    ):
+        right, wrong = ranks(list(group))
+        yield f"Ranks, {half}, {mix}: {right} right, {wrong} wrong."
+    yield "Left out: workflows, as the simulator has no scheduler of their steps."
+
+
+def ranks(found: Sequence[Pair]) -> tuple[int, int]:
+    """How many pairs of policies that differ clearly live the simulation ranks alike, or not."""
+    right = wrong = 0
+    for fast in found:
+        for slow in found:
+            live, other = (fast.quantile_s("live", 0.5), slow.quantile_s("live", 0.5))
+            if fast.setting.shape == slow.setting.shape and other > _CLEAR * live:
+                is_right = slow.quantile_s("simulated", 0.5) > fast.quantile_s("simulated", 0.5)
+                right, wrong = right + is_right, wrong + (not is_right)
+    return right, wrong

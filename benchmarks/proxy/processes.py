@@ -16,6 +16,8 @@ from typing import Final
 from benchmarks.machine import REPOSITORY
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_ROLES: Final = ("redis-server", "rclone", "gateway", "autoscaler", "workflows")
+"""First words of processes' command lines, after Python's; all others are pods."""
 _PR_SET_PDEATHSIG: Final = 1
 _END_S: Final = 15.0
 
@@ -25,7 +27,7 @@ class ProcessStartFailed(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _ProcessEntry:
+class ProcessEntry:
     """A process; `started` distinguishes it from a later one with the same pid."""
 
     pid: int
@@ -57,12 +59,8 @@ class BenchmarkProcess:
         """The process and its descendants."""
         return [entry.pid for entry in self._family()]
 
-    def _family(self) -> list[_ProcessEntry]:
-        table = list(_process_table())
-        found = {self.process.pid}
-        while grown := {entry.pid for entry in table if entry.parent in found} - found:
-            found |= grown
-        return [entry for entry in table if entry.pid in found]
+    def _family(self) -> list[ProcessEntry]:
+        return family_of(self.process.pid)
 
     def end(self) -> None:
         """End the process, then its remaining descendants."""
@@ -73,7 +71,7 @@ class BenchmarkProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        alive = {(entry.pid, entry.started) for entry in _process_table()}
+        alive = {(entry.pid, entry.started) for entry in process_table()}
         for entry in family:
             if (entry.pid, entry.started) in alive:
                 with contextlib.suppress(ProcessLookupError):
@@ -89,6 +87,15 @@ class BenchmarkProcess:
                 tail = self.log.read_text(errors="replace")[-2000:]
                 raise ProcessStartFailed(f"{problem}: {tail}")
             time.sleep(0.05)
+
+
+def family_of(pid: int) -> list[ProcessEntry]:
+    """A process and its living descendants."""
+    table = list(process_table())
+    found = {pid}
+    while grown := {entry.pid for entry in table if entry.parent in found} - found:
+        found |= grown
+    return [entry for entry in table if entry.pid in found]
 
 
 def start(
@@ -119,14 +126,14 @@ def start(
     return BenchmarkProcess(process, log)
 
 
-def _process_table() -> Iterator[_ProcessEntry]:
+def process_table() -> Iterator[ProcessEntry]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
             continue
         cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        yield _ProcessEntry(int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s)
+        yield ProcessEntry(int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s)
 
 
 def machine_busy_s() -> float:
@@ -134,6 +141,28 @@ def machine_busy_s() -> float:
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _, _, irq, softirq = fields[:7]
     return (user + nice + system + irq + softirq) / _TICKS_PER_S
+
+
+def cpu_by_role() -> dict[str, float]:
+    """CPU time so far by role: pods, gateway, client (this process), …, the machine.
+
+    `rivals` are other processes that do not yield to these, by their nice value.
+    """
+    found = {"machine": machine_busy_s()}
+    family = family_of(os.getpid())
+    ours, own_nice = {entry.pid for entry in family}, os.getpriority(os.PRIO_PROCESS, 0)
+    found["rivals"] = 0.0
+    for entry in process_table():
+        with contextlib.suppress(ProcessLookupError):
+            if entry.pid not in ours and os.getpriority(os.PRIO_PROCESS, entry.pid) <= own_nice:
+                found["rivals"] += entry.cpu_s
+    for entry in family:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = Path(f"/proc/{entry.pid}/cmdline").read_text().split("\0")[:4]
+            role = next((each for each in _ROLES for word in words if word.endswith(each)), "pods")
+            role = "client" if entry.pid == os.getpid() else role
+            found[role] = found.get(role, 0.0) + entry.cpu_s
+    return found
 
 
 def wait_quiet(*, busy_below: float, timeout_s: float) -> float:

@@ -1,73 +1,147 @@
-"""The comparison of live and simulated runs, without a live platform."""
+"""Pairs of live and simulated runs, without a live platform."""
 
-from collections import Counter
+from dataclasses import asdict, replace
+from typing import Any
 
+import orjson
 import pytest
+import yaml
 
-from benchmarks.fidelity.compare import Comparison, Pair, Plan, arrivals, simulated, summary, traces
-from benchmarks.fidelity.live import (
-    AROUND_S,
-    LINK_BYTES_PER_S,
-    MODELS,
-    FidelityArrival,
-    FidelityOutcome,
-    ServiceTimes,
-)
-from registry.domain.model import RoutingPolicy
+from benchmarks.fidelity.compare import Pair, again, chosen, pairs, ranks, summary
+from benchmarks.fidelity.settings import SETTINGS, Mix, Setting
+from benchmarks.fidelity.simulated import cluster_document
+from load.simulator.cluster.cluster_file import cluster_of
 
-TIMES = ServiceTimes(infer_s=0.04, load_s={"remote": 2.0}, overhead_s=0.002, model_bytes=90 * 10**6)
-PLAN = Plan(seed=1, requests=300)
+HOP_S = 0.002
+LOAD_S = {"remote": 2.0, "disk": 0.2, "host": 0.05}
+INFER_S = 0.04
 
 
-def known(load_s: float = 2.0) -> list[dict[str, float]]:
-    stages_s = {"infer": TIMES.infer_s, "share": TIMES.infer_s}
-    stages_s |= {"preprocess": AROUND_S, "postprocess": AROUND_S}
-    return [stages_s | {"load:remote": load_s}] * MODELS
+def setting(name: str) -> Setting:
+    return next(each for each in SETTINGS if each.name == name)
 
 
-@pytest.mark.parametrize("policy", [RoutingPolicy.COLOCATION, RoutingPolicy.AUTO])
-def test_a_cold_request_takes_the_load_and_the_stages_of_a_warm_one(policy: RoutingPolicy) -> None:
-    outcomes = simulated(arrivals(1, PLAN, TIMES), policy, TIMES, known())
-    assert len(outcomes) == PLAN.requests
-    min_s = 2 * AROUND_S + TIMES.infer_s + TIMES.overhead_s
-    assert min(each.latency_s for each in outcomes) == pytest.approx(min_s)
-    assert {each.start for each in outcomes} == {"warm", "remote"}
-    cold = [each.latency_s for each in outcomes if each.start == "remote"]
-    assert max(cold) >= min_s + 2.0
+def facts(of: Setting) -> dict[str, Any]:
+    """What a measurement of the setting's platform gives; only the first model was loaded."""
+    shape = of.shape
+    stages_s = {"load": 0.0, "preprocess": 0.001, "infer": INFER_S, "postprocess": 0.001}
+    warm = {"start": "warm", "pod": "pod-0", "predict_pod": "pod-0", "stages_s": stages_s}
+    document: dict[str, Any] = {
+        "nodes": [
+            {
+                "name": f"pod-{number}",
+                "pods": [{"slots": shape.slots, "memory": "250MB"}],
+                "object_storage_rate": f"{shape.link_bytes_per_s or 10**9}/s",
+            }
+            for number in range(shape.pods)
+        ],
+        "models": [
+            {
+                "name": f"default/m-{number}",
+                "size": 80 * 10**6,
+                "infer": {1: f"{INFER_S}s"},
+                "at": {"pod-0": "disk"},
+            }
+            for number in range(shape.models)
+        ],
+    }
+    document["models"][0]["load"] = {tier: f"{1e6 * each:.0f}us" for tier, each in LOAD_S.items()}
+    requests = [warm | {"latency_s": HOP_S + sum(stages_s.values())}]
+    return {"cluster_file": yaml.safe_dump(document), "requests": requests}
 
 
-def test_concurrent_loads_share_the_link_of_their_pod() -> None:
-    link_s = TIMES.model_bytes / LINK_BYTES_PER_S
-    crowd = [FidelityArrival(0.0, model, 0) for model in range(MODELS)]
-    outcomes = simulated(crowd, RoutingPolicy.COLOCATION, TIMES, known())
-    by_pod = Counter(each.pod for each in outcomes)
-    assert max(by_pod.values()) == 2, "four models on three pods"
-    for each in outcomes:
-        shared_s = link_s if by_pod[each.pod] == 2 else 0.0
-        assert each.stages_s["load"] == pytest.approx(2.0 + shared_s, abs=0.05)
+def document(of: Setting, count: int) -> dict[str, Any]:
+    """A file with one live run, of which only what a simulation reads is there."""
+    known_s = {f"{spec.name}@1": {"infer": INFER_S} for spec in of.shape.specs()}
+    arrivals = [(each.at_s, each.model, each.seed) for each in of.arrivals(count)]
+    run = {"setting": asdict(of), "arrivals": arrivals, "live": {"known_s": known_s}}
+    return {"platforms": {of.shape.name: facts(of)}, "runs": {of.name: run}}
 
 
-def test_the_simulation_decides_with_the_measurements_of_the_live_registry() -> None:
-    trace = arrivals(1, PLAN, TIMES)
-    cold_starts = [
-        sum(each.start != "warm" for each in simulated(trace, RoutingPolicy.AUTO, TIMES, found))
-        for found in (known(load_s=0.01), known(load_s=60.0))
+def pair(policy: str, live_s: list[float], simulated_s: list[float]) -> Pair:
+    live, other = (
+        {"outcomes": [{"latency_s": each, "error": ""} for each in found], "loads": 0}
+        for found in (live_s, simulated_s)
+    )
+    of = replace(SETTINGS[0], name=policy, policy=policy)
+    return Pair(of, live | {"took_s": 2.0, "cpu_s": {"client": 1.0, "machine": 4.0}}, other)
+
+
+def test_both_halves_have_the_same_kinds_of_settings_and_no_seed_in_common() -> None:
+    fit, report = chosen("fit", ""), chosen("report", "")
+    kinds = [
+        [(each.mix, each.policy, each.shape.loading) for each in half] for half in (fit, report)
     ]
-    assert cold_starts[0] > cold_starts[1]
+    assert kinds[0] == kinds[1]
+    assert not {each.seed for each in fit} & {each.seed for each in report}
+    assert all(one.shape != other.shape for one, other in zip(fit, report, strict=True))
 
 
-def test_all_traces_differ() -> None:
-    found = traces(Plan(seed=1, requests=5, repeats=3), TIMES)
-    assert len({each[0].at_s for each in found}) == 3
+def test_arrivals_are_those_of_the_seed_and_end_with_the_setting() -> None:
+    of = setting("fit load-heavy auto")
+    found = of.arrivals()
+    assert found == of.arrivals()
+    assert found != replace(of, seed=of.seed + 1).arrivals()
+    assert found[-1].at_s <= of.seconds
+    assert len(found) == pytest.approx(of.rate * of.seconds, rel=0.2)
+    assert found[:5] == of.arrivals(5)
 
 
-def test_percentiles_that_differ_by_more_than_ten_percent_are_marked() -> None:
-    live = [FidelityOutcome(1.0, "warm", 0.0)] * 9 + [FidelityOutcome(2.0, "remote", 0.003)]
-    near = [FidelityOutcome(1.05, "warm", 0.0)] * 9 + [FidelityOutcome(1.9, "remote", 0.0)]
-    far = [FidelityOutcome(1.2, "warm", 0.0)] * 9 + [FidelityOutcome(2.0, "remote", 0.0)]
-    pairs = [Pair(RoutingPolicy.AUTO, live, near), Pair(RoutingPolicy.RANDOM, live, far)]
-    lines = summary(Comparison(TIMES, pairs)).splitlines()
-    assert [line for line in lines if "off" in line] == [
-        "| | off | +5.0% | -5.0% | -5.0% | -5.0% | met | |",
-        "| | off | +20.0% | +0.0% | +0.0% | +0.0% | over 10% | |",
-    ]
+def test_a_measured_platform_becomes_a_cluster_file() -> None:
+    of = setting("fit load-heavy auto")
+    plan = cluster_of(cluster_document(facts(of), of), source="test")
+    assert 2 * plan.gateway_hop_s == pytest.approx(HOP_S)
+    link_s = 80e6 / of.shape.link_bytes_per_s
+    for model in plan.models:
+        assert model.load_fixed_s == pytest.approx(LOAD_S["remote"] - link_s)
+        assert model.load_s == pytest.approx({"disk": LOAD_S["disk"], "host": LOAD_S["host"]})
+        assert not model.at
+
+
+def test_all_models_are_warm_at_the_start_of_batch_heavy_settings() -> None:
+    of = setting("report batch-heavy random")
+    plan = cluster_of(cluster_document(facts(of), of), source="test")
+    assert all(set(model.at.values()) == {"device"} for model in plan.models)
+    assert all(len(model.at) == of.shape.pods for model in plan.models)
+
+
+@pytest.mark.parametrize("name", ["fit load-heavy colocation", "fit predictive auto"])
+def test_a_files_live_runs_are_simulated_anew(name: str) -> None:
+    found = orjson.loads(orjson.dumps(document(setting(name), 30)))
+    again(found)
+    [run] = found["runs"].values()
+    outcomes = run["simulated"]["outcomes"]
+    assert len(outcomes) == 30
+    assert run["simulated"]["loads"] > 0
+    first_s = outcomes[0]["latency_s"]
+    assert first_s == pytest.approx(LOAD_S["remote"] + INFER_S + HOP_S + 0.002, abs=0.01)
+    again(found, only="another")
+    assert run["simulated"]["outcomes"] is outcomes
+
+
+def test_only_simulated_runs_are_pairs() -> None:
+    found = document(setting("fit batch-heavy auto"), 3)
+    assert not pairs(found)
+    again(found)
+    [only] = pairs(found)
+    assert only.setting == setting("fit batch-heavy auto")
+    assert only.setting.mix is Mix.BATCH
+
+
+def test_percentiles_over_their_limits_are_not_met() -> None:
+    live = [1.0] * 9 + [2.0]
+    near = pair("auto", live, [1.09] * 9 + [2.2])
+    late = pair("random", live, [1.09] * 9 + [2.4])
+    far = pair("colocation", live, [1.2] * 9 + [2.0])
+    lines = list(summary([near, late, far]))
+    assert [line.split(" | ")[4] for line in lines[2:5]] == ["+9%, +10%", "+9%, +20%", "+20%, +0%"]
+    assert [each.is_met for each in (near, late, far)] == [True, False, False]
+    assert "\n1 of 3 pairs met." in lines
+
+
+def test_ranks_count_where_live_runs_differ_clearly() -> None:
+    fast = pair("auto", [1.0], [1.0])
+    near = pair("random", [1.05], [0.9])
+    slow = pair("colocation", [2.0], [0.95])
+    assert ranks([fast, near]) == (0, 0)
+    assert ranks([fast, near, slow]) == (1, 1)
