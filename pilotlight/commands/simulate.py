@@ -10,13 +10,13 @@ import typer
 import yaml
 
 from pilotlight.commands import flags
-from pilotlight.commands.autoscaler import LOADING_NAMES
 from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed, requires_extra
 from pilotlight.output import Output
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import PodState
+from registry.domain.policy_names import LOADING
 from registry.inference_service.annotations import PREFIX
 from registry.inference_service.predictors import needs_in_pool
 from registry.plugins import PolicyNames
@@ -188,7 +188,7 @@ def simulate(
         typer.Option(
             metavar="L[,L…]",
             help="Loading policies of the autoscaler, one run each: none, "
-            f"{LOADING_NAMES}. They preload and demote models; the number of pods stays as in the "
+            f"{LOADING}. They preload and demote models; the number of pods stays as in the "
             "cluster file.",
         ),
     ] = "none",

@@ -16,8 +16,7 @@ from autoscaler.settings import AutoscalerSettings
 from common.settings_table import options
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags
-from pilotlight.commands.autoscaler import LOADING_NAMES
-from registry.domain.policy_names import PLACEMENT
+from registry.domain.policy_names import LOADING, PLACEMENT
 from runtime.settings import RuntimeSettings
 
 
@@ -209,7 +208,7 @@ UP_FLAGS: Final = (
         True,
         ("--autoscaler/--no-autoscaler",),
     ),
-    _of("autoscaler", "loading", "Autoscaler", f"Loading policy, one of {LOADING_NAMES}."),
+    _of("autoscaler", "loading", "Autoscaler", f"Loading policy, one of {LOADING}."),
     _of(
         "autoscaler",
         "min_pods",
