@@ -6,6 +6,7 @@ kinds of settings, with other seeds, rates, and numbers of pods, models and slot
 
 import random
 import shutil
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,9 +18,8 @@ from typing import Any, Final
 import yaml
 
 from benchmarks.machine import REPOSITORY
-from pilotlight.output import Output
+from common.child_process import python_module
 from pilotlight.platform.settings import PlatformSettings
-from pilotlight.sample_models.samples import prepare_applications
 from pilotlight.state_dir import StateDir
 from registry.domain.application import KIND
 from registry.domain.model import ModelName, ModelSpec
@@ -154,7 +154,9 @@ def platform_settings(shape: Shape, folder: Path) -> PlatformSettings:
         shutil.copytree(Path(found.origin).parent / "model", weights)
     size = sum(each.stat().st_size for each in weights.glob("*.safetensors"))
     if shape.application:
-        prepare_applications(folder / "objects", Output())
+        made = "research.experiments.sneakpeek.make_applications"
+        command = [*python_module(made), folder / "objects" / "applications"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     loading = {"loading": shape.loading, "loading_value": shape.loading_value}
     return PlatformSettings(
         state_dir=StateDir(folder / shape.name),
