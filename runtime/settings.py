@@ -17,7 +17,7 @@ from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
 from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from registry.redis.server_address import parse_redis_url
 from runtime.device.queue import MAX_SEQUENCES
-from runtime.engines.model_server.server_process import server_problems
+from runtime.engines.server_process import server_problems
 from runtime.generation.limits import DEFAULT_CACHE_BYTES, TIMEOUT_S, GenerationLimits
 from runtime.tiers.host_folder import DEFAULT_BASE
 

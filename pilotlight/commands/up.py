@@ -27,7 +27,7 @@ from pilotlight.state_dir import PlatformState, StateDir
 from registry.domain import policy_names as loading_choice
 from registry.domain.model import PlacementName
 from registry.redis.server_address import check_url
-from runtime.engines.model_server.server_process import server_problems
+from runtime.engines.server_process import server_problems
 
 app = typer.Typer()
 

@@ -69,7 +69,7 @@ def engine_of(folder: Path) -> Engine:
     if (library := library_path(folder)) is not None:
         return library_engine(library)
     if (program := program_path(folder)) is not None:
-        from runtime.engines.programs.program import ProgramEngine
+        from runtime.engines.program import ProgramEngine
 
         return ProgramEngine(program)
     if is_pipeline(folder):

@@ -27,7 +27,7 @@ from common.inference_protocol.tensors import Tensor
 from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
-from runtime.engines.model_server.server_engine import ModelServer, ServerModel
+from runtime.engines.server_engine import ModelServer, ServerModel
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
 from runtime.loading.model_store import ServedModel
 from runtime.sandbox.estimators import Estimators, LoadedEstimator

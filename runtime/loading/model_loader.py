@@ -26,7 +26,7 @@ from runtime.device.forward_graphs import ForwardGraphs
 from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeleton
-from runtime.engines.model_server.server_engine import ServerModel
+from runtime.engines.server_engine import ServerModel
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.engine_factory import BatchTrial, open_engine
@@ -35,7 +35,7 @@ from runtime.loading.load_queue import Load
 from runtime.loading.model_store import ModelStore, ServedModel, SharedWeights, StoreEntry
 from runtime.loading.weight_resolver import OpenWeights, WeightResolver
 from runtime.sandbox.estimators import LoadedEstimator
-from runtime.tasks.padding_trial import PaddingTrials
+from runtime.tasks.processors import PaddingTrials
 from runtime.tasks.text_generation import TextOutputs
 from runtime.threads import in_thread
 from runtime.weights.safetensors_files import DeviceWeights

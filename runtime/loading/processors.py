@@ -25,7 +25,7 @@ from runtime.engines.building import (
     library_path,
     model_files,
 )
-from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.server_engine import ModelServer
 from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
 from runtime.sandbox.sandbox_processes import Sandbox

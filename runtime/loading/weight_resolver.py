@@ -21,9 +21,9 @@ from registry.domain.model import ModelSpec, Precision, Tier
 from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
 from runtime.engines.building import engine_of, pickle_path
 from runtime.engines.engine import Engine, ModelFolder, Skeletons
-from runtime.engines.model_server.server_engine import ModelServer, ServerEngine
 from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
+from runtime.engines.server_engine import ModelServer, ServerEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
 from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
 from runtime.generation.limits import GenerationLimits

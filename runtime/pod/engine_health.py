@@ -14,8 +14,8 @@ from typing import Final
 from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec
 from registry.domain.pod_state import ANY_COPIES
-from runtime.engines.model_server.server_engine import ModelServer
-from runtime.engines.model_server.server_process import ServerProcess
+from runtime.engines.server_engine import ModelServer
+from runtime.engines.server_process import ServerProcess
 from runtime.errors import LoadFailed, ServerUnavailable
 from runtime.metrics import SERVER_UP
 from runtime.pod.model_sync import ModelParts

@@ -17,10 +17,8 @@ from common.logs import configure_logs
 from common.process import on_stop_signals
 from runtime.device.accelerator import mps_share
 from runtime.device.memory import open_device, use_tf32
-from runtime.engines.model_server.server_engine import ModelServer
-from runtime.engines.model_server.server_process import ServerMemory, ServerProcess
-from runtime.engines.model_server.server_repository import ServerRepository
-from runtime.engines.model_server.v2_client import V2Client
+from runtime.engines.server_engine import ModelServer, ServerRepository
+from runtime.engines.server_process import ServerMemory, ServerProcess, V2Client
 from runtime.errors import LoadFailed, NoDevice
 from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, listen
 from runtime.pod.pod import Opened, Pod

@@ -37,8 +37,8 @@ from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget
 from runtime.device.memory import DeviceMemory
 from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.worker import DeviceWorker
-from runtime.engines.model_server.server_engine import ModelServer
-from runtime.engines.model_server.server_process import ServerProcess
+from runtime.engines.server_engine import ModelServer
+from runtime.engines.server_process import ServerProcess
 from runtime.generation.cache_memory import GPU_CACHE_SHARE
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog

@@ -22,7 +22,7 @@ from registry.domain.estimates import OUTPUT_BYTES
 from registry.domain.model import ModelSpec
 from registry.domain.pod import Stage
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.server_engine import ModelServer
 from runtime.errors import InferenceFailed, NoRoomToInfer, RemotePodUnreachable
 from runtime.inference_request import (
     DecodedBody,

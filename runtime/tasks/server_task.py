@@ -9,7 +9,7 @@ import numpy as np
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import BYTES, Tensor, check_item_count
-from runtime.engines.model_server.server_engine import ModelServer
+from runtime.engines.server_engine import ModelServer
 from runtime.tasks.task import Batching, Processor, nested_tensor
 
 DEFAULT_INPUT: Final = "input-0"

@@ -29,8 +29,16 @@ from runtime.device.device_tensor import from_device, values_on
 from runtime.engines.libraries.onnx_engine import OnnxModel
 from runtime.engines.libraries.onnx_file import onnx_signature
 from runtime.engines.libraries.rows import output_tensor
-from runtime.engines.programs.program import Program, program_signature
-from runtime.engines.programs.signature import ANY, MAX_SIZE, Port, Signature, Size, describe_shape
+from runtime.engines.program import (
+    ANY,
+    MAX_SIZE,
+    Port,
+    Program,
+    Signature,
+    Size,
+    describe_shape,
+    program_signature,
+)
 from runtime.errors import InferenceFailed, InferenceTooLarge, ModelInvalid
 from runtime.tasks.task import Batching, Processor, nested_tensor
 from runtime.weights.safetensors_files import DATATYPE_OF

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from common.inference_protocol.tensors import BYTES, NUMBER_TYPES
-from runtime.engines.programs.signature import ANY, Port, Signature, Size
+from runtime.engines.program import ANY, Port, Signature, Size
 from runtime.errors import ModelInvalid
 
 _FIXED64, _SIZED, _FIXED32 = 1, 2, 5

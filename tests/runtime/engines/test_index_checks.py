@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import numeric_tensor
-from runtime.engines.programs.operators import CHECKS, with_index_checks
+from runtime.engines.program_graph import CHECKS, with_index_checks
 from runtime.tasks.tensor_task import TensorProgram
 from tests.runtime.networks import load_network
 

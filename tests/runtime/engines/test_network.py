@@ -31,7 +31,7 @@ CHECK = """
 import sys
 import runtime.pod.lifecycle
 OPTIONAL = (
-    "diffusers", "runtime.engines.images", "runtime.engines.programs", "runtime.openai.image_route",
+    "diffusers", "runtime.engines.images", "runtime.engines.programs", "runtime.openai.routes",
     "runtime.tasks.tensor_task", "runtime.tasks.tensor_task", "runtime.tasks.text_to_image",
     "runtime.weights.archive", "runtime.engines.libraries", "runtime.tasks.tabular", "onnxruntime",
     "xgboost", "lightgbm", "sklearn", "skops",

@@ -16,7 +16,7 @@ import torch
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, numeric_tensor
 from pilotlight.sample_models.make_model import make_model
-from runtime.engines.programs.program import Program
+from runtime.engines.program import Program
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
 from runtime.tasks.processors import load_processor

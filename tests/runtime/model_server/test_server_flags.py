@@ -2,7 +2,7 @@
 
 import pytest
 
-from runtime.engines.model_server.server_process import server_environment, server_problems
+from runtime.engines.server_process import server_environment, server_problems
 
 URL = "http://127.0.0.1:8000"
 COMMAND = "mlserver start {repository} --port {port}"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from runtime.engines.model_server.server_process import (
+from runtime.engines.server_process import (
     ServerMemory,
     listening_process,
     memory_of_metrics,

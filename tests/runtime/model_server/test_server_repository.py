@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.engines.model_server.server_repository import (
-    ServerRepository,
-    rename_config,
-    server_name,
-)
+from runtime.engines.server_engine import ServerRepository, rename_config, server_name
 from runtime.errors import LoadFailed, ModelInvalid
 
 NAME = "team~iris~0123456789"

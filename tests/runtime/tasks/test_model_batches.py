@@ -20,8 +20,7 @@ from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from runtime.device.queue import InferenceResult
 from runtime.device.worker import DeviceWorker
 from runtime.loading.model_store import ServedModel
-from runtime.tasks.padding_trial import PaddingTrials
-from runtime.tasks.processors import load_processor
+from runtime.tasks.processors import PaddingTrials, load_processor
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import infer_texts, metric, picture, post_bytes, predict, unanswered
 from tests.runtime.networks import load_network

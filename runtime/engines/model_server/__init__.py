@@ -1,1 +1,0 @@
-"""Models that a server beside the pod runs: any that speaks V2 with the repository extension."""

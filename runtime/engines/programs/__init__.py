@@ -1,1 +1,0 @@
-"""Exported programs (`torch.export`), read without unpickling; optional, imported on first use."""
