@@ -86,7 +86,7 @@ def _library_processor(path: Path, declared: Task | None) -> Processor:
     from runtime.tasks.tabular import Tabular
 
     allowed = (Task.TABULAR_CLASSIFICATION,) if engine == "sklearn" else ()
-    return Tabular(path, engine, declared, allowed)
+    return Tabular(engine, declared, allowed)
 
 
 SHORT_TEXT: Final = "a"

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,13 +24,7 @@ from common.inference_protocol.tensors import (
 from common.shown_value import kind_of, shown
 from registry.domain.model import Task
 from runtime.engines.libraries.library import LibraryModel
-from runtime.engines.libraries.rows import (
-    INPUT,
-    TabularSignature,
-    is_matrix,
-    matrix,
-    stored_signature,
-)
+from runtime.engines.libraries.rows import INPUT, TabularSignature, is_matrix, matrix
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.tasks.task import Batching, Processor
 
@@ -83,9 +75,7 @@ class Tabular(Processor):
 
     batching: TabularBatching
 
-    def __init__(
-        self, path: Path, engine: str, declared: Task | None, allowed: Sequence[Task]
-    ) -> None:
+    def __init__(self, engine: str, declared: Task | None, allowed: Sequence[Task]) -> None:
         if declared is not None and declared not in allowed:
             tasks = ", ".join(allowed) or "none"
             raise ModelInvalid(
@@ -94,8 +84,6 @@ class Tabular(Processor):
             )
         self.batching = TabularBatching()
         self._engine = engine
-        self._path = path
-        self._has_probabilities = declared is Task.TABULAR_CLASSIFICATION
 
     @property
     def platform(self) -> str:
@@ -128,19 +116,13 @@ class Tabular(Processor):
         self.batching.signature = signature
 
     def input_types(self) -> list[dict[str, Any]]:
-        """Of the loaded model, else as the file says; empty for one that does not."""
-        return [each.metadata() for each in self._signature().inputs]
+        """Empty before the model was loaded here."""
+        signature = self.batching.signature
+        return [each.metadata() for each in signature.inputs] if signature else []
 
     def output_types(self) -> list[dict[str, Any]]:
-        return [each.metadata() for each in self._signature().outputs]
-
-    def _signature(self) -> TabularSignature:
-        return self.batching.signature or self._stored
-
-    @cached_property
-    def _stored(self) -> TabularSignature:
-        found = stored_signature(self._path, self.platform, probabilities=self._has_probabilities)
-        return found or TabularSignature(())
+        signature = self.batching.signature
+        return [each.metadata() for each in signature.outputs] if signature else []
 
 
 def instance_tensors(instances: Sequence[Any], *, fills_absent: bool = False) -> list[Tensor]:

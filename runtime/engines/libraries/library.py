@@ -18,12 +18,13 @@ from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
 from runtime.engines.libraries.rows import (
     TabularSignature,
     check_features,
+    columns,
     import_library,
     lightgbm_signature,
+    matrix,
     numbers,
     one_line,
     output_tensor,
-    xgboost_signature,
 )
 from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.engines.libraries.skops_file import read_estimator
@@ -123,8 +124,8 @@ class XgboostModel:
         self._count = int(booster.num_features())
         learner = orjson.loads(booster.save_config())["learner"]
         self._is_linear = learner["gradient_booster"]["name"] == "gblinear"
-        self.signature = xgboost_signature(
-            self._names, learner["learner_model_param"], learner["objective"]["name"]
+        self.signature = TabularSignature(
+            columns(self._names) if self._names else matrix(self._count)
         )
 
     def check(self, inputs: Sequence[Tensor]) -> None:
