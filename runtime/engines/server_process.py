@@ -13,7 +13,6 @@ import re
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -293,18 +292,15 @@ GPU_METRIC: Final = "nv_gpu_memory_used_bytes"
 PROCESS_METRIC: Final = "process_resident_memory_bytes"
 """Of Prometheus' clients, MLServer's among them."""
 _SAMPLE: Final = re.compile(r"^([a-zA-Z_:]\w*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
-_LISTEN: Final = "0A"
 
 
 class ServerMemory:
     """Methods block."""
 
     def __init__(
-        self, url: str, *, metrics_url: str, process_id: Callable[[], int | None] = lambda: None
+        self, metrics_url: str, process_id: Callable[[], int | None] = lambda: None
     ) -> None:
         """`process_id`: of the server, if this pod started it."""
-        self._port = urlsplit(url).port or 80
-        self._is_local = urlsplit(url).hostname in {"127.0.0.1", "localhost", "::1"}
         self._metrics_url = metrics_url
         self._process_id = process_id
 
@@ -312,7 +308,7 @@ class ServerMemory:
         """Bytes of the server and its models; None where they cannot be seen."""
         if self._metrics_url:
             return self._by_metrics()
-        pid = self._process_id() or (listening_process(self._port) if self._is_local else None)
+        pid = self._process_id()
         return None if pid is None else resident_bytes(pid)
 
     def _by_metrics(self) -> int | None:
@@ -343,15 +339,12 @@ def resident_bytes(pid: int) -> int | None:
     """Resident memory of a process and its descendants; shared pages count in each."""
     if _pages(pid) is None:
         return None
-    parents = {each: _parent(each) for each in process_ids()}
+    ids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal())
+    parents = {each: _parent(each) for each in ids}
     family = {pid}
     while found := {each for each, parent in parents.items() if parent in family} - family:
         family |= found
     return sum(_pages(each) or 0 for each in family) * os.sysconf("SC_PAGE_SIZE")
-
-
-def process_ids() -> list[int]:
-    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
 
 
 def _pages(pid: int) -> int | None:
@@ -366,36 +359,6 @@ def _parent(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, IndexError):
         return 0
-
-
-def listening_process(port: int) -> int | None:
-    """The process of this user that listens on a local TCP port; None where it cannot be seen."""
-    nodes = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
-        except OSError:
-            continue
-        for fields in (line.split() for line in lines):
-            if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                nodes.add(f"socket:[{fields[9]}]")
-    for pid in process_ids() if nodes else ():
-        if nodes & open_files(pid):
-            return pid
-    return None
-
-
-def open_files(pid: int) -> set[str]:
-    """What the descriptors of a process name; empty for another user's."""
-    try:
-        names = os.listdir(f"/proc/{pid}/fd")
-    except OSError:
-        return set()
-    found = set()
-    for name in names:
-        with suppress(OSError):  # closed meanwhile
-            found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
 
 
 def server_problems(*, url: str, command: str, repository: str, metrics: str) -> list[str]:

@@ -99,8 +99,7 @@ def _open_server(settings: RuntimeSettings) -> tuple[ModelServer, ServerProcess 
     url = settings.engine_url if process is None else process.url
     metrics = settings.engine_metrics
     memory = ServerMemory(
-        url,
-        metrics_url=metrics if process is None else process.with_values(metrics),
+        metrics if process is None else process.with_values(metrics),
         process_id=lambda: None if process is None else process.pid,
     )
     client = V2Client(url, load_timeout_s=settings.engine_load_timeout)

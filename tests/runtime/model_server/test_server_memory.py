@@ -1,18 +1,11 @@
 """The memory of a model server, by metrics and by its processes."""
 
-import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
-from runtime.engines.server_process import (
-    ServerMemory,
-    listening_process,
-    memory_of_metrics,
-    resident_bytes,
-)
+from runtime.engines.server_process import ServerMemory, memory_of_metrics, resident_bytes
 from tests import servers
 
 TRITON = """# HELP nv_gpu_memory_used_bytes GPU used memory, in bytes
@@ -39,7 +32,7 @@ def test_metrics_are_read(text: str, expected: int | None) -> None:
 
 def test_metrics_that_do_not_answer_are_unknown() -> None:
     url = f"http://127.0.0.1:{servers.free_port()}"
-    assert ServerMemory(url, metrics_url=f"{url}/metrics").used_bytes() is None
+    assert ServerMemory(f"{url}/metrics").used_bytes() is None
 
 
 def test_memory_of_a_process_counts_its_children() -> None:
@@ -58,15 +51,3 @@ def test_memory_of_a_process_counts_its_children() -> None:
     assert found is not None
     assert HELD < found < 3 * HELD
     assert resident_bytes(process.pid) is None
-
-
-def test_the_process_that_listens_is_found_by_its_port() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        assert listening_process(port) == os.getpid()
-        used = ServerMemory(f"http://127.0.0.1:{port}", metrics_url="").used_bytes()
-        assert used is not None
-        assert used > 2**20
-    assert listening_process(port) is None
