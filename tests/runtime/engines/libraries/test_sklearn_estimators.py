@@ -21,7 +21,7 @@ from sklearn.neural_network import MLPClassifier
 from sklearn.svm import SVC, SVR, OneClassSVM
 from sklearn.tree import DecisionTreeClassifier
 
-from runtime.engines.libraries.sklearn_model import check_estimator
+from runtime.engines.libraries.skops_file import check_estimator
 from runtime.errors import ModelInvalid
 from tests.runtime.engines.libraries.loaded import load
 from tests.tabular_models import iris
