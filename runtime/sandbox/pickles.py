@@ -22,8 +22,7 @@ from common.confinement import ConfinementMissing, confine
 from common.frames import frame, parent_socket, received
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import V2Request, decode_request, encode_response
-from runtime.engines.libraries.rows import one_line
-from runtime.engines.libraries.sklearn_model import SklearnModel
+from runtime.engines.libraries.rows import SklearnModel, one_line
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.sandbox import HEADER_LENGTH
 

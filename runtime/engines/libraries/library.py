@@ -16,6 +16,7 @@ from registry.domain.model import Task
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
 from runtime.engines.libraries.rows import (
+    SklearnModel,
     TabularSignature,
     check_features,
     columns,
@@ -26,7 +27,6 @@ from runtime.engines.libraries.rows import (
     one_line,
     output_tensor,
 )
-from runtime.engines.libraries.sklearn_model import SklearnModel
 from runtime.engines.libraries.skops_file import read_estimator
 from runtime.errors import EngineMissing, InferenceFailed, ModelInvalid
 
