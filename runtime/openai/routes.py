@@ -67,7 +67,7 @@ from runtime.tasks.text_to_image import (
 
 if TYPE_CHECKING:
     from starlette.requests import Request
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp
 
 
 GenerationCall = Call[ChatBody] | Call[CompletionBody]
@@ -175,20 +175,6 @@ PREFIX = "/openai/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class _ImageEndpoint:
-    """Imports the optional image generation with its first request."""
-
-    inferences: Inferences
-    max_body_bytes: int
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from runtime.openai.routes import ImageBody, make_images
-
-        service, serve = self.inferences.service, partial(make_images, self.inferences)
-        await Endpoint(service, self.max_body_bytes, ImageBody, serve)(scope, receive, send)
-
-
-@dataclass(frozen=True, slots=True)
 class OpenAIRoutes:
     service: PredictService
     generations: GenerationService
@@ -201,7 +187,9 @@ class OpenAIRoutes:
             "chat/completions": Endpoint(service, limit, ChatBody, self._complete),
             "completions": Endpoint(service, limit, CompletionBody, self._complete),
             "embeddings": Endpoint(service, limit, EmbeddingBody, inferences.embed),
-            "images/generations": _ImageEndpoint(inferences, limit),
+            "images/generations": Endpoint(
+                service, limit, ImageBody, partial(make_images, inferences)
+            ),
         }
         return [
             Route(f"{PREFIX}/models", self._models, methods=["GET"]),

@@ -45,30 +45,14 @@ def _text(values: Iterable[float], digits: int | None) -> str:
     return str(dict(enumerate(shown)))
 
 
-def token_answers(scores: Scores, values: npt.NDArray[np.float32]) -> Tensor:
-    """Of each row and mask: a dictionary for each token of the vocabulary, with its number.
-
-    Probabilities are texts there.
-    """
-    form = "{{{}: '{:.4f}'}}" if scores is Scores.ALL else "{{{}: {!r}}}"
-    texts = [
-        form.format(token, value).encode()
-        for row in values.reshape(-1, values.shape[-1]).tolist()
-        for token, value in enumerate(row)
-    ]
-    return Tensor(OUTPUT, BYTES, np.array(texts, dtype=object).reshape(values.shape))
-
-
-def read_numbers(text: bytes) -> dict[str, float | str]:
+def read_numbers(text: bytes) -> dict[str, float]:
     """The dictionary of a text, as JSON has it."""
     pairs = (pair.partition(": ") for pair in text.decode()[1:-1].split(", "))
-    return {
-        key: value.strip("'") if value.startswith("'") else float(value) for key, _, value in pairs
-    }
+    return {key: float(value) for key, _, value in pairs}
 
 
 def class_predictions(outputs: Sequence[Tensor]) -> list[Any]:
-    """V1 predictions from the V2 output of `class_answers` or `token_answers`."""
+    """V1 predictions from the V2 output of `class_answers`."""
     data = outputs[0].data
     if outputs[0].datatype != BYTES:
         return list(data.tolist())

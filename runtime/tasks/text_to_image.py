@@ -1,14 +1,13 @@
-"""Text to image: prompts to PNG images in base64. Imported when such a model is loaded."""
+"""Text to image: prompts to PNG images in base64."""
 
 from __future__ import annotations
 
 import base64
 import io
-import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from PIL import Image
@@ -16,6 +15,7 @@ from PIL import Image
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import (
     BYTES,
+    NUMPY_OF,
     Tensor,
     bytes_tensor,
     named_arrays,
@@ -37,10 +37,6 @@ MAX_SEED = 2**63 - 1
 MAX_GUIDANCE = 100.0
 DEFAULT_STEPS = 30
 DEFAULT_GUIDANCE = 7.5
-FIELDS = (
-    "prompt", "negative_prompt", "seed", "num_inference_steps", "width", "height",
-    "guidance_scale",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +51,71 @@ class SideLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class _Number:
+    """A parameter of an image: the field of a request, and the tensor of the network's inputs."""
+
+    field: str
+    tensor: str
+    low: int
+    high: float
+    default: float
+    multiple: int = 1
+    is_whole: bool = True
+
+    def parse(self, instance: Mapping[str, Any], path: str) -> float:
+        """Raises InvalidRequest."""
+        value = instance.get(self.field, self.default)
+        is_number = type(value) is int or (type(value) is float and not self.is_whole)
+        fits = is_number and self.low <= value <= self.high
+        if not fits or (self.is_whole and value % self.multiple):
+            kind = f"a multiple of {self.multiple}" if self.multiple > 1 else "a whole number"
+            raise InvalidRequest(
+                f"{path}: {self.field!r} must be {kind if self.is_whole else 'a number'} from"
+                f" {self.low} to {self.high}, was {shown(value)}"
+            )
+        return value  # type: ignore[no-any-return]  # a number
+
+    @property
+    def datatype(self) -> str:
+        return "INT64" if self.is_whole else "FP32"
+
+    def of(self, values: Sequence[float]) -> Tensor:
+        return numeric_tensor(self.tensor, np.array(values, NUMPY_OF[self.datatype]))
+
+
+def _numbers(sides: SideLimits) -> tuple[_Number, ...]:
+    return (
+        _Number("seed", "seed", 0, MAX_SEED, 0),
+        _Number("num_inference_steps", "steps", 1, MAX_STEPS, DEFAULT_STEPS),
+        _Number("width", "width", sides.multiple, MAX_SIDE, sides.default, sides.multiple),
+        _Number("height", "height", sides.multiple, MAX_SIDE, sides.default, sides.multiple),
+        _Number("guidance_scale", "guidance", 0, MAX_GUIDANCE, DEFAULT_GUIDANCE, is_whole=False),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ImageRequest:
     prompt: str
     negative_prompt: str
-    seed: int
-    steps: int
-    width: int
-    height: int
-    guidance: float
+    numbers: Mapping[str, float]
+    """By tensor."""
 
 
-def parse_image_requests(
-    instances: Sequence[Any], sides: SideLimits, *, where: str = "instances"
+def _parse_images(
+    instances: Sequence[Any], numbers: Sequence[_Number], *, where: str = "instances"
 ) -> list[ImageRequest]:
     """The images of a V1 body; `where` names its list in errors. Raises InvalidRequest."""
     if not 0 < len(instances) <= MAX_IMAGES:
         raise InvalidRequest(
             f"a request must ask for 1 to {MAX_IMAGES} images, asked for {len(instances)}"
         )
-    images = [_parse(instance, f"{where}[{i}]", sides) for i, instance in enumerate(instances)]
-    if len({(image.width, image.height) for image in images}) > 1:
+    images = [_parse(instance, f"{where}[{i}]", numbers) for i, instance in enumerate(instances)]
+    if len({(image.numbers["width"], image.numbers["height"]) for image in images}) > 1:
         raise InvalidRequest("all images of a request must have one width and one height")
     return images
 
 
-def instances_of(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
+def _instances_of(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
     """A V2 body as V1 instances: each tensor has one value per image, or one for all images."""
     named = {tensor.name: tensor for tensor in tensors}
     prompts = named.get("prompt")
@@ -100,123 +136,75 @@ def _column(tensor: Tensor, count: int) -> list[Any]:
     return values if len(values) == count else values * count
 
 
-def _parse(instance: Any, path: str, sides: SideLimits) -> ImageRequest:
+def _parse(instance: Any, path: str, numbers: Sequence[_Number]) -> ImageRequest:
     if isinstance(instance, str):
         instance = {"prompt": instance}
     if not isinstance(instance, dict) or not isinstance(instance.get("prompt"), str):
         raise InvalidRequest(
             f"{path} must be an object with a string 'prompt', was {shown(instance)}"
         )
-    if unknown := sorted(set(map(str, instance)) - set(FIELDS)):
+    fields = ["prompt", "negative_prompt", *(each.field for each in numbers)]
+    if unknown := sorted(set(map(str, instance)) - set(fields)):
         raise InvalidRequest(
-            f"{path} has unknown fields {unknown[:5]}; allowed are {', '.join(FIELDS)}"
+            f"{path} has unknown fields {unknown[:5]}; allowed are {', '.join(fields)}"
         )
     negative = instance.get("negative_prompt", "")
     if not isinstance(negative, str):
         raise InvalidRequest(f"{path}: 'negative_prompt' must be a string")
-    return ImageRequest(
-        prompt=instance["prompt"],
-        negative_prompt=negative,
-        seed=_parse_int(instance, "seed", path, default=0, low=0, high=MAX_SEED),
-        steps=_parse_int(
-            instance, "num_inference_steps", path, default=DEFAULT_STEPS, low=1, high=MAX_STEPS
-        ),
-        width=_parse_side(instance, "width", path, sides),
-        height=_parse_side(instance, "height", path, sides),
-        guidance=_parse_guidance(instance, path),
-    )
+    values = {each.tensor: each.parse(instance, path) for each in numbers}
+    return ImageRequest(instance["prompt"], negative, values)
 
 
-def _parse_int(
-    instance: Mapping[str, Any], name: str, path: str, *, default: int, low: int, high: int
-) -> int:
-    value = instance.get(name, default)
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidRequest(
-            f"{path}: {name!r} must be a whole number from {low} to {high}, was {shown(value)}"
-        )
-    return value
-
-
-def _parse_side(instance: Mapping[str, Any], name: str, path: str, sides: SideLimits) -> int:
-    value = _parse_int(
-        instance, name, path, default=sides.default, low=sides.multiple, high=MAX_SIDE
-    )
-    if value % sides.multiple:
-        raise InvalidRequest(
-            f"{path}: {name!r} must be a multiple of {sides.multiple}, was {value}"
-        )
-    return value
-
-
-def _parse_guidance(instance: Mapping[str, Any], path: str) -> float:
-    value = instance.get("guidance_scale", DEFAULT_GUIDANCE)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not 0 <= value <= MAX_GUIDANCE:
-        raise InvalidRequest(
-            f"{path}: 'guidance_scale' must be a number from 0 to {MAX_GUIDANCE:g},"
-            f" was {shown(value)}"
-        )
-    return float(value)
-
-
-TENSORS = ("prompt_ids", "negative_ids", "seed", "steps", "width", "height", "guidance")
+_IDS: Final = ("prompt_ids", "negative_ids")
 
 
 @dataclass(frozen=True)
 class ImageBatching(Batching):
     """Validates the tensors of image requests; images are generated one by one, not in batches."""
 
-    sides: SideLimits
+    numbers: tuple[_Number, ...]
     vocabulary_size: int
     max_tokens: int
     max_rows: int | None = 1
 
     def validate(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         named = {tensor.name: tensor for tensor in inputs}
-        if sorted(named) != sorted(TENSORS) or len(inputs) != len(TENSORS):
-            raise InvalidRequest(f"inference needs {list(TENSORS)}, got {sorted(named)[:8]}")
+        names = [*_IDS, *(each.tensor for each in self.numbers)]
+        if sorted(named) != sorted(names) or len(inputs) != len(names):
+            raise InvalidRequest(f"inference needs {names}, got {sorted(named)[:8]}")
         rows = named["seed"].data.size
         if not 0 < rows <= MAX_IMAGES:
             raise InvalidRequest(f"a request must ask for 1 to {MAX_IMAGES} images, was {rows}")
-        step = self.sides.multiple
-        for name, low, high in (
-            ("prompt_ids", 0, self.vocabulary_size - 1),
-            ("negative_ids", 0, self.vocabulary_size - 1),
-            ("seed", 0, MAX_SEED),
-            ("steps", 1, MAX_STEPS),
-            ("width", step, MAX_SIDE),
-            ("height", step, MAX_SIDE),
-            ("guidance", 0, MAX_GUIDANCE),
-        ):
-            shape = (rows, self.max_tokens) if name.endswith("_ids") else (rows,)
-            datatype = "FP32" if name == "guidance" else "INT64"
-            tensor = named[name]
-            if tensor.datatype != datatype or tensor.shape != shape:
-                raise InvalidRequest(
-                    f"tensor {name!r} must be {datatype} {list(shape)},"
-                    f" was {tensor.datatype} {list(tensor.shape)}"
-                )
-            if not ((tensor.data >= low) & (tensor.data <= high)).all():
-                raise InvalidRequest(f"tensor {name!r} must hold values from {low} to {high}")
-        sizes = np.stack([named["width"].data, named["height"].data])
-        if (sizes % step).any() or (sizes != sizes[:, :1]).any():
-            raise InvalidRequest(f"images must have one size, multiples of {step}")
-        return tuple(named[name] for name in TENSORS)
+        for name in _IDS:
+            form = ("INT64", (rows, self.max_tokens))
+            _check(named[name], *form, low=0, high=self.vocabulary_size - 1)
+        for each in self.numbers:
+            tensor = named[each.tensor]
+            _check(tensor, each.datatype, (rows,), low=each.low, high=each.high)
+            if each.multiple > 1 and (
+                (tensor.data % each.multiple).any() or (tensor.data != tensor.data[0]).any()
+            ):
+                raise InvalidRequest(f"images must have one size, multiples of {each.multiple}")
+        return tuple(named[name] for name in names)
 
     def example(self, rows: int, tokens: int) -> tuple[Tensor, ...]:
         """Images of two steps."""
         ids = np.zeros((rows, self.max_tokens), np.int64)
-        values = {"seed": 0, "steps": 2, "width": self.sides.default, "height": self.sides.default}
+        defaults = {each.tensor: each.default for each in self.numbers} | {"steps": 2}
         return (
-            numeric_tensor("prompt_ids", ids),
-            numeric_tensor("negative_ids", ids),
-            *(
-                numeric_tensor(name, np.full(rows, value, np.int64))
-                for name, value in values.items()
-            ),
-            numeric_tensor("guidance", np.full(rows, DEFAULT_GUIDANCE, np.float32)),
+            *(numeric_tensor(name, ids) for name in _IDS),
+            *(each.of([defaults[each.tensor]] * rows) for each in self.numbers),
         )
+
+
+def _check(tensor: Tensor, datatype: str, shape: tuple[int, ...], *, low: int, high: float) -> None:
+    if tensor.datatype != datatype or tensor.shape != shape:
+        raise InvalidRequest(
+            f"tensor {tensor.name!r} must be {datatype} {list(shape)},"
+            f" was {tensor.datatype} {list(tensor.shape)}"
+        )
+    if not ((tensor.data >= low) & (tensor.data <= high)).all():
+        raise InvalidRequest(f"tensor {tensor.name!r} must hold values from {low} to {high}")
 
 
 WARM_UP_STEPS = 2
@@ -235,28 +223,22 @@ class TextToImage(Processor):
         self._tokenizer = load_tokenizer(folder / "tokenizer")
         self._max_tokens = min(self._tokenizer.model_max_length, MAX_TOKENS)
         self._scale, self.sides = _sizes(folder)
-        self.batching = ImageBatching(self.sides, len(self._tokenizer), self._max_tokens)
+        self._numbers = _numbers(self.sides)
+        self.batching = ImageBatching(self._numbers, len(self._tokenizer), self._max_tokens)
 
     def read_instances(self, instances: Sequence[Any]) -> list[ImageRequest]:
-        return parse_image_requests(instances, self.sides)
+        return _parse_images(instances, self._numbers)
 
     def read_tensors(self, tensors: Sequence[Tensor]) -> list[ImageRequest]:
         """Tensors with the names of the V1 fields."""
-        return parse_image_requests(instances_of(tensors), self.sides, where="images")
+        return _parse_images(_instances_of(tensors), self._numbers, where="images")
 
     def preprocess(self, items: Sequence[ImageRequest]) -> tuple[Tensor, ...]:
         """Tokens and parameters, a row for each image."""
-        numbers = {
-            "seed": [item.seed for item in items],
-            "steps": [item.steps for item in items],
-            "width": [item.width for item in items],
-            "height": [item.height for item in items],
-        }
         return (
             self._tokens("prompt_ids", [item.prompt for item in items]),
             self._tokens("negative_ids", [item.negative_prompt for item in items]),
-            *(numeric_tensor(name, np.array(values, np.int64)) for name, values in numbers.items()),
-            numeric_tensor("guidance", np.array([item.guidance for item in items], np.float32)),
+            *(each.of([item.numbers[each.tensor] for item in items]) for each in self._numbers),
         )
 
     def _tokens(self, name: str, texts: list[str]) -> Tensor:
@@ -276,15 +258,8 @@ class TextToImage(Processor):
         arrays = named_arrays(inputs)
         images = []
         for row in range(len(arrays["seed"])):
-            job = DiffusionJob(
-                arrays["prompt_ids"][row : row + 1],
-                arrays["negative_ids"][row : row + 1],
-                seed=int(arrays["seed"][row]),
-                steps=int(arrays["steps"][row]),
-                width=int(arrays["width"][row]),
-                height=int(arrays["height"][row]),
-                guidance=float(arrays["guidance"][row]),
-            )
+            values = {each.tensor: arrays[each.tensor][row].item() for each in self._numbers}
+            job = DiffusionJob(*(arrays[name][row : row + 1] for name in _IDS), **values)
             images.append((yield from diffuse(network, job, self._scale)))
         return (numeric_tensor("pixels", np.stack(images)),)
 
@@ -312,12 +287,13 @@ class TextToImage(Processor):
 
     def input_types(self) -> list[dict[str, Any]]:
         """All inputs but the prompt are optional."""
-        numbers = ("seed", "num_inference_steps", "width", "height")
         return [
             {"name": "prompt", "datatype": BYTES, "shape": [-1]},
             {"name": "negative_prompt", "datatype": BYTES, "shape": [-1]},
-            *({"name": name, "datatype": "INT64", "shape": [-1]} for name in numbers),
-            {"name": "guidance_scale", "datatype": "FP32", "shape": [-1]},
+            *(
+                {"name": each.field, "datatype": each.datatype, "shape": [-1]}
+                for each in self._numbers
+            ),
         ]
 
     def output_types(self) -> list[dict[str, Any]]:

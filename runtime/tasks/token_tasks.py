@@ -33,7 +33,6 @@ from runtime.tasks.classification import (
     class_predictions,
     output_type,
     softmax,
-    token_answers,
 )
 from runtime.tasks.text import TextInputs, TextModel
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 
 TOP_TOKENS: Final = 5
 """Tokens per mask, the default of the pipeline of transformers."""
-MAX_NUMBERS: Final = 500_000
-"""Of an answer with a number for each token of the vocabulary."""
 
 
 class _TokenTask(TextInputs):
@@ -54,7 +51,6 @@ class _TokenTask(TextInputs):
 
     def __init__(self, model: TextModel) -> None:
         super().__init__(model)
-        self._vocabulary = self.encoder.vocabulary_size
         self._scores = model.options.scores
         self._is_kserve = model.options.answers is Answers.KSERVE
         self._wants_numbers = self._is_kserve and self._scores is not Scores.BEST
@@ -96,36 +92,26 @@ class FillMask(_TokenTask):
         tokenizer = self.encoder.tokenizer
         if tokenizer.mask_token is None or tokenizer.mask_token_id is None:
             raise ModelInvalid("the model's tokenizer has no mask token, which fill-mask needs")
+        if self._wants_numbers:
+            raise ModelInvalid(
+                "fill-mask is not answered with numbers, which would be one for each token of the"
+                " vocabulary: declare it without --return_probabilities and --return_raw_logits"
+                " (pilotlight.io/scores)"
+            )
         self._mask = self.warm_text = tokenizer.mask_token
         self._mask_id: int = tokenizer.mask_token_id
 
     def preprocess(self, items: Sequence[str]) -> tuple[Tensor, ...]:
         """Raises InvalidRequest for a text without a mask among its tokens."""
         inputs = super().preprocess(items)
-        is_mask = named_arrays(inputs)["input_ids"] == self._mask_id
-        has_mask = is_mask.any(axis=1)
+        has_mask = (named_arrays(inputs)["input_ids"] == self._mask_id).any(axis=1)
         if not has_mask.all():
             index = int(has_mask.argmin())
             raise InvalidRequest(
                 f"each text must have {self._mask} within its first"
                 f" {self.encoder.max_tokens} tokens, text {index} has not"
             )
-        if self._wants_numbers:
-            self._check_size(is_mask.sum(axis=1))
         return inputs
-
-    def _check_size(self, masks: Any) -> None:
-        """Raises InvalidRequest for what is no array, or too large."""
-        if masks.min() != masks.max():
-            raise InvalidRequest(
-                "all texts of a request must have the same number of masks where each is answered"
-                f" with the whole vocabulary; they have {masks.min()} to {masks.max()}"
-            )
-        if int(masks.sum()) * self._vocabulary > MAX_NUMBERS:
-            raise InvalidRequest(
-                f"a request may have {MAX_NUMBERS // self._vocabulary} masks where each is answered"
-                f" with the whole vocabulary, has {masks.sum()}"
-            )
 
     def infer(self, network: PreTrainedModel, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The likeliest tokens of each mask and their probabilities, of shape [rows, tokens, n].
@@ -136,8 +122,6 @@ class FillMask(_TokenTask):
         token_ids = arguments["input_ids"]
         is_mask = token_ids == self._mask_id
         logits = network(**arguments).logits[is_mask].float()
-        if self._wants_numbers:
-            return (self._numbers(logits, is_mask), _input_ids(token_ids))
         count = min(TOP_TOKENS, logits.shape[-1])
         best = logits.softmax(-1).topk(count, dim=-1)
         shape = (*token_ids.shape, count)
@@ -150,21 +134,7 @@ class FillMask(_TokenTask):
             _input_ids(token_ids),
         )
 
-    def _numbers(self, logits: torch.Tensor, is_mask: torch.Tensor) -> Tensor:
-        """Of a row's masks one after the other; requests of a batch differ in their number."""
-        values = logits.softmax(-1) if self._scores is Scores.ALL else logits
-        counts = is_mask.sum(1).tolist()
-        rows = torch.zeros((len(counts), max(counts) * self._vocabulary), device=logits.device)
-        for row, part in zip(rows, torch.split(values, counts), strict=True):
-            row[: part.numel()] = part.ravel()
-        return numeric_tensor("numbers", rows.cpu().numpy())
-
     def _as_kserve(self, arrays: Mapping[str, Any]) -> Tensor:
-        if self._wants_numbers:
-            masks = int((arrays["input_ids"] == self._mask_id).sum(axis=1).max())
-            numbers = arrays["numbers"][:, : masks * self._vocabulary]
-            shape = (len(numbers), masks, self._vocabulary)
-            return token_answers(self._scores, numbers.reshape(shape))
         best = [
             tokens[token_ids == self._mask_id, 0]
             for token_ids, tokens in zip(arrays["input_ids"], arrays["tokens"], strict=True)
@@ -173,7 +143,7 @@ class FillMask(_TokenTask):
         return bytes_tensor(OUTPUT, texts)
 
     def predictions(self, outputs: Sequence[Tensor]) -> list[Any]:
-        if self._is_kserve and not self._wants_numbers:
+        if self._is_kserve:
             return [value.decode() for value in outputs[0].data]
         return super().predictions(outputs)
 
@@ -193,8 +163,7 @@ class FillMask(_TokenTask):
         return found[0] if len(found) == 1 else found
 
     def _kserve_types(self) -> list[dict[str, Any]]:
-        more = (-1, self._vocabulary) if self._wants_numbers else ()
-        return output_type(BYTES, *more)
+        return output_type(BYTES)
 
     def _text(self, token: Any) -> str:
         return str(self.encoder.tokenizer.decode([int(token)]))

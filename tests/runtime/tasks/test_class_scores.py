@@ -20,6 +20,7 @@ from transformers import (
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor
 from registry.domain.model import Answers, Scores, TaskOptions
+from runtime.errors import ModelInvalid
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
 
@@ -146,28 +147,9 @@ def test_kserve_fills_masks_with_words(masked: Path) -> None:
     assert output.shape == (2,)
 
 
-def test_kserve_fills_masks_with_numbers_for_the_whole_vocabulary(masked: Path) -> None:
-    _, own = served(masked, MASKED, TaskOptions())
-    (output,), predictions = served(masked, MASKED, kserve(Scores.ALL))
-    vocabulary = output.shape[2]
-    assert output.shape == (2, 1, vocabulary)
-    for best, ((numbers, *_), *_) in zip(own, zip(predictions, strict=True), strict=True):
-        assert len(numbers) == vocabulary
-        assert numbers[best[0]["token"]] == {str(best[0]["token"]): f"{best[0]['score']:.4f}"}
-    with pytest.raises(InvalidRequest, match="same number of masks"):
-        served(masked, [*MASKED, "[MASK] [MASK]"], kserve(Scores.LOGITS))
-    with pytest.raises(InvalidRequest, match="masks where each is answered"):
-        served(masked, ["[MASK] " * 30] * 40, kserve(Scores.LOGITS))
-
-
-def test_kserve_numbers_of_masks_do_not_depend_on_the_batch(masked: Path) -> None:
-    options = kserve(Scores.LOGITS)
-    processor, network = load_processor(masked, None, options=options), load_network(masked)
-    one, two = (processor.preprocess([text]) for text in ("[MASK] fox", "[MASK] dog [MASK]"))
-    joined = processor.infer(network, processor.batching.join([one, two]))
-    parts = processor.batching.split(joined, [1, 1])
-    shapes = [processor.postprocess(part)[0].shape[:2] for part in parts]
-    assert shapes == [(1, 1), (1, 2)]
+def test_masks_with_numbers_are_refused(masked: Path) -> None:
+    with pytest.raises(ModelInvalid, match="one for each token"):
+        load_processor(masked, None, options=kserve(Scores.ALL))
 
 
 def test_kserve_answers_a_class_for_each_token(models: Path, tmp_path: Path) -> None:
