@@ -22,14 +22,13 @@ from runtime.engines.building import engine_name, is_pipeline, library_path, pro
 from runtime.engines.networks.configuration import read_config, task_in
 from runtime.engines.networks.position_limit import is_never_padded, tolerance
 from runtime.errors import ModelInvalid
-from runtime.tasks.classification import TextClassification
+from runtime.tasks.classification import FillMask, TextClassification, TokenClassification
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.image_classification import ImageClassification
 from runtime.tasks.task import PaddedBatching, Processor
 from runtime.tasks.text import TextEncoder, TextInputs, TextModel
 from runtime.tasks.text_generation import TextGeneration, TextOutputs
 from runtime.tasks.text_to_text import TextToText
-from runtime.tasks.token_tasks import FillMask, TokenClassification
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
