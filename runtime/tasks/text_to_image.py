@@ -259,7 +259,8 @@ class TextToImage(Processor):
         images = []
         for row in range(len(arrays["seed"])):
             values = {each.tensor: arrays[each.tensor][row].item() for each in self._numbers}
-            job = DiffusionJob(*(arrays[name][row : row + 1] for name in _IDS), **values)
+            prompt, negative = (arrays[name][row : row + 1] for name in _IDS)
+            job = DiffusionJob(prompt, negative, **values)
             images.append((yield from diffuse(network, job, self._scale)))
         return (numeric_tensor("pixels", np.stack(images)),)
 
