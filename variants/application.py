@@ -1,7 +1,6 @@
 """Applications: reads their YAML, with all mistakes together; which models are their variants."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -12,16 +11,14 @@ from registry.domain.application import (
     DEFAULT_WINDOW_S,
     INPUT_DATATYPES,
     KIND,
-    AccuracyProfile,
     ApplicationSpec,
     InputTensor,
     Penalty,
-    Prior,
     SelectionPolicy,
     SneakPeekSpec,
 )
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import ModelSpec
 from registry.domain.policy_names import SELECTION
 from registry.inference_service.documents import (
     DocumentChecks,
@@ -33,11 +30,9 @@ from registry.inference_service.documents import (
 
 API_VERSION: Final = "pilotlight.io/v1alpha1"
 MAX_CLASSES: Final = 1000
-_MAX_K: Final = 100
 _MAX_DURATION_S: Final = 3600.0
 _FIELDS: Final = (
-    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
-    "sneakPeek", "normaliseAccuracy",
+    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "sneakPeek",
 )  # fmt: skip
 _Choice = TypeVar("_Choice", bound=str)
 
@@ -47,7 +42,6 @@ def _read(checks: DocumentChecks, document: dict[str, Any]) -> ApplicationSpec:
     spec = checks.mapping(document, "spec")
     checks.known(spec, _FIELDS, "spec")
     classes = _classes(checks, spec.get("classes"))
-    prior, frequencies = _prior(checks, spec.get("prior", Prior.UNINFORMATIVE), len(classes))
     output = spec.get("output", "label")
     if not isinstance(output, str) or not output:
         checks.reject("spec.output", "must be the name of an output tensor", output)
@@ -65,10 +59,7 @@ def _read(checks: DocumentChecks, document: dict[str, Any]) -> ApplicationSpec:
         _choice(checks, spec, "policy", SELECTION, SelectionPolicy.REFINED),
         _duration(checks, "spec.window", window.get("length"), DEFAULT_WINDOW_S),
         _boolean(checks, window, "fixed", default=False),
-        prior,
-        frequencies,
         _sneak_peek(checks, spec.get("sneakPeek")),
-        normalises_accuracy=_boolean(checks, spec, "normaliseAccuracy", default=False),
     )
 
 
@@ -138,44 +129,15 @@ def _choice(
     return default
 
 
-def _prior(checks: DocumentChecks, value: object, classes: int) -> tuple[Prior, tuple[float, ...]]:
-    """`uninformative`, or an object with `kind` and `frequencies`, which sum to 1."""
-    if value == Prior.UNINFORMATIVE:
-        return Prior.UNINFORMATIVE, ()
-    prior = value if isinstance(value, dict) else {}
-    kind, stated = prior.get("kind"), prior.get("frequencies")
-    if (
-        kind in (Prior.WEAK, Prior.STRONG)
-        and isinstance(stated, list)
-        and len(stated) == classes
-        and all(type(each) in (int, float) and 0 < each < math.inf for each in stated)
-        and math.isclose(sum(stated), 1.0, abs_tol=1e-6)
-    ):
-        return Prior(kind), tuple(float(each) for each in stated)
-    allowed = (
-        "must be uninformative, or an object with kind (weak or strong) and frequencies: one "
-        "positive number per class, which sum to 1"
-    )
-    checks.reject("spec.prior", allowed, value)
-    return Prior.UNINFORMATIVE, ()
-
-
 def _sneak_peek(checks: DocumentChecks, value: object) -> SneakPeekSpec | None:
     if value is None:
         return None
     peek = value if isinstance(value, dict) else {}
-    checks.known(peek, ("uri", "k", "shortCircuit", "splitGroups"), "spec.sneakPeek")
-    uri, k = peek.get("uri"), peek.get("k")
+    checks.known(peek, ("uri", "shortCircuit"), "spec.sneakPeek")
+    uri = peek.get("uri")
     if (rule := storage_uri_rule(uri)) is not None:
         checks.reject("spec.sneakPeek.uri", f"must {rule}", uri)
-    if k is not None and (type(k) is not int or not 1 <= k <= _MAX_K):
-        checks.reject("spec.sneakPeek.k", f"must be a whole number from 1 to {_MAX_K}", k)
-    return SneakPeekSpec(
-        str(uri),
-        k,
-        _boolean(checks, peek, "shortCircuit", default=True),
-        _boolean(checks, peek, "splitGroups", default=True),
-    )
+    return SneakPeekSpec(str(uri), _boolean(checks, peek, "shortCircuit", default=True))
 
 
 is_application = partial(is_kind, KIND)
@@ -207,60 +169,12 @@ def no_variants(application: ApplicationSpec) -> str:
     )
 
 
-def accuracy_of(spec: ModelSpec, state: ClusterState) -> AccuracyProfile | None:
-    """The model's own, or that of the model which `pilotlight.io/profile` names."""
-    return state.accuracies.get(_profiled_model(spec))
-
-
-def _profiled_model(spec: ModelSpec) -> ModelName:
-    other = spec.policy.profile
-    return spec.name if other is None else ModelName(spec.name.namespace, other)
-
-
 def _problem(application: ApplicationSpec, spec: ModelSpec, state: ClusterState) -> str | None:
-    name, profile = _profiled_model(spec), accuracy_of(spec, state)
-    whose = "its" if name == spec.name else f"{name}'s"
-    record = state.models.get(name)
-    if record is None:
-        return f"{name}, which its annotation pilotlight.io/profile names, does not exist"
+    profile = state.accuracies.get(spec.name)
     if profile is None:
-        return f"{'' if name == spec.name else f'{name} '}has no accuracy profile"
-    if profile.key != record.serving.key:
-        return f"{whose} accuracy profile is of another generation"
+        return "has no accuracy profile"
+    if profile.key != spec.key:
+        return "its accuracy profile is of another generation"
     if profile.classes != application.classes:
-        return f"{whose} accuracy profile is of other classes"
-    own = state.accuracies.get(spec.name)
-    if own is None or own.key != spec.key:
-        return None
-    return "; ".join(metadata_problems(application, own.inputs, own.outputs)) or None
-
-
-def metadata_problems(
-    application: ApplicationSpec, inputs: Sequence[InputTensor], outputs: Sequence[str]
-) -> list[str]:
-    """Where a variant's V2 metadata contradicts the application; it may use only some inputs."""
-    problems = []
-    known = {each.name: each for each in application.inputs}
-    for given in inputs if known else ():
-        declared = known.get(given.name)
-        if declared is None:
-            has = ", ".join(known)
-            problems.append(f"takes the input {given.name!r}; the application has {has}")
-        elif given.datatype != declared.datatype or not _agree(given.shape, declared.shape):
-            problems.append(
-                f"its input {given.name} is {given.datatype} {list(given.shape)}; the "
-                f"application's is {declared.datatype} {list(declared.shape)}"
-            )
-    if outputs and application.output not in outputs:
-        problems.append(
-            f"has no output {application.output!r}, which the application names; its outputs: "
-            f"{', '.join(outputs)}"
-        )
-    return problems
-
-
-def _agree(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    """Whether two shapes can be the same; -1 is any length."""
-    return len(shape) == len(declared) and all(
-        -1 in (one, other) or one == other for one, other in zip(shape, declared, strict=True)
-    )
+        return "its accuracy profile is of other classes"
+    return None

@@ -6,7 +6,6 @@ plan says that the look answers, no pod is called.
 
 from typing import Final
 
-import numpy as np
 import orjson
 
 from common.inference_protocol.bodies import LENGTH_HEADER, V2Request, encode_response
@@ -62,7 +61,6 @@ class ApplicationRequest(Request):
         self._application_target = client.target
         self._windows = live.windows
         self._looks = live.looks
-        self._pod_until_s: float | None = None
         self._asked = AskedApplication(
             arrival.id, application, arrival.arrival_s, deadline_s, policy
         )
@@ -104,7 +102,6 @@ class ApplicationRequest(Request):
     def _take_variant(self, selection: Selection) -> None:
         if selection.variant is None:
             raise ShortCircuit(selection)
-        self._pod_until_s = selection.pod_until_s
         self._client.target = self._target = target_of_variant(
             self._application_target,
             selection.variant,
@@ -114,11 +111,6 @@ class ApplicationRequest(Request):
         self.arrival.model = selection.variant
         if self._asked.plans == 1:
             self._context.arrival_counter.count(selection.variant)
-
-    def _left_ms(self, until_s: float) -> float:
-        if self._pod_until_s is None:
-            return super()._left_ms(until_s)
-        return (self._pod_until_s - self._windows.now_s()) * 1000
 
     def _release(self, placement: Placement, *, is_cancelled: bool = False) -> None:
         super()._release(placement, is_cancelled=is_cancelled)
@@ -139,7 +131,7 @@ class ApplicationRequest(Request):
 
     def _answer(self, selection: Selection) -> None:
         application = self._asked.application
-        body = answer(application, self._asked.look, selection.alpha)
+        body = answer(application, self._asked.look)
         lines = self._context.telemetry.answered_by_look(
             self.arrival.id,
             str(application.name),
@@ -151,12 +143,12 @@ class ApplicationRequest(Request):
         self._client.write_body(body, is_last=True)
 
 
-def answer(application: ApplicationSpec, look: Look, alpha: tuple[float, ...]) -> bytes:
+def answer(application: ApplicationSpec, look: Look) -> bytes:
     """The response to a request that the look answers: the likeliest class of each row.
 
     In V1 or V2 JSON, with the probabilities of the classes; it bears the application's name.
     """
-    theta = class_probabilities(alpha, np.array(look.rows, np.float64))
+    theta = class_probabilities(look.rows)
     labels = theta.argmax(axis=1)
     if look.is_v2:
         tensors = (numeric_tensor(application.output, labels), numeric_tensor(PROBABILITIES, theta))

@@ -58,8 +58,7 @@ class ApplicationArrival(ApplicationRequest):
             return None
         variant = self.selection.assignment.variant
         if variant == SHORT_CIRCUIT:
-            theta = class_probabilities(self.selection.alpha, examples.evidence[self.example])
-            return int(theta.argmax())
+            return int(class_probabilities(examples.evidence[self.example]).argmax())
         predicted = examples.predicted.get(variant)
         return None if predicted is None else predicted[self.example]
 

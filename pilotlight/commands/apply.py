@@ -163,7 +163,7 @@ async def _apply(
         if check and not dry_run:
             unserved = await declare_and_check(target, registry, output, specs)
             state = await registry.cluster()
-            for line in await variant_problems(target, state, _applications(specs)):
+            for line in variant_problems(state, _applications(specs)):
                 output.note(line)
             return unserved
         put = _compare_declared if dry_run else put_declared

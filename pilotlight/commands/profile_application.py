@@ -2,34 +2,23 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from load.generator.bodies import example_body
-from pilotlight.commands.declaration_check import VariantMetadata, read_metadata
-from pilotlight.commands.pod_profile import (
-    POINT_COLUMNS,
-    measure_profile,
-    pods_by_product,
-    point_rows,
-)
+from pilotlight.commands.pod_profile import measure_profile, pods_by_product
 from pilotlight.commands.sneakpeek import examples_for
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import InvalidInput, RequestFailed
-from pilotlight.output import Output, format_bytes
-from registry.domain.application import (
-    AccuracyProfile,
-    ApplicationSpec,
-    parse_confusion,
-    read_tensors,
-)
+from pilotlight.output import Output
+from registry.domain.application import AccuracyProfile, ApplicationSpec, parse_confusion
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelName, ModelSpec, Tier
-from variants.application import metadata_problems, named_variants, no_variants
+from registry.domain.model import ModelName, ModelSpec
+from variants.application import named_variants, no_variants
 from variants.labelled_examples import LabelledExamples
 from variants.looks.training import confusion_matrix, stratified_subset
 from variants.planning.utility import profiled_accuracy, recalls
@@ -38,7 +27,6 @@ _PARALLEL: Final = 4
 """Requests in flight. Each has one row, as an application's requests mostly have: the latencies
 that pods measure meanwhile are what plans use."""
 _OK: Final = 200
-_METADATA_TIMEOUT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,106 +57,50 @@ async def profile_application(
         variants = [variant for variant, _ in named_variants(spec, state)]
         if not variants:
             raise InvalidInput([no_variants(spec)])
-        metadata = await _checked_metadata(target, state, spec, variants)
         found = []
-        for variant, tensors in zip(variants, metadata, strict=True):
+        for variant in variants:
             output.note(f"profiling {variant.name} with {len(examples.labels)} examples")
             predicted = await _predictions(target, spec, variant.name, examples)
             confusion = confusion_matrix(examples.labels, predicted, len(spec.classes))
-            profile = AccuracyProfile(
-                variant.key,
-                spec.classes,
-                tuple(map(tuple, confusion.tolist())),
-                tensors.inputs,
-                tensors.outputs,
-            )
+            matrix = tuple(map(tuple, confusion.tolist()))
+            profile = AccuracyProfile(variant.key, spec.classes, matrix)
             if not await registry.put_accuracy(profile):
                 raise RequestFailed(f"{variant.name} was changed or deleted meanwhile")
             pods = pods_by_product(await registry.cluster(), variant.key)
             batches = [await measure_profile(target, pod, variant.name, plan) for pod in pods]
             found.append(_Profiled(variant, confusion, batches))
-        _print(output, found, await registry.cluster())
+    _print(output, found)
 
 
-async def _checked_metadata(
-    target: PlatformTarget,
-    state: ClusterState,
-    spec: ApplicationSpec,
-    variants: Sequence[ModelSpec],
-) -> list[VariantMetadata]:
-    """V2 metadata of the variants; raises InvalidInput with all that contradicts the application.
-
-    Raises RequestFailed where no pod tells.
-    """
-    found = [await read_metadata(target, state, each, _METADATA_TIMEOUT_S) for each in variants]
-    problems = [
-        f"{variant.name} is no variant of {spec.name}: {problem}"
-        for variant, each in zip(variants, found, strict=True)
-        for problem in metadata_problems(spec, each.inputs, each.outputs)
-    ]
-    if problems:
-        raise InvalidInput(problems)
-    return found
-
-
-def _print(output: Output, found: Sequence[_Profiled], state: ClusterState) -> None:
-    costs = [_costs(state, each.variant) for each in found]
+def _print(output: Output, found: Sequence[_Profiled]) -> None:
+    output.result(
+        [
+            {
+                "model": str(each.variant.name),
+                "accuracy": profiled_accuracy(each.confusion),
+                "confusion": each.confusion.tolist(),
+                "batches": each.batches,
+            }
+            for each in found
+        ]
+    )
     output.table(
-        ("VARIANT", "ACCURACY", "LATENCY", "LOAD", "MEMORY", "RECALLS"),
+        ("VARIANT", "ACCURACY", "LATENCY", "RECALLS"),
         [
             (
                 str(each.variant.name),
                 f"{profiled_accuracy(each.confusion):.3f}",
-                _shown(cost["latency_s"], lambda value: f"{value * 1000:.2f} ms"),
-                _shown(cost["load_s"], lambda value: f"{value * 1000:.0f} ms"),
-                _shown(cost["memory_bytes"], lambda value: format_bytes(int(value))),
+                ", ".join(map(_latency, each.batches)) or "-",
                 ", ".join(f"{recall:.2f}" for recall in recalls(each.confusion)),
             )
-            for each, cost in zip(found, costs, strict=True)
-        ],
-    )
-    output.line()
-    output.table(
-        ("VARIANT", "ACCELERATOR", *POINT_COLUMNS),
-        [
-            (str(each.variant.name), batches["device"], *row)
             for each in found
-            for batches in each.batches
-            for row in point_rows(batches)
         ],
     )
-    if output.as_json:
-        output.result(
-            [
-                {
-                    "model": str(each.variant.name),
-                    "accuracy": profiled_accuracy(each.confusion),
-                    **cost,
-                    "confusion": each.confusion.tolist(),
-                    "batches": each.batches,
-                }
-                for each, cost in zip(found, costs, strict=True)
-            ]
-        )
 
 
-def _shown(value: float | None, text: Callable[[float], str]) -> str:
-    return "-" if value is None else text(value)
-
-
-def _costs(state: ClusterState, spec: ModelSpec) -> dict[str, float | None]:
-    """An inference with its preparation, over all kinds of accelerators; a load; device memory.
-
-    The load is from the fastest tier that it was loaded from. None: not measured yet.
-    """
-    measured = state.measured(spec.key)
-    loads = [measured.get(f"load:{tier}") for tier in (Tier.HOST, Tier.DISK, Tier.REMOTE)]
-    stages = measured.stages
-    return {
-        "latency_s": stages.hold_s if stages.is_measured else None,
-        "load_s": next((each.seconds for each in loads if each is not None), None),
-        "memory_bytes": state.residency.device_bytes.get(spec.key),
-    }
+def _latency(batches: Mapping[str, Any]) -> str:
+    """Of a single request, by the profile on one kind of accelerator."""
+    return f"{batches['points'][0]['latency_s'] * 1000:.2f} ms on {batches['device']}"
 
 
 async def _predictions(
@@ -225,12 +157,10 @@ def accuracy_document(spec: ApplicationSpec, state: ClusterState) -> dict[str, A
     variants = {
         each.name.name: {
             "generation": each.generation,
-            "confusion": profile.confusion,
-            "inputs": [asdict(tensor) for tensor in profile.inputs],
-            "outputs": list(profile.outputs),
+            "confusion": state.accuracies[each.name].confusion,
         }
-        for each, _ in named_variants(spec, state)
-        if (profile := state.accuracies.get(each.name)) is not None and profile.key == each.key
+        for each, problem in named_variants(spec, state)
+        if problem is None
     }
     return {
         "kind": KIND,
@@ -244,54 +174,26 @@ def parse_accuracies(
     text: str, spec: ApplicationSpec, state: ClusterState, *, file: str
 ) -> list[AccuracyProfile]:
     """Raises InvalidInput with all mistakes."""
+    models = {each.name.name: each for each, _ in named_variants(spec, state)}
+    problems, found = [], []
     try:
         document = json.loads(text)
-    except ValueError as error:
-        raise InvalidInput([f"--import: {file} is not JSON: {error}"]) from error
-    if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise InvalidInput([f"--import: {file} is not what `profile APPLICATION --export` writes"])
-    if document.get("classes") != list(spec.classes):
-        shown = document.get("classes")
-        raise InvalidInput(
-            [f"--import: {file}: classes must be {list(spec.classes)}, were {shown!r}"]
-        )
-    problems: list[str] = []
-    found = []
-    variants = document.get("variants")
-    for name, each in (variants if isinstance(variants, dict) else {}).items():
-        problem, profile = _parse(name, each, spec, state)
-        if profile is not None:
-            found.append(profile)
-        else:
-            problems.append(f"--import: {file}: {name}: {problem}")
-    if not found and not problems:
-        problems.append(f"--import: {file} has no variants")
-    if problems:
-        raise InvalidInput(problems)
+        if document["kind"] != KIND:
+            raise ValueError(f"kind must be {KIND!r}, was {document['kind']!r}")
+        if document["classes"] != list(spec.classes):
+            raise ValueError(f"classes must be {list(spec.classes)}, were {document['classes']!r}")
+        for name, each in document["variants"].items():
+            model, generation = models.get(name), each["generation"]
+            if model is None:
+                problems.append(f"{name} is no variant; it has {', '.join(models) or 'none'}")
+            elif generation != model.generation:
+                problems.append(f"{name} is of generation {generation!r}, not {model.generation!r}")
+            else:
+                confusion = parse_confusion(each["confusion"], len(spec.classes))
+                found.append(AccuracyProfile(model.key, spec.classes, confusion))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        problems.append(f"not what `profile APPLICATION --export` writes: {error}")
+    if problems or not found:
+        says = problems or ["has no variants"]
+        raise InvalidInput([f"--import: {file}, for {spec.name}: {each}" for each in says])
     return found
-
-
-def _parse(
-    name: str, document: Any, spec: ApplicationSpec, state: ClusterState
-) -> tuple[str, AccuracyProfile | None]:
-    models = {each.name.name: each for each, _ in named_variants(spec, state)}
-    model = models.get(name)
-    if model is None:
-        return f"is no variant of {spec.name}; it has {', '.join(sorted(models)) or 'none'}", None
-    generation = document.get("generation") if isinstance(document, dict) else None
-    if generation != model.generation:
-        return (
-            f"the profile is of generation {generation!r}, the model's is {model.generation!r}; "
-            f"run `pilotlight profile {spec.name} --examples FILE`",
-            None,
-        )
-    try:
-        confusion = parse_confusion(document.get("confusion"), len(spec.classes))
-    except ValueError as error:
-        return f"confusion must be {error}", None
-    try:
-        inputs = read_tensors(document.get("inputs", ()))
-        outputs = tuple(map(str, document.get("outputs", ())))
-    except (TypeError, KeyError):
-        return "inputs must list objects with name, datatype and shape, and outputs names", None
-    return "", AccuracyProfile(model.key, spec.classes, confusion, inputs, outputs)

@@ -14,7 +14,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from registry.domain.application import DEFAULT_K, ApplicationSpec
 from variants.labelled_examples import InvalidExamples, LabelledExamples, read_examples
-from variants.looks.trained_file import ARRAYS, FACTS, MAX_DIMENSIONS, MAX_EXAMPLES
+from variants.looks.trained_file import ARRAYS, FACTS
 from variants.looks.training import train, write_sneakpeek
 
 _EVERY: int = 4
@@ -51,12 +51,6 @@ def train_sneakpeek(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the trained files.")] = Path(
         "sneakpeek"
     ),
-    max_dimensions: Annotated[
-        int, typer.Option(min=1, max=MAX_DIMENSIONS, help="More are reduced by components.")
-    ] = MAX_DIMENSIONS,
-    max_examples: Annotated[
-        int, typer.Option(min=1, max=MAX_EXAMPLES, help="More are thinned out, by class.")
-    ] = MAX_EXAMPLES,
     namespace: flags.Namespace = None,
 ) -> None:
     """Train nearest neighbours on examples; write safetensors and JSON for `sneakPeek.uri`."""
@@ -79,14 +73,7 @@ def train_sneakpeek(
             ]
         )
     trained = train(
-        rows,
-        labels,
-        held,
-        classes=len(spec.classes),
-        k=neighbours,
-        projection=given.projection,
-        max_dimensions=max_dimensions,
-        max_examples=max_examples,
+        rows, labels, held, classes=len(spec.classes), k=neighbours, projection=given.projection
     )
     write_sneakpeek(
         out,

@@ -14,19 +14,14 @@ from typing import Any, Final, Self
 import orjson
 
 from pilotlight.errors import StartFailed
-from registry.domain.application import (
-    decode_accuracy,
-    decode_application,
-    encode_accuracy,
-    encode_application,
-)
+from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.cluster import ClusterState
-from registry.domain.model import UNREADABLE, ModelName
+from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec
 from registry.domain.records import (
-    decode_failure,
+    decode,
     decode_profile,
-    decode_spec,
     encode,
+    encode_application,
     encode_profile,
     encode_spec,
 )
@@ -120,21 +115,21 @@ class KeptDeclarations:
         if document is None:
             return 0
         registry = self._cluster.registry
-        models = [decode_spec(text) for text in document["models"]]
+        models = [decode(ModelSpec, text) for text in document["models"]]
         await self._put(registry.put_models, models)
         await restore_declared_times(registry, document.get("declared", {}))
         for text in document.get("unreadable", ()):
-            await registry.report_unreadable(decode_failure(text))
+            await registry.report_unreadable(decode(LoadFailure, text))
         await self._put(
             registry.put_applications,
-            [decode_application(text) for text in document["applications"]],
+            [decode(ApplicationSpec, text) for text in document["applications"]],
         )
         for name, definition in document["workflows"].items():
             await self._put_workflow(ModelName.parse(name), definition)
         for text in document.get("profiles", ()):
             await registry.put_profile(decode_profile(text))
         for text in document.get("accuracies", ()):
-            await registry.put_accuracy(decode_accuracy(text))
+            await registry.put_accuracy(decode(AccuracyProfile, text))
         return len(models)
 
     async def _put(self, put: Callable[[Sequence[Any]], Awaitable[Any]], specs: list[Any]) -> None:
@@ -197,7 +192,7 @@ class KeptDeclarations:
                 for by_product in state.profiles.values()
                 for each in by_product.values()
             ],
-            "accuracies": [encode_accuracy(each) for each in state.accuracies.values()],
+            "accuracies": [encode(each) for each in state.accuracies.values()],
         }
         if not any(document.values()) and not self._file.exists():
             return

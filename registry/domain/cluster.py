@@ -12,24 +12,18 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from registry.domain.application import (
-    AccuracyProfile,
-    ApplicationSpec,
-    decode_accuracy,
-    decode_application,
-)
+from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.demand import ExpectedRates, decode_expected
 from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.model import ModelName, ModelRecord, Tier, name_of_key
-from registry.domain.pod import AcceleratorKind, PodPhase, Profile
+from registry.domain.pod import AcceleratorKind, PodInfo, PodPhase, Profile
 from registry.domain.pod_index import FreePods, PodIndex, Residency, ResidencyIndex
 from registry.domain.pod_state import NO_STEPS, PodState, QueuedSteps
 from registry.domain.prices import ArrivalRates, EvictionPrices
 from registry.domain.records import (
     PlacementRecord,
     WantedPods,
-    decode_placement,
-    decode_pod,
+    decode,
     decode_profile,
     decode_record,
     decode_wanted,
@@ -283,7 +277,7 @@ class ChangeApplier:
             early = self._early_counts.pop(name, None)
             if pod is not None and pod.counts_version > version:
                 early = (pod.counts_version, pod.slots_used, pod.ongoing)
-            pod = PodState(decode_pod(info))
+            pod = PodState(decode(PodInfo, info))
             pod.epoch = epoch
             self.state.pods[name] = pod
             if early is not None:
@@ -360,7 +354,7 @@ class ChangeApplier:
         self.state.models_version += 1
         self.state.applications.pop(name, None)
         if isinstance(spec, str):
-            self.state.applications[name] = decode_application(spec)
+            self.state.applications[name] = decode(ApplicationSpec, spec)
 
     def _apply_accuracy(self, version: int, text: str, profile: str | bool) -> None:
         if self._is_old(version, "accuracy", text):
@@ -369,7 +363,7 @@ class ChangeApplier:
         self.state.models_version += 1
         self.state.accuracies.pop(name, None)
         if isinstance(profile, str):
-            self.state.accuracies[name] = decode_accuracy(profile)
+            self.state.accuracies[name] = decode(AccuracyProfile, profile)
 
     def _apply_wanted(self, version: int, text: str) -> None:
         if not self._is_old(version, "wanted"):
@@ -377,7 +371,7 @@ class ChangeApplier:
 
     def _apply_placement(self, version: int, text: str) -> None:
         if not self._is_old(version, "placement"):
-            self.state.placement = decode_placement(text)
+            self.state.placement = decode(PlacementRecord, text)
 
     def _apply_expected(self, version: int, text: str) -> None:
         if not self._is_old(version, "expected"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 
 class Answers(StrEnum):
@@ -319,10 +319,3 @@ class RequestLog:
     mode: LogMode = LogMode.ALL
     headers: tuple[str, ...] = ()
     """Headers of the request, in lower case, that go with each event."""
-
-
-def decode_request_log(stored: dict[str, Any] | None) -> RequestLog | None:
-    """As it is in JSON; None: the model's requests are not logged."""
-    if stored is None:
-        return None
-    return RequestLog(stored["url"], LogMode(stored["mode"]), tuple(stored["headers"]))

@@ -3,40 +3,18 @@
 Fields that a newer version wrote are ignored.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
-from typing import Any, Final
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import orjson
 
-from registry.domain.model import (
-    Answers,
-    LoadFailure,
-    ModelName,
-    ModelPolicy,
-    ModelRecord,
-    ModelSpec,
-    Precision,
-    Preload,
-    Scores,
-    Task,
-    TaskOptions,
-    Tier,
-    decode_request_log,
-)
-from registry.domain.pod import (
-    PLACEMENT_FIELDS,
-    Accelerator,
-    AcceleratorKind,
-    CopyReport,
-    GpuReading,
-    PairFactor,
-    PodInfo,
-    Profile,
-    ProfilePoint,
-    ShareFactor,
-)
+from registry.domain.application import ApplicationSpec
+from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
+from registry.domain.pod import PLACEMENT_FIELDS, AcceleratorKind, Profile
 
 _ANY_KIND: Final = AcceleratorKind()
 POOL = "pool"
@@ -145,98 +123,79 @@ MAX_STEP_BYTES: Final = 1 << 18
 """Bytes of specifications in one step; each step is also one message to every watched copy."""
 
 
-def encode(value: LoadFailure | PodInfo) -> str:
-    return orjson.dumps(value).decode()
+_Value = TypeVar("_Value")
+
+
+def encode(value: object, option: int | None = None) -> str:
+    """A record as JSON, a field per attribute."""
+    return orjson.dumps(value, default=_named_fields, option=option).decode()
+
+
+def _named_fields(value: object) -> dict[str, Any]:
+    if isinstance(value, ModelName):
+        return value._asdict()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def decode(kind: type[_Value], stored: str | Mapping[str, Any]) -> _Value:
+    """A record from its JSON. Null is as a missing field: the default holds.
+
+    Raises ValueError, TypeError.
+    """
+    read: Callable[[Any], _Value] = _reader(kind)  # type: ignore[arg-type]  # types are hashable
+    return read(orjson.loads(stored) if isinstance(stored, str) else stored)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What reads a value of the type of a field."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return _reader(next(each for each in arguments if each is not NoneType))
+    if origin is tuple:
+        read = _reader(arguments[0])
+        return tuple if read is _as_it_is else lambda values: tuple(map(read, values))
+    if not isinstance(kind, type) or not (is_dataclass(kind) or hasattr(kind, "_fields")):
+        return kind if isinstance(kind, type) and issubclass(kind, StrEnum) else _as_it_is
+    hints = get_type_hints(kind)
+    names = kind._fields if hasattr(kind, "_fields") else [f.name for f in fields(kind) if f.init]
+    readers = {name: _reader(hints[name]) for name in names}
+
+    def read_fields(stored: Any) -> Any:
+        if not isinstance(stored, Mapping):
+            raise TypeError(f"{kind.__name__} must be an object, was {stored!r:.80}")
+        return kind(
+            **{
+                name: read(value)
+                for name, read in readers.items()
+                if (value := stored.get(name)) is not None
+            }
+        )
+
+    return read_fields
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
 def encode_spec(spec: ModelSpec) -> str:
-    document = asdict(spec) | {"name": spec.name._asdict()}
-    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode()
+    return encode(asdict(spec), orjson.OPT_SORT_KEYS)  # as older versions, to compare texts
 
 
-def decode_spec(text: str) -> ModelSpec:
-    stored: dict[str, Any] = orjson.loads(text)
-    name = stored["name"]
-    policy = known(ModelPolicy, stored["policy"])
-    policy["preload"] = Preload(policy["preload"])
-    policy["preload_tier"] = Tier(policy["preload_tier"])
-    return ModelSpec(
-        name=ModelName(name["namespace"], name["name"]),
-        storage_uri=stored["storage_uri"],
-        format=stored["format"],
-        task=Task(stored["task"]) if stored["task"] else None,
-        protocol=stored["protocol"],
-        pool=stored["pool"],
-        policy=ModelPolicy(**policy),
-        annotations=_pairs(stored["annotations"]),
-        labels=_pairs(stored["labels"]),
-        credentials=stored.get("credentials", ""),
-        needs=stored.get("needs", ""),
-        logger=decode_request_log(stored.get("logger")),
-        precision=Precision(stored["precision"]) if stored.get("precision") else None,
-        base=stored.get("base", ""),
-        transformer=stored.get("transformer", ""),
-        explainer=stored.get("explainer", ""),
-        options=decode_options(stored.get("options") or {}),
-        served_name=stored.get("served_name", ""),
-        warnings=tuple(stored.get("warnings", ())),
-    )
-
-
-def decode_options(stored: dict[str, Any]) -> TaskOptions:
-    values = known(TaskOptions, stored)
-    if "answers" in values:
-        values["answers"] = Answers(values["answers"])
-    if "scores" in values:
-        values["scores"] = Scores(values["scores"])
-    return TaskOptions(**values)
-
-
-def known(kind: type[Any], values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields, without those of a newer version."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in values.items() if name in names}
-
-
-def _pairs(items: list[list[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in items)
+def encode_application(spec: ApplicationSpec) -> str:
+    """With two fields that older gateways do not go without."""
+    document = asdict(spec) | {"prior": "uninformative", "frequencies": ()}
+    return encode(document, orjson.OPT_SORT_KEYS)
 
 
 def decode_record(spec: str, previous: str | bool, failure: str | bool) -> ModelRecord:
     """A model's record from its three stored parts; a missing part is False."""
     return ModelRecord(
-        spec=decode_spec(spec),
-        previous=decode_spec(previous) if isinstance(previous, str) else None,
-        failure=decode_failure(failure) if isinstance(failure, str) else None,
+        spec=decode(ModelSpec, spec),
+        previous=decode(ModelSpec, previous) if isinstance(previous, str) else None,
+        failure=decode(LoadFailure, failure) if isinstance(failure, str) else None,
     )
-
-
-def decode_failure(text: str) -> LoadFailure:
-    return LoadFailure(**known(LoadFailure, orjson.loads(text)))
-
-
-def decode_pod(text: str) -> PodInfo:
-    stored: dict[str, Any] = known(PodInfo, orjson.loads(text))
-    accelerator = known(Accelerator, stored.pop("accelerator", {}))
-    return PodInfo(accelerator=Accelerator(**accelerator), **stored)
-
-
-def encode_copies(copies: Mapping[str, CopyReport]) -> str:
-    return orjson.dumps(dict(copies), option=orjson.OPT_SORT_KEYS).decode()
-
-
-def decode_copies(text: str) -> dict[str, CopyReport]:
-    stored: dict[str, dict[str, Any]] = orjson.loads(text)
-    return {key: CopyReport(**known(CopyReport, each)) for key, each in stored.items()}
-
-
-def encode_gpu(reading: GpuReading | None) -> str:
-    """Empty without one."""
-    return orjson.dumps(reading).decode() if reading is not None else ""
-
-
-def decode_gpu(text: str) -> GpuReading:
-    return GpuReading(**known(GpuReading, orjson.loads(text)))
 
 
 def profile_document(profile: Profile) -> dict[str, Any]:
@@ -254,17 +213,13 @@ def profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def encode_profile(profile: Profile) -> str:
-    return orjson.dumps(profile_document(profile)).decode()
+    return encode(profile_document(profile))
 
 
 def decode_profile(text: str) -> Profile:
     document: dict[str, Any] = orjson.loads(text)
-    stored = known(Profile, {**document, "product": document["device"]})
-    points = tuple(ProfilePoint(**known(ProfilePoint, point)) for point in stored.pop("points"))
-    shares = tuple(ShareFactor(**known(ShareFactor, each)) for each in stored.pop("shares", ()))
-    pairs = tuple(PairFactor(**known(PairFactor, each)) for each in stored.pop("pairs", ()))
     fits = {name: each for name, each in document.items() if isinstance(each, dict)}
-    return Profile(points=points, shares=shares, pairs=pairs, fits=fits, **stored)
+    return decode(Profile, {**document, "product": document["device"], "fits": fits})
 
 
 def encode_wanted(wanted: WantedPods) -> str:
@@ -275,7 +230,7 @@ def encode_wanted(wanted: WantedPods) -> str:
             {"count": shape.count, **shape.kind._asdict(), "batch_caps": shape.batch_caps}
             for shape in wanted.shapes
         ]
-    return orjson.dumps(document).decode()
+    return encode(document)
 
 
 def decode_wanted(text: str) -> WantedPods:
@@ -296,13 +251,12 @@ def action_document(record: ActionRecord) -> dict[str, Any]:
 
 
 def encode_action(record: ActionRecord) -> str:
-    return orjson.dumps(action_document(record)).decode()
+    return encode(action_document(record))
 
 
 def decode_action(text: str) -> ActionRecord:
     stored: dict[str, Any] = orjson.loads(text)
-    stored["detail"] = stored.pop("words")
-    return ActionRecord(**known(ActionRecord, stored))
+    return decode(ActionRecord, stored | {"detail": stored["words"]})
 
 
 def declaration_steps(specs: Iterable[ModelSpec]) -> Iterator[list[tuple[str, str, str]]]:
@@ -397,34 +351,3 @@ class PlacementRecord:
 
     def pod(self, name: str) -> PlacedPod | None:
         return next((each for each in self.pods if each.name == name), None)
-
-
-def encode_placement(record: PlacementRecord) -> str:
-    return orjson.dumps(asdict(record)).decode()
-
-
-def decode_placement(text: str) -> PlacementRecord:
-    """Fields that a newer version wrote are ignored. Raises ValueError, TypeError, LookupError."""
-    stored: dict[str, Any] = orjson.loads(text)
-    return PlacementRecord(
-        **known(PlacementRecord, stored)
-        | {
-            "accelerators": tuple(stored.get("accelerators", ())),
-            "models": tuple(PlannedModel(**known(PlannedModel, each)) for each in stored["models"]),
-            "target": tuple(_replica(each) for each in stored["target"]),
-            "pods": tuple(_pod(each) for each in stored["pods"]),
-        }
-    )
-
-
-def decode_place(text: str) -> PlacedPod:
-    """One entry of a record's pods. Raises as `decode_placement`."""
-    return _pod(orjson.loads(text))
-
-
-def _pod(stored: dict[str, Any]) -> PlacedPod:
-    return PlacedPod(stored["name"], _replica(stored["replica"]), stored["since_s"])
-
-
-def _replica(stored: dict[str, Any]) -> PlacedReplica:
-    return PlacedReplica(**known(PlacedReplica, stored))

@@ -20,8 +20,8 @@ from registry.domain.records import (
     WantedPods,
     decode_action,
     decode_wanted,
+    encode,
     encode_action,
-    encode_placement,
     encode_wanted,
 )
 from registry.redis.client import Registry
@@ -82,7 +82,7 @@ class AutoscalerLog:
         """Record a placement, with an action for a new plan; False: the caller does not lead."""
         subject = "" if action is None else POOL
         text = "" if action is None else encode_action(action)
-        result = await self._submit("place", token, encode_placement(placement), subject, text)
+        result = await self._submit("place", token, encode(placement), subject, text)
         return str(result) != "fenced"
 
     async def publish_expected_rates(self, token: int, rates: ExpectedRates) -> bool:

@@ -12,12 +12,7 @@ from typing import Any
 
 import orjson
 
-from registry.domain.application import (
-    AccuracyProfile,
-    ApplicationSpec,
-    encode_accuracy,
-    encode_application,
-)
+from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.cluster import ClusterState, load_snapshot
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
@@ -27,11 +22,10 @@ from registry.domain.records import (
     START_TIMEOUT_S,
     PlacedPod,
     declaration_steps,
-    decode_place,
+    decode,
     decode_record,
     encode,
-    encode_copies,
-    encode_gpu,
+    encode_application,
     encode_profile,
 )
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
@@ -145,7 +139,7 @@ class Registry:
     async def put_accuracy(self, profile: AccuracyProfile) -> bool:
         """Store a variant's accuracy; False if its generation of the model is not declared."""
         name = str(name_of_key(profile.key))
-        return bool(await self._submit("accuracy", name, profile.key, encode_accuracy(profile)))
+        return bool(await self._submit("accuracy", name, profile.key, encode(profile)))
 
     async def delete_models(self, names: Iterable[ModelName]) -> list[ModelName]:
         """Delete models; returns the names of those that did not exist."""
@@ -198,8 +192,8 @@ class Registry:
             report.loads_total,
             samples,
             report.idle_byte_s,
-            encode_copies(report.copies),
-            encode_gpu(report.gpu),
+            encode(report.copies, orjson.OPT_SORT_KEYS),
+            "" if report.gpu is None else encode(report.gpu),
         )
 
     async def idle_byte_s(self) -> float:
@@ -230,7 +224,7 @@ class Registry:
         `hold_s`, and has it until its registration ends.
         """
         found = await self._submit("take_place", pod, accelerator, int(hold_s * 1000))
-        return decode_place(found) if found else None
+        return decode(PlacedPod, found) if found else None
 
     # Loads
 

@@ -17,7 +17,7 @@ import orjson
 from registry.domain.demand import WINDOW_S, ArrivalCount, ArrivalHint, CountWindow, QueueStats
 from registry.domain.model import ModelName
 from registry.domain.pod import CopyReport, GpuReading
-from registry.domain.records import decode_copies, decode_gpu
+from registry.domain.records import decode
 from registry.redis.client import Registry
 
 
@@ -127,15 +127,17 @@ async def read_copy_reports(
     Raises RegistryUnavailable. Pods of an older version are absent.
     """
     found = await registry.transactions.submit("copies")
-    return {
-        str(pod): (float(at_ms) / 1000, decode_copies(text)) for pod, at_ms, text in found or ()
-    }
+    return {str(pod): (float(at_ms) / 1000, _copies(text)) for pod, at_ms, text in found or ()}
+
+
+def _copies(text: str) -> dict[str, CopyReport]:
+    return {key: decode(CopyReport, each) for key, each in orjson.loads(text).items()}
 
 
 async def read_gpu_readings(registry: Registry) -> dict[str, GpuReading]:
     """By pod; pods without a GPU are absent. Raises RegistryUnavailable."""
     found = await registry.transactions.submit("gpus")
-    return {str(pod): decode_gpu(text) for pod, text in found or ()}
+    return {str(pod): decode(GpuReading, text) for pod, text in found or ()}
 
 
 async def read_declared_times(registry: Registry) -> dict[str, str]:

@@ -6,7 +6,7 @@ import pytest
 
 from controller.resources import read_service
 from registry.domain.model import ModelSpec
-from registry.domain.records import decode_spec, encode_spec
+from registry.domain.records import decode, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_object
 from tests.controller.objects import service
@@ -55,7 +55,7 @@ def test_a_cluster_has_their_addresses() -> None:
     assert found.needs == ""
     assert found.transformer == "translate-transformer.team.svc:80"
     assert found.explainer == "translate-explainer.team.svc:80"
-    assert decode_spec(encode_spec(found)) == found
+    assert decode(ModelSpec, encode_spec(found)) == found
 
 
 def test_components_leave_the_generation_as_it_is() -> None:

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 
 from controller.resources import FINALIZER, Role, owner_of, read_service
-from registry.domain.model import ModelName, RoutingPolicy
-from registry.domain.records import decode_spec, encode_spec
+from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.records import decode, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
 from tests.controller.objects import service
@@ -49,7 +49,7 @@ def test_reads_a_model_with_its_owner() -> None:
     assert read.spec.policy.routing == RoutingPolicy.COLOCATION
     assert owner_of(read.spec) == "uid-1"
     assert "kubectl" not in encode_spec(read.spec)
-    assert decode_spec(encode_spec(read.spec)) == read.spec
+    assert decode(ModelSpec, encode_spec(read.spec)) == read.spec
 
 
 def test_messages_are_those_of_apply() -> None:

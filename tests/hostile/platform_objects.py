@@ -21,14 +21,12 @@ APPLICATION: Final = {
         "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}],
         "output": "label", "deadline": "500ms", "late": "refuse", "penalty": "sigmoid",
         "policy": "sneakpeek", "window": "50ms",
-        "prior": {"frequencies": [0.5, 0.5], "strength": "weak"},
-        "sneakPeek": {"uri": "s3://bucket/peek", "k": 5, "shortCircuit": True},
+        "sneakPeek": {"uri": "s3://bucket/peek", "shortCircuit": True},
     },
 }  # fmt: skip
 _APPLICATION_FIELDS: Final = (
-    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "prior",
-    "sneakPeek", "normaliseAccuracy", "frequencies", "strength", "uri", "k", "splitGroups", "name",
-    "shape", "datatype", "spec", "metadata", "apiVersion",
+    "classes", "inputs", "output", "deadline", "late", "penalty", "policy", "window", "sneakPeek",
+    "uri", "shortCircuit", "name", "shape", "datatype", "spec", "metadata", "apiVersion",
 )  # fmt: skip
 GRAPH: Final = {
     "apiVersion": "serving.kserve.io/v1alpha1",

@@ -22,7 +22,7 @@ from gateway.http.headers import read_headers
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest, route_request
 from registry.domain.cluster import ClusterState
-from registry.domain.records import decode_spec, encode_spec
+from registry.domain.records import decode, encode_spec
 from registry.domain.model import ModelRecord
 from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.pod_state import PodState
@@ -35,7 +35,7 @@ spec = read_object({
         "modelFormat": {"name": "huggingface"}, "storageUri": "s3://models/a",
     }}},
 })
-spec = decode_spec(encode_spec(spec))  # as the gateway reads it from the registry
+spec = decode(ModelSpec, encode_spec(spec))  # as the gateway reads it from the registry
 state = ClusterState()
 for name in ("p", "q"):
     state.pods[name] = PodState(PodInfo(name, name, name, slots=1, memory_bytes=10**9))

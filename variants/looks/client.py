@@ -188,4 +188,4 @@ class SneakPeekClient:
 def _looked_with(spec: ApplicationSpec | None) -> object:
     """What a look at the application's data depends on."""
     peek = spec and spec.sneak_peek
-    return spec and peek and (peek.uri, peek.k, spec.classes, spec.inputs, spec.output)
+    return spec and peek and (peek.uri, spec.classes, spec.inputs, spec.output)

@@ -110,17 +110,12 @@ def read_for(spec: ApplicationSpec, folder: Path) -> SneakPeekModel:
     """As `read_sneakpeek`, of a look that fits the application's declaration."""
     wanted, model = spec.sneak_peek, read_sneakpeek(folder)
     assert wanted is not None
-    k, named = model.examples.k, {each.name for each in spec.inputs}
+    named = {each.name for each in spec.inputs}
     problem = ""
     if model.classes != spec.classes:
         problem = (
             f"was trained for the classes {', '.join(model.classes)}; the application has "
             f"{', '.join(spec.classes)}"
-        )
-    elif wanted.k not in (None, k):
-        problem = (
-            f"was trained and profiled with k {k}, spec.sneakPeek.k is {wanted.k}; "
-            f"train it with --k {wanted.k}, or leave k out"
         )
     elif named and not set(model.inputs) <= named:
         problem = (

@@ -26,7 +26,7 @@ from variants.looks.trained_file import (
     NearestExamples,
     Vectors,
 )
-from variants.planning.utility import JEFFREYS, class_probabilities
+from variants.planning.utility import class_probabilities
 
 CANDIDATES: Final = (1, 3, 5, 7, 9, 15)
 """Values of k that cross-validation compares."""
@@ -50,14 +50,12 @@ def train(
     classes: int,
     k: int | None,
     projection: Vectors | None = None,
-    max_dimensions: int = MAX_DIMENSIONS,
-    max_examples: int = MAX_EXAMPLES,
 ) -> TrainedSneakPeek:
     """`k` None: chosen by cross-validation; `projection` None: principal components if needed."""
     centre = rows.mean(axis=0).astype(np.float32)
     if projection is None:
-        projection = principal_components(rows - centre, max_dimensions)
-    kept = stratified_subset(labels, max_examples)
+        projection = principal_components(rows - centre, MAX_DIMENSIONS)
+    kept = stratified_subset(labels, MAX_EXAMPLES)
     vectors, kept_labels = (rows[kept] - centre) @ projection, labels[kept]
     fold_accuracy: dict[int, float] = {}
     if k is None:
@@ -73,8 +71,7 @@ def train(
 
 def predicted_labels(evidence: NDArray[np.float64]) -> Labels:
     """The class of highest probability, under the uninformative prior."""
-    alpha = np.full(evidence.shape[1], JEFFREYS)
-    labels: Labels = class_probabilities(alpha, evidence).argmax(axis=1)
+    labels: Labels = class_probabilities(evidence).argmax(axis=1)
     return labels
 
 

@@ -115,8 +115,7 @@ def planning_problem(window: Window, options: SelectionOptions) -> PlanningProbl
         by_variant[:, [column[each.name] for each in app.variants]] = estimates
         if app.short_circuit_accuracy is not None:
             answerable = [each.may_short_circuit for each in asked]
-            short = app.short_circuit_accuracy * app.accuracy_scale
-            by_variant[:, -1] = np.where(answerable, short, _FORBIDDEN)
+            by_variant[:, -1] = np.where(answerable, app.short_circuit_accuracy, _FORBIDDEN)
         to = variant[members[0], : len(choices[at])]
         accuracy[members, : len(to)] = by_variant[:, to]
     kinds = sorted({app.penalty for app in applications})
@@ -178,12 +177,11 @@ def _estimates(
     seen = [at for at, each in enumerate(requests) if each.evidence is not None]
     if seen and (options.is_data_aware or options.splits_groups):
         evidence = np.array([requests[at].evidence for at in seen], np.float64)
-        theta = class_probabilities(app.prior_weights, evidence)
+        theta = class_probabilities(evidence)
         if options.is_data_aware:
             found[seen] = accuracy_by_class_mix([each.recalls for each in app.variants], theta)
-        if app.splits_groups:  # section 5.3.2
-            likely[seen] = np.where(theta.max(axis=1) > 0.5, theta.argmax(axis=1), -1)
-    return found * app.accuracy_scale, likely
+        likely[seen] = np.where(theta.max(axis=1) > 0.5, theta.argmax(axis=1), -1)  # section 5.3.2
+    return found, likely
 
 
 def penalty_by_kind(

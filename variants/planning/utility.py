@@ -7,13 +7,12 @@ of the request, and functions take numbers or arrays. Section 6.1 prints max(1, 
 penalties; min(1, ...) is meant. Pure.
 """
 
-from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from registry.domain.application import Penalty, Prior
+from registry.domain.application import Penalty
 
 _N = TypeVar("_N", float, "NDArray[np.float64]")
 
@@ -47,22 +46,7 @@ def accuracy_by_class_mix(recall: ArrayLike, theta: ArrayLike) -> NDArray[np.flo
     return np.asarray(np.asarray(theta, np.float64) @ np.asarray(recall, np.float64).T)
 
 
-def prior_weights(
-    kind: Prior, classes: int, frequencies: Sequence[float] = (), requests_per_window: float = 1.0
-) -> NDArray[np.float64]:
-    """The weights alpha_i of a prior; `frequencies` of the classes are stated, and sum to 1.
-
-    `weak` takes the frequencies, `strong` the requests of each class expected in a window.
-    """
-    if kind is Prior.UNINFORMATIVE:
-        return np.full(classes, JEFFREYS)
-    if len(frequencies) != classes:
-        raise ValueError(f"a {kind} prior needs {classes} frequencies, got {len(frequencies)}")
-    stated = np.asarray(frequencies, np.float64)
-    return stated * requests_per_window if kind is Prior.STRONG else stated
-
-
-def class_probabilities(alpha: ArrayLike, evidence: ArrayLike) -> NDArray[np.float64]:
+def class_probabilities(evidence: ArrayLike, alpha: ArrayLike = JEFFREYS) -> NDArray[np.float64]:
     """The mean of the posterior Dirichlet(alpha + y) (eq. 11), for evidence [..., classes]."""
     weights = np.asarray(alpha, np.float64) + np.asarray(evidence, np.float64)
     probabilities: NDArray[np.float64] = weights / weights.sum(axis=-1, keepdims=True)

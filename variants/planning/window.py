@@ -25,14 +25,11 @@ class VariantProfile:
     recalls: tuple[float, ...]
     """Per true class."""
 
-    def accuracy_for(
-        self, evidence: tuple[float, ...] | None, prior_weights: tuple[float, ...]
-    ) -> float:
+    def accuracy_for(self, evidence: tuple[float, ...] | None) -> float:
         """By the likely classes of a request with this evidence; None: the profiled one."""
         if evidence is None:
             return self.accuracy
-        theta = class_probabilities(prior_weights, evidence)
-        return float(accuracy_by_class_mix(self.recalls, theta))
+        return float(accuracy_by_class_mix(self.recalls, class_probabilities(evidence)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +37,8 @@ class WindowApplication:
     name: str
     variants: tuple[VariantProfile, ...]
     penalty: Penalty = Penalty.SIGMOID
-    prior_weights: tuple[float, ...] = ()
-    """alpha_i per class; see `class_posterior.prior_weights`."""
     short_circuit_accuracy: float | None = None
     """Profiled accuracy of the look at the data; None: it cannot answer requests."""
-    splits_groups: bool = True
-    normalises_accuracy: bool = False
-    """Divide accuracies by the best profiled one of the application's variants (footnote 2)."""
-
-    @property
-    def accuracy_scale(self) -> float:
-        """What accuracies are multiplied by; 1 also where no variant is ever right."""
-        if not self.normalises_accuracy:
-            return 1.0
-        return 1.0 / (max(each.accuracy for each in self.variants) or 1.0)
 
 
 @dataclass(frozen=True, slots=True)

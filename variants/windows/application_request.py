@@ -51,10 +51,6 @@ class Selection:
     """Without a worker: by the variant's routing policy."""
     variant: ModelName | None
     """None: the look at the data answers."""
-    pod_until_s: float | None = None
-    """Deadline for the planned pod's queue, on the registry's clock: in planned order."""
-    alpha: tuple[float, ...] = ()
-    """The prior's weights, where the look answers."""
 
 
 def explained(
@@ -65,11 +61,11 @@ def explained(
     application = window.application(str(spec.name))
     posterior = None
     if evidence is not None:
-        theta = class_probabilities(application.prior_weights, evidence).tolist()
+        theta = class_probabilities(evidence).tolist()
         posterior = {name: round(each, 4) for name, each in zip(spec.classes, theta, strict=True)}
     candidates = []
     for profile in application.variants:
-        accuracy, worth = profile.accuracy_for(evidence, application.prior_weights), None
+        accuracy, worth = profile.accuracy_for(evidence), None
         soonest_s = window.soonest_s(profile.name, request.arrival_s, is_warm=False)
         if soonest_s is not None:
             worth = accuracy * (1.0 - penalty_of_one(spec.penalty, request.deadline_s, soonest_s))

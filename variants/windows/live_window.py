@@ -18,8 +18,8 @@ from registry.domain.estimates import seconds_at_size
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import Profile
 from registry.domain.pod_state import PodState
-from variants.application import accuracy_of, named_variants, no_variants
-from variants.planning.utility import penalty_of_one, prior_weights, profiled_accuracy, recalls
+from variants.application import named_variants, no_variants
+from variants.planning.utility import penalty_of_one, profiled_accuracy, recalls
 from variants.planning.window import (
     SelectionPlan,
     VariantProfile,
@@ -81,11 +81,10 @@ def variants_of(application: ApplicationSpec, state: ClusterState) -> Variants:
     """The declared models that name the application, in the order of names."""
     usable, problems = [], []
     for spec, problem in named_variants(application, state):
-        accuracy = accuracy_of(spec, state)
-        if problem is not None or accuracy is None:
+        if problem is not None:
             problems.append(f"{spec.name.name}: {problem}")
             continue
-        confusion = accuracy.confusion
+        confusion = state.accuracies[spec.name].confusion
         profile = VariantProfile(
             spec.name.name, profiled_accuracy(confusion), tuple(recalls(confusion).tolist())
         )
@@ -110,26 +109,15 @@ def require_usable(application: ApplicationSpec, variants: Variants) -> None:
 
 
 def window_application(
-    spec: ApplicationSpec,
-    variants: Variants,
-    *,
-    look_accuracy: float | None = None,
-    requests_per_window: float = 1.0,
+    spec: ApplicationSpec, variants: Variants, *, look_accuracy: float | None = None
 ) -> WindowApplication:
-    """`look_accuracy`: profiled, of the look; None: it cannot answer requests.
-
-    `requests_per_window` is for a strong prior.
-    """
+    """`look_accuracy`: profiled, of the look; None: it cannot answer requests."""
     peek = spec.sneak_peek
-    weights = prior_weights(spec.prior, len(spec.classes), spec.frequencies, requests_per_window)
     return WindowApplication(
         str(spec.name),
         tuple(profile for _, profile in variants.usable),
         spec.penalty,
-        tuple(weights.tolist()),
         look_accuracy if peek is not None and peek.short_circuit else None,
-        splits_groups=peek is not None and peek.split_groups,
-        normalises_accuracy=spec.normalises_accuracy,
     )
 
 
@@ -234,9 +222,8 @@ class ColdVariants:
                     if each.application == application.name:
                         ends_s = window.soonest_s(profile.name, each.arrival_s, is_warm=True)
                         assert ends_s is not None  # a worker can load it
-                        accuracy = profile.accuracy_for(each.evidence, application.prior_weights)
                         late = penalty_of_one(application.penalty, each.deadline_s, ends_s)
-                        gain = accuracy * application.accuracy_scale * (1.0 - late)
+                        gain = profile.accuracy_for(each.evidence) * (1.0 - late)
                         lost_s += max(0.0, gain - planned.get(each.id, 0.0)) * each.deadline_s
                 key = (application.name, profile.name)
                 before_s, latest_s = self._losses.get(key, (0.0, 0.0))

@@ -51,8 +51,6 @@ MAX_PLANS: Final = 8
 """Of one request; then its variant's routing policy places it."""
 REPLAN_S: Final = 0.01
 """Least time between two plans for requests that found no slot."""
-_WINDOWS: Final = 0.2
-"""Weight of the latest window in the mean number of an application's requests."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +91,6 @@ class OpenWindows:
         """By tenant: the number of its last plan."""
         self._plans = 0
         self._is_planning = False
-        self._requests_per_window: dict[ModelName, float] = {}
 
     def join(self, request: ApplicationRequest) -> None:
         """Let a request wait for a plan. Raises NoUsableVariant."""
@@ -221,17 +218,13 @@ class OpenWindows:
         for each in waiting:
             asking.setdefault(each.application.name, []).append(each)
         found = []
-        for name, requests in asking.items():
-            mean = self._requests_per_window.get(name, float(len(requests)))
-            mean += _WINDOWS * (len(requests) - mean)
-            self._requests_per_window[name] = mean
+        for requests in asking.values():
             looks = [each.look.accuracy for each in requests if each.look.accuracy is not None]
             found.append(
                 window_application(
                     requests[0].application,
                     requests[0].variants,
                     look_accuracy=looks[-1] if looks else None,
-                    requests_per_window=mean,
                 )
             )
         return found
@@ -241,7 +234,6 @@ class OpenWindows:
     ) -> None:
         """Give requests their variants and pods in planned order, as long as pods have slots."""
         free = {name: pod.slots - pod.slots_busy for name, pod in self._state.pods.items()}
-        until_s: dict[str, float] = {}
         carried = []
         for assignment in plan.assignments:
             at = int(assignment.request)
@@ -254,15 +246,15 @@ class OpenWindows:
                 partial(explained, request, assignment, window),
             )
             if assignment.variant == SHORT_CIRCUIT:
-                alpha = window.application(str(request.application.name)).prior_weights
-                answered = Selection(assignment, None, alpha=alpha)
                 is_answered = window.requests[at].may_short_circuit
-                _select(request, answered if is_answered else _unplanned(request))
+                _select(
+                    request, Selection(assignment, None) if is_answered else _unplanned(request)
+                )
             elif free.get(assignment.worker, 0) <= 0:
                 carried.append(request)
             else:
                 free[assignment.worker] -= 1
-                _select(request, _planned(request, assignment, until_s))
+                _select(request, _planned(request, assignment))
         for request in carried:
             joined = self._add(key, request)
             joined.is_carried = True
@@ -281,19 +273,11 @@ def _select(request: ApplicationRequest, selection: Selection) -> None:
     request.on_selected(selection)
 
 
-def _planned(
-    request: ApplicationRequest, assignment: Assignment, until_s: dict[str, float]
-) -> Selection:
-    """Deadlines for a pod's queue rise in planned order; the gateway keeps the request's own."""
-    pod_until_s = None
-    if request.application.refuses_late:
-        due_s = request.arrival_s + request.deadline_s
-        pod_until_s = max(due_s, until_s.get(assignment.worker, 0.0))
-        until_s[assignment.worker] = pod_until_s
+def _planned(request: ApplicationRequest, assignment: Assignment) -> Selection:
     if request.plans + 1 >= MAX_PLANS:
         assignment = replace(assignment, worker="")
     variant = ModelName(request.application.name.namespace, assignment.variant)
-    return Selection(assignment, variant, pod_until_s)
+    return Selection(assignment, variant)
 
 
 def _unplanned(request: ApplicationRequest) -> Selection:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from registry.domain.application import Prior
 from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import applications_in
 from research.experiments.sneakpeek.workload import Workload, draw_window
@@ -15,27 +14,26 @@ from research.selection.best_order import best_order
 from variants.planning.planning_problem import plan_of, planning_problem
 from variants.planning.search import by_deadline
 from variants.planning.selection_policies import PLAIN
-from variants.planning.utility import accuracy_by_class_mix, class_probabilities, prior_weights
+from variants.planning.utility import JEFFREYS, accuracy_by_class_mix, class_probabilities
 
-_REQUESTS_PER_APPLICATION = 4.0
 _MAX_PLANS = 10_000_000
 """Optimal plans, however long the search."""
 
 
 def estimation_error(
-    app: DemoApplication, k: int | None, prior: Prior, frequencies: Sequence[float]
+    app: DemoApplication, k: int | None, alpha: float | Sequence[float] = JEFFREYS
 ) -> float:
     """Mean |estimated accuracy - recall for the true label| over variants and requests.
 
-    Requests have the application's class mix. `k` None: the profiled accuracy.
+    Requests have the application's class mix. `k` None: the profiled accuracy; `alpha`: weights of
+    the prior (section 6.3.3).
     """
     recall = np.array([each.recalls for each in app.variants])
     true = recall.T[app.labels]
     if k is None:
         estimates = np.tile([each.accuracy for each in app.variants], (len(app.labels), 1))
     else:
-        alpha = prior_weights(prior, len(app.mix), frequencies, _REQUESTS_PER_APPLICATION)
-        estimates = accuracy_by_class_mix(recall, class_probabilities(alpha, app.evidence[k]))
+        estimates = accuracy_by_class_mix(recall, class_probabilities(app.evidence[k], alpha))
     counts = np.bincount(app.labels, minlength=len(app.mix))
     weights = np.array(app.mix)[app.labels] / counts[app.labels]
     return float((np.abs(estimates - true).mean(axis=1) * weights).sum())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from registry.domain.application import Penalty, Prior, SelectionPolicy
+from registry.domain.application import Penalty, SelectionPolicy
 from research.experiments.harness.experiment import Cell, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.sneakpeek.claims import (
@@ -22,6 +22,7 @@ from research.experiments.sneakpeek.workload import Workload
 from variants.planning.selection_policies import FULL, PLAIN
 from variants.planning.window import SelectionOptions
 
+_REQUESTS_PER_APPLICATION: Final = 4
 _DATA_AWARE: Final = SelectionOptions(is_data_aware=True)
 _SHORT: Final = SelectionOptions(is_data_aware=True, short_circuit=True)
 _SPLIT: Final = SelectionOptions(is_data_aware=True, splits_groups=True)
@@ -156,18 +157,13 @@ def _compare_to_lo_edf(bench: Bench, by_policy: dict[str, list[Score]]) -> None:
 
 def estimates(apps: Sequence[DemoApplication]) -> Table:
     """Figures 7 and 10."""
-    nothing: tuple[float, ...] = ()
     rows: list[tuple[Cell, ...]] = []
     for app in apps:
-        errors = [
-            estimation_error(app, None, Prior.UNINFORMATIVE, nothing),
-            estimation_error(app, 1, Prior.UNINFORMATIVE, nothing),
-            estimation_error(app, 5, Prior.UNINFORMATIVE, nothing),
-        ]
+        errors = [estimation_error(app, k) for k in (None, 1, 5)]
         errors += [
-            estimation_error(app, 5, prior, mix)
+            estimation_error(app, 5, [share * requests for share in mix])
             for mix in (app.mix, app.test_mix)
-            for prior in (Prior.WEAK, Prior.STRONG)
+            for requests in (1, _REQUESTS_PER_APPLICATION)  # a weak prior, and a strong one
         ]
         rows.append((app.name, *errors))
     return Table(

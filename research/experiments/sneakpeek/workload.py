@@ -6,9 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from registry.domain.application import Penalty, Prior
+from registry.domain.application import Penalty
 from research.experiments.sneakpeek.demo_data import LATENCY_S, SWAP_S, DemoApplication
-from variants.planning.utility import prior_weights
 from variants.planning.window import (
     VariantProfile,
     Window,
@@ -121,7 +120,6 @@ def _application(
         app.name + copy,
         tuple(VariantProfile(each.name + copy, each.accuracy, each.recalls) for each in variants),
         load.penalty,
-        tuple(prior_weights(Prior.UNINFORMATIVE, len(app.mix)).tolist()),
         short_circuit_accuracy=look,
     )
 

@@ -26,10 +26,9 @@ from registry.domain.pod import Accelerator, AcceleratorKind, PodInfo, Profile, 
 from registry.domain.records import (
     PodShape,
     WantedPods,
-    decode_pod,
+    decode,
     decode_profile,
     decode_record,
-    decode_spec,
     decode_wanted,
     encode,
     encode_profile,
@@ -124,7 +123,7 @@ def test_a_profile_survives_encoding(profile: Profile) -> None:
 
 @given(SPECS)
 def test_a_specification_survives_encoding(spec: ModelSpec) -> None:
-    back = decode_spec(encode_spec(spec))
+    back = decode(ModelSpec, encode_spec(spec))
     assert back == spec
     assert (back.generation, back.key) == (spec.generation, spec.key)
     assert encode_spec(back) == encode_spec(spec)
@@ -144,7 +143,7 @@ def test_a_record_survives_encoding(
 
 @given(PODS)
 def test_a_pod_survives_encoding(pod: PodInfo) -> None:
-    assert decode_pod(encode(pod)) == pod
+    assert decode(PodInfo, encode(pod)) == pod
 
 
 SPEC = ModelSpec(ModelName("a", "b"), "s3://bucket/x", task=Task.TEXT_EMBEDDING)
@@ -200,17 +199,17 @@ def test_fields_of_a_newer_version_are_ignored() -> None:
         for text in (encode_spec(SPEC), encode(failure), encode(pod))
     )
     assert decode_record(spec_text, spec_text, failure_text) == ModelRecord(SPEC, SPEC, failure)
-    assert decode_pod(pod_text) == pod
+    assert decode(PodInfo, pod_text) == pod
     stored = orjson.loads(pod_text)
     stored["accelerator"]["from_the_future"] = 1
-    assert decode_pod(orjson.dumps(stored).decode()) == pod
+    assert decode(PodInfo, orjson.dumps(stored).decode()) == pod
 
 
 def test_fields_missing_from_an_older_version_get_defaults() -> None:
     stored = orjson.loads(encode_spec(SPEC))
     del stored["policy"]["max_batch_wait_s"]
-    assert decode_spec(orjson.dumps(stored).decode()) == SPEC
-    pod = decode_pod('{"name": "a", "address": "b:1", "node": "n", "device": "cuda:0"}')
+    assert decode(ModelSpec, orjson.dumps(stored).decode()) == SPEC
+    pod = decode(PodInfo, '{"name": "a", "address": "b:1", "node": "n", "device": "cuda:0"}')
     assert pod == PodInfo("a", "b:1", "n", "cuda:0")
     assert pod.kind == AcceleratorKind("", 1.0)
 
@@ -221,7 +220,7 @@ def test_every_field_of_the_policy_is_stored(field: str) -> None:
 
 
 def test_enums_are_decoded_as_enums() -> None:
-    policy = decode_spec(encode_spec(SPEC)).policy
+    policy = decode(ModelSpec, encode_spec(SPEC)).policy
     for field in dataclasses.fields(ModelPolicy):
         default = getattr(ModelPolicy(), field.name)
         if isinstance(default, Enum) and field.name != "routing":  # may be of a plug-in

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from registry.domain.model import LogMode, ModelSpec, RequestLog, Task
-from registry.domain.records import decode_spec, encode_spec
+from registry.domain.records import decode, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import needs_in_pool
 from registry.inference_service.reader import read_documents
@@ -106,7 +106,7 @@ def test_what_a_pool_has_not_is_said_and_kept(
 ) -> None:
     found = _read(predictor, **spec)
     assert names in found.needs
-    assert decode_spec(encode_spec(found)).needs == found.needs
+    assert decode(ModelSpec, encode_spec(found)).needs == found.needs
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,11 @@ def test_a_logger_is_read_and_kept() -> None:
     logger = {"url": "http://dumper.default/", "metadataHeaders": ["X-User"]}
     found = _read({"sklearn": {"storageUri": "gs://b/m"}, "logger": logger})
     assert found.logger == RequestLog("http://dumper.default/", LogMode.ALL, ("x-user",))
-    assert decode_spec(encode_spec(found)) == found
-    assert decode_spec(encode_spec(_read({"sklearn": {"storageUri": "gs://b/m"}}))).logger is None
+    assert decode(ModelSpec, encode_spec(found)) == found
+    assert (
+        decode(ModelSpec, encode_spec(_read({"sklearn": {"storageUri": "gs://b/m"}}))).logger
+        is None
+    )
 
 
 @pytest.mark.parametrize(

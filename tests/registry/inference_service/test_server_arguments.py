@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from registry.domain.model import Answers, ModelSpec, Precision, Scores, Task, TaskOptions
-from registry.domain.records import decode_spec, encode_spec
+from registry.domain.records import decode, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import read_documents
@@ -31,7 +31,7 @@ def document(
 
 def read(declared: dict[str, Any]) -> ModelSpec:
     (spec,) = read_documents([("file", yaml.safe_dump(declared))])
-    assert decode_spec(encode_spec(spec)) == spec
+    assert decode(ModelSpec, encode_spec(spec)) == spec
     return spec
 
 

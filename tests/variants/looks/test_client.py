@@ -42,12 +42,10 @@ def train_parity(folder: Path) -> None:
     )
 
 
-def _state(uri: str, *, k: int | None = None, classes: tuple[str, ...] = ("even", "odd")) -> Any:
+def _state(uri: str, *, classes: tuple[str, ...] = ("even", "odd")) -> Any:
     state = ClusterState()
     inputs = (InputTensor("features", "FP32", (-1, 2)),)
-    state.applications[NAME] = ApplicationSpec(
-        NAME, classes, inputs, sneak_peek=SneakPeekSpec(uri, k)
-    )
+    state.applications[NAME] = ApplicationSpec(NAME, classes, inputs, sneak_peek=SneakPeekSpec(uri))
     state.models_version += 1
     return state
 
@@ -143,7 +141,6 @@ def test_files_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         assert (await _look(client)).outcome is LookOutcome.UNAVAILABLE
 
     _run(_state(f"{uri}/none"), act)
-    _run(_state(uri, k=7), act)
     _run(_state(uri, classes=("a", "b")), act)
     _run(_state(uri), act, granted=False)
     arrays = tmp_path / "sneakpeek.safetensors"
@@ -151,7 +148,6 @@ def test_files_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     _run(_state(uri), act)
     expected = (
         "cannot be read",
-        "trained and profiled with k 5, spec.sneakPeek.k is 7",
         "trained for the classes even, odd; the application has a, b",
         "namespace default may not have",
         "not what `pilotlight sneakpeek train` writes",

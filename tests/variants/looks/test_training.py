@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from variants.looks.trained_file import NearestExamples
+from variants.looks.trained_file import MAX_DIMENSIONS, MAX_EXAMPLES, NearestExamples
 from variants.looks.training import cross_validated, principal_components, stratified_subset, train
 
 
@@ -55,12 +55,10 @@ def test_k_is_chosen_by_cross_validation_and_the_profile_is_of_the_validation_pa
 
 
 def test_many_dimensions_and_examples_are_bounded() -> None:
-    rows, labels = _two_clouds(900, 5, features=100)
-    trained = train(
-        rows, labels, (rows[:50], labels[:50]), classes=2, k=5, max_dimensions=8, max_examples=300
-    )
-    assert trained.examples.vectors.shape == (len(trained.examples.labels), 8)
-    assert len(trained.examples.labels) <= 300
+    rows, labels = _two_clouds(MAX_EXAMPLES + 900, 5, features=MAX_DIMENSIONS + 6)
+    trained = train(rows, labels, (rows[:50], labels[:50]), classes=2, k=5)
+    assert trained.examples.vectors.shape == (len(trained.examples.labels), MAX_DIMENSIONS)
+    assert len(trained.examples.labels) <= MAX_EXAMPLES
     assert np.mean(trained.examples.labels) == pytest.approx(labels.mean(), abs=0.01)
     components = principal_components(rows - rows.mean(axis=0), 8)
     assert components.T @ components == pytest.approx(np.eye(8), abs=1e-5)

@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from registry.domain.application import Penalty, Prior
+from registry.domain.application import Penalty
 from variants.planning.utility import (
     accuracy_by_class_mix,
     class_probabilities,
     penalty,
-    prior_weights,
     priority,
     profiled_accuracy,
     recalls,
@@ -67,19 +66,9 @@ def test_a_class_without_examples_is_named() -> None:
         recalls([[3, 1], [0, 0]])
 
 
-def test_priors() -> None:
-    frequencies = (0.95, 0.05)
-    assert prior_weights(Prior.UNINFORMATIVE, 2).tolist() == [0.5, 0.5]
-    assert prior_weights(Prior.WEAK, 2, frequencies).tolist() == [0.95, 0.05]
-    strong = prior_weights(Prior.STRONG, 2, frequencies, requests_per_window=4)
-    assert strong == pytest.approx([3.8, 0.2], abs=1e-9)
-    with pytest.raises(ValueError, match="a weak prior needs 3 frequencies, got 2"):
-        prior_weights(Prior.WEAK, 3, frequencies)
-
-
 def test_class_probabilities_of_the_papers_example() -> None:
     # Two neighbours without a fall, three with: (0.5 + 2) / 6 and (0.5 + 3) / 6.
-    found = class_probabilities([0.5, 0.5], [2, 3])
+    found = class_probabilities([2, 3])
     assert found == pytest.approx([2.5 / 6, 3.5 / 6], abs=1e-9)
 
 

@@ -26,7 +26,6 @@ def _window(*workers: Worker) -> Window:
         "digits",
         (variant("fast", [[6, 4], [4, 6]]), variant("slow", [[9, 1], [1, 9]])),
         Penalty.LINEAR,
-        (0.5, 0.5),
         short_circuit_accuracy=0.5,
     )
     requests = [WindowRequest(f"r{at}", "digits", at / 100, 0.1) for at in range(4)]

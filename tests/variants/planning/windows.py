@@ -45,7 +45,6 @@ def random_window(
                     for size, matrix in enumerate(matrices)
                 ),
                 penalty or rng.choice(list(Penalty)),
-                (0.5,) * CLASSES,
                 short_circuit_accuracy=rng.uniform(0.3, 0.7) if has_evidence else None,
             )
         )

@@ -1,10 +1,10 @@
-"""Windows for the policies from the cluster state: workers, swaps, batches, priors, accuracies."""
+"""Windows for the policies from the cluster state: workers, swaps, batches, accuracies."""
 
 from dataclasses import replace
 
 import pytest
 
-from registry.domain.application import AccuracyProfile, ApplicationSpec, Prior, SelectionPolicy
+from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import Profile, ProfilePoint
@@ -112,41 +112,14 @@ def test_a_profile_of_another_generation_leaves_the_variant_out() -> None:
     assert "another" in problem
 
 
-def test_a_strong_prior_counts_the_requests_of_a_window_and_a_weak_one_does_not() -> None:
-    state = _state(PodSketch("a", "warm"))
-    weak = replace(DIGITS, prior=Prior.WEAK, frequencies=(0.75, 0.25))
-    strong = replace(weak, prior=Prior.STRONG)
-    alphas = [
-        window_application(each, variants_of(each, state), requests_per_window=8.0).prior_weights
-        for each in (DIGITS, weak, strong)
-    ]
-    assert alphas == [(0.5, 0.5), (0.75, 0.25), (6.0, 2.0)]
-
-
-def test_variants_that_are_never_right_are_planned_with_normalised_accuracies_too() -> None:
+def test_a_variant_that_is_never_right_is_planned_too() -> None:
     state = _state(PodSketch("a", "warm"))
     state.accuracies[VARIANT.name] = replace(
         state.accuracies[VARIANT.name], confusion=((0, 1), (1, 0))
     )
-    window = _window(state, replace(DIGITS, normalises_accuracy=True))
     for policy in SelectionPolicy:
-        [assignment] = plan_window(policy, window).assignments
+        [assignment] = plan_window(policy, _window(state)).assignments
         assert (assignment.variant, assignment.accuracy) == ("m", 0.0)
-
-
-def test_normalised_accuracies_are_shares_of_the_best_profiled_one() -> None:
-    state = _state(PodSketch("a", "warm"))
-    better = declare(state, "better", application="digits")
-    state.accuracies[better.name] = AccuracyProfile(better.key, DIGITS.classes, ((7, 1), (1, 1)))
-    expected = {}
-    for normalises in (False, True):
-        window = _window(state, replace(DIGITS, normalises_accuracy=normalises))
-        only_m = replace(
-            window, workers=tuple(replace(each, latency_s={"m": 0.1}) for each in window.workers)
-        )
-        [assignment] = plan_window(SelectionPolicy.LO_EDF, only_m).assignments
-        expected[normalises] = assignment.accuracy
-    assert expected == {False: pytest.approx(0.7), True: pytest.approx(0.7 / 0.8)}
 
 
 def _latency(requests: int, *, max_rows: int | None = None, is_idle: bool = False) -> BatchLatency:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from registry.domain.application import Prior, SelectionPolicy
+from registry.domain.application import SelectionPolicy
 from research.experiments.harness.experiment import ExperimentError, Settings
 from research.experiments.sneakpeek.claims import OptimumTask, estimation_error, optimum_shares
 from research.experiments.sneakpeek.cold_variants import ColdTask, run_cold
@@ -80,9 +80,7 @@ def test_scores_are_by_the_true_labels_and_repeat_by_seed(folder: Path) -> None:
 
 def test_looking_at_more_neighbours_estimates_better(folder: Path) -> None:
     for app in read_applications(folder):
-        profiled, one, five = (
-            estimation_error(app, k, Prior.UNINFORMATIVE, ()) for k in (None, 1, 5)
-        )
+        profiled, one, five = (estimation_error(app, k) for k in (None, 1, 5))
         assert five < one
         assert five < profiled
 
