@@ -26,7 +26,7 @@ MODULES = {
     "platform": (
         "gateway.__main__",
         "gateway.grpc",
-        "variants.looks.process",
+        "variants.look_process",
         "variants.live",
         "autoscaler.__main__",
         "controller.main",
@@ -47,7 +47,7 @@ PARTS = {
     ("autoscaler",): ("autoscaler.__main__", "autoscaler.place"),
     ("kubernetes",): ("controller.main", "pilotlight.commands.doctor"),
     ("load",): ("load.generator.worker", "load.simulator.runs", "load.report.comparison"),
-    ("variants",): ("variants.looks.process",),
+    ("variants",): ("variants.look_process",),
     ("runtime",): ("runtime.__main__", "runtime.pod.pod", "runtime.engines.building"),
 }
 """Extras, and what runs with these alone."""

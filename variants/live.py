@@ -15,10 +15,10 @@ from common.timers import Timers
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from variants.function_process import FunctionProcess, serve
-from variants.looks.client import SneakPeekClient
-from variants.planning.selection_policies import plan_window
+from variants.look_client import SneakPeekClient
+from variants.open_windows import Explain, OpenWindows
+from variants.planning.search import plan_window
 from variants.planning.window import SelectionPlan, Window
-from variants.windows.open_windows import Explain, OpenWindows
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from benchmarks.machine import machine_facts, save
 from benchmarks.selection import live, requests, simulated
 from registry.domain.application import Penalty, SelectionPolicy
 from tests.variants.planning.windows import random_window
-from variants.looks.trained_file import NearestExamples
-from variants.planning.selection_policies import plan_window
+from variants.look_files import NearestExamples
+from variants.planning.search import plan_window
 
 REQUESTS: Final = 24
 WINDOWS: Final = 60

@@ -12,7 +12,7 @@ from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.simulation import Simulation
 from tests.load.simulator.small_cluster import cluster
 from tests.load.simulator.traces import trace
-from tests.variants.looks.test_client import train_parity
+from tests.variants.test_look_client import train_parity
 
 MARK_PER_S: Final = 2000.0
 _NAMES: Final = ("one", "two", "three")

@@ -22,11 +22,11 @@ from gateway.http.targets import target_of_variant
 from gateway.routing.route_request import IncomingRequest
 from registry.domain.application import ApplicationSpec
 from variants.live import LiveApplications
-from variants.looks.client import Look
-from variants.planning.utility import class_probabilities
-from variants.windows.application_request import ApplicationRequest as AskedApplication
-from variants.windows.application_request import Selection
-from variants.windows.live_window import NoUsableVariant
+from variants.live_window import NoUsableVariant
+from variants.look_client import Look
+from variants.open_windows import ApplicationRequest as AskedApplication
+from variants.open_windows import Selection
+from variants.planning.window import class_probabilities
 
 PROBABILITIES: Final = "probabilities"
 """Name of the second output."""

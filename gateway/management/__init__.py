@@ -120,7 +120,7 @@ def pod_document(pod: PodState, *, use: str = "") -> Document:
 
 def application_document(spec: ApplicationSpec, state: ClusterState) -> Document:
     """An application that is ready has a variant that can be chosen."""
-    from variants.windows.live_window import variants_of  # takes 0.1 s
+    from variants.live_window import variants_of  # takes 0.1 s
 
     variants = variants_of(spec, state)
     return {

@@ -197,7 +197,7 @@ def _record(name: ModelName, state: ClusterState) -> ModelRecord | None:
     application = state.applications.get(name)
     if application is None or name in state.models:
         return state.models.get(name)
-    from variants.windows.live_window import NoUsableVariant, require_usable, variants_of
+    from variants.live_window import NoUsableVariant, require_usable, variants_of
 
     variants = variants_of(application, state)
     try:

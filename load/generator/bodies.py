@@ -19,7 +19,7 @@ from common.inference_protocol.tensors import BYTES, NUMPY_OF, Tensor, bytes_ten
 from load.generator.settings import Content, ContentKind, ExampleRules, RequestProtocol
 from load.generator.trace_arrivals import TraceArrival
 from variants.labelled_examples import LabelledExamples, read_examples
-from variants.planning.utility import penalty_of_one
+from variants.planning.window import penalty_of_one
 
 if TYPE_CHECKING:
     from load.generator.records import RequestResult

@@ -15,11 +15,15 @@ from load.simulator.results.records import Answer
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from variants.live import plan_or_none
-from variants.looks.client import Look, LookOutcome
-from variants.planning.utility import class_probabilities, penalty_of_one
-from variants.planning.window import SHORT_CIRCUIT, SelectionPlan, Window
-from variants.windows.application_request import ApplicationRequest, Selection
-from variants.windows.open_windows import OpenWindows
+from variants.look_client import Look, LookOutcome
+from variants.open_windows import ApplicationRequest, OpenWindows, Selection
+from variants.planning.window import (
+    SHORT_CIRCUIT,
+    SelectionPlan,
+    Window,
+    class_probabilities,
+    penalty_of_one,
+)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -28,7 +28,7 @@ from load.simulator.pods.simulated_request import BYTES_PER_ITEM, RequestPod, Si
 from registry.domain.estimates import size_class
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_state import Refusal
-from variants.windows.live_window import NoUsableVariant
+from variants.live_window import NoUsableVariant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from load.simulator.results.records import FinishedRequests
     from load.simulator.results.summary import Summary
     from registry.domain.model import Tier
-    from variants.windows.application_request import Selection
+    from variants.open_windows import Selection
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from variants.application import named_variants, no_variants
 from variants.labelled_examples import LabelledExamples
-from variants.looks.training import confusion_matrix, stratified_subset
-from variants.planning.utility import profiled_accuracy, recalls
+from variants.look_files import confusion_matrix, stratified_subset
+from variants.planning.window import profiled_accuracy, recalls
 
 _PARALLEL: Final = 4
 """Requests in flight. Each has one row, as an application's requests mostly have: the latencies

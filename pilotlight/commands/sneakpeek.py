@@ -14,8 +14,7 @@ from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from registry.domain.application import DEFAULT_K, ApplicationSpec
 from variants.labelled_examples import InvalidExamples, LabelledExamples, read_examples
-from variants.looks.trained_file import ARRAYS, FACTS
-from variants.looks.training import train, write_sneakpeek
+from variants.look_files import ARRAYS, FACTS, train, write_sneakpeek
 
 _EVERY: int = 4
 """Without a validation file, each fourth example of a class validates."""

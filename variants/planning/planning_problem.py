@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from registry.domain.application import Penalty
-from variants.planning.utility import accuracy_by_class_mix, class_probabilities, penalty, priority
 from variants.planning.window import (
     SHORT_CIRCUIT,
     Assignment,
@@ -25,6 +24,10 @@ from variants.planning.window import (
     WindowApplication,
     WindowRequest,
     Worker,
+    accuracy_by_class_mix,
+    class_probabilities,
+    penalty,
+    priority,
 )
 
 Floats = NDArray[np.float64]

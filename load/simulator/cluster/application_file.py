@@ -12,8 +12,8 @@ from registry.domain.application import KIND, ApplicationSpec, parse_confusion
 from registry.errors import InvalidModel
 from variants.application import API_VERSION, read_application
 from variants.labelled_examples import InvalidExamples, read_examples, read_predictions
-from variants.looks.trained_file import InvalidSneakPeek, SneakPeekModel, read_for
-from variants.planning.utility import profiled_accuracy
+from variants.look_files import InvalidSneakPeek, SneakPeekModel, read_for
+from variants.planning.window import profiled_accuracy
 
 _FILE: Final = "file://"
 

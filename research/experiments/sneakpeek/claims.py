@@ -12,9 +12,8 @@ from research.experiments.sneakpeek.runs import applications_in
 from research.experiments.sneakpeek.workload import Workload, draw_window
 from research.selection.best_order import best_order
 from variants.planning.planning_problem import plan_of, planning_problem
-from variants.planning.search import by_deadline
-from variants.planning.selection_policies import PLAIN
-from variants.planning.utility import JEFFREYS, accuracy_by_class_mix, class_probabilities
+from variants.planning.search import PLAIN, by_deadline
+from variants.planning.window import JEFFREYS, accuracy_by_class_mix, class_probabilities
 
 _MAX_PLANS = 10_000_000
 """Optimal plans, however long the search."""

@@ -21,7 +21,7 @@ from research.experiments.harness.experiment import Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.sneakpeek.demo_data import LATENCY_S, REQUEST_MIX, SIZES
 from research.experiments.sneakpeek.figures import Bench, interval
-from variants.looks.training import confusion_matrix
+from variants.look_files import confusion_matrix
 
 _HOUR_S: Final = 3600.0
 LOADS_S: Final = {"none: all are warm": 0.0, "2 s": 2.0, "20 s": 20.0, "an hour": _HOUR_S}

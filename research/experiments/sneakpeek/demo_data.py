@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from research.experiments.harness.experiment import ExperimentError
-from variants.looks.training import confusion_matrix, predicted_labels, train
-from variants.planning.utility import profiled_accuracy, recalls
-from variants.planning.window import VariantProfile
+from variants.look_files import confusion_matrix, predicted_labels, train
+from variants.planning.window import VariantProfile, profiled_accuracy, recalls
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

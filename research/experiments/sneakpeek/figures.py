@@ -19,7 +19,7 @@ from research.experiments.sneakpeek.claims import (
 from research.experiments.sneakpeek.demo_data import DemoApplication
 from research.experiments.sneakpeek.runs import Score, Task, run_task
 from research.experiments.sneakpeek.workload import Workload
-from variants.planning.selection_policies import FULL, PLAIN
+from variants.planning.search import FULL, PLAIN
 from variants.planning.window import SelectionOptions
 
 _REQUESTS_PER_APPLICATION: Final = 4

@@ -10,9 +10,8 @@ import numpy as np
 
 from research.experiments.sneakpeek.demo_data import DemoApplication, read_applications
 from research.experiments.sneakpeek.workload import DrawnWindow, Workload, draw_window, variants_of
-from variants.planning.selection_policies import plan_window
-from variants.planning.utility import penalty_of_one
-from variants.planning.window import SHORT_CIRCUIT, SelectionOptions, SelectionPlan
+from variants.planning.search import plan_window
+from variants.planning.window import SHORT_CIRCUIT, SelectionOptions, SelectionPlan, penalty_of_one
 
 
 @dataclass(frozen=True, slots=True)

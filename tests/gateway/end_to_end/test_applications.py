@@ -20,7 +20,7 @@ from registry.domain.pod import PodReport, Samples
 from registry.errors import InvalidModel
 from registry.redis.client import Registry
 from tests.gateway.gateway_harness import GatewayHarness
-from tests.variants.looks.test_client import train_parity
+from tests.variants.test_look_client import train_parity
 
 CLASSES = ("no", "yes")
 POOR, GOOD = ((6, 4), (4, 6)), ((9, 1), (1, 9))

@@ -19,7 +19,7 @@ from tests.gateway.end_to_end.test_freed_requests import LATE, ask, no_garbage
 from tests.gateway.end_to_end.test_warm_requests import FAILED, REFUSED, Served, served
 from tests.gateway.placer_harness import eventually
 from tests.servers import RedisServer
-from tests.variants.looks.test_client import train_parity
+from tests.variants.test_look_client import train_parity
 
 VARIANT = replace(SPEC, policy=ModelPolicy(application="app"))
 APP = ApplicationSpec(

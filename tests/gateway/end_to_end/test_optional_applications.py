@@ -29,7 +29,7 @@ def test_a_gateway_imports_variants_once_an_application_is_declared(
         assert "variants" not in _imports(harness.gateway)
         _declare(harness)
         assert _ask(harness).status_code == 200
-        assert "variants.windows.open_windows" in _imports(harness.gateway)
+        assert "variants.open_windows" in _imports(harness.gateway)
 
 
 def _imports(gateway: servers.Gateway) -> str:

@@ -9,7 +9,7 @@ from registry.inference_service.reader import read_documents
 from tests import servers
 from tests.pilotlight.conftest import Cli
 from variants.application import read_applications
-from variants.looks.trained_file import read_sneakpeek
+from variants.look_files import read_sneakpeek
 
 SAMPLES = servers.REPOSITORY / "manifests/samples/applications"
 APPLICATION = """

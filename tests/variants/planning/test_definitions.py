@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from registry.domain.application import Penalty
-from variants.planning.utility import (
+from variants.planning.window import (
     accuracy_by_class_mix,
     class_probabilities,
     penalty,

@@ -7,7 +7,7 @@ import pytest
 from registry.domain.application import Penalty, SelectionPolicy
 from tests.variants.planning.windows import variant
 from variants.planning.planning_problem import plan_of, planning_problem
-from variants.planning.selection_policies import plan_window
+from variants.planning.search import plan_window
 from variants.planning.window import (
     SelectionOptions,
     SelectionPlan,

@@ -16,8 +16,15 @@ from research.selection.best_order import best_order
 from tests.variants.planning.windows import random_window
 from variants.planning import search
 from variants.planning.planning_problem import evaluated, mean_utility, plan_of, planning_problem
-from variants.planning.search import by_application, by_arrival, by_deadline, share_among_workers
-from variants.planning.selection_policies import FULL, PLAIN, plan_window
+from variants.planning.search import (
+    FULL,
+    PLAIN,
+    by_application,
+    by_arrival,
+    by_deadline,
+    plan_window,
+    share_among_workers,
+)
 from variants.planning.window import SHORT_CIRCUIT, SelectionOptions
 
 if TYPE_CHECKING:

@@ -6,13 +6,14 @@ from typing import Final
 import numpy as np
 
 from registry.domain.application import Penalty
-from variants.planning.utility import profiled_accuracy, recalls
 from variants.planning.window import (
     VariantProfile,
     Window,
     WindowApplication,
     WindowRequest,
     Worker,
+    profiled_accuracy,
+    recalls,
 )
 
 CLASSES: Final = 3

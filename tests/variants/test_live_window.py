@@ -9,15 +9,15 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import Profile, ProfilePoint
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
-from variants.planning.selection_policies import plan_window
-from variants.planning.window import Window, WindowRequest
-from variants.windows.live_window import (
+from variants.live_window import (
     BatchLatency,
     batch_latency,
     live_window,
     variants_of,
     window_application,
 )
+from variants.planning.search import plan_window
+from variants.planning.window import Window, WindowRequest
 
 DIGITS = ApplicationSpec(ModelName("default", "digits"), ("no", "yes"), deadline_s=1.0)
 VARIANT = ModelSpec(ModelName("default", "m"), "file:///m")

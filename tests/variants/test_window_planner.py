@@ -17,11 +17,10 @@ from tests.gateway.asynchronous import running
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.variants.planning.windows import random_window
 from variants.live import MAX_HERE, WindowPlanner, plan_or_none
-from variants.looks.client import Look, LookOutcome
-from variants.planning.selection_policies import plan_window
+from variants.look_client import Look, LookOutcome
+from variants.open_windows import ApplicationRequest, OpenWindows, Plan
+from variants.planning.search import plan_window
 from variants.planning.window import SelectionPlan, Window
-from variants.windows.application_request import ApplicationRequest
-from variants.windows.open_windows import OpenWindows, Plan
 
 POLICY = SelectionPolicy.SNEAKPEEK
 WINDOW = random_window(3, requests=8, has_evidence=True)

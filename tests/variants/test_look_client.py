@@ -15,9 +15,9 @@ from registry.domain.application import ApplicationSpec, InputTensor, SneakPeekS
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from tests.gateway.asynchronous import running
-from variants.looks import client as client_module
-from variants.looks.client import Look, LookOutcome, SneakPeekClient
-from variants.looks.training import train, write_sneakpeek
+from variants import look_client as client_module
+from variants.look_client import Look, LookOutcome, SneakPeekClient
+from variants.look_files import train, write_sneakpeek
 
 NAME = ModelName("default", "parity")
 ASKED = ApplicationSpec(NAME, ("even", "odd"), sneak_peek=SneakPeekSpec("file:///trained"))

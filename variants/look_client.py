@@ -78,7 +78,7 @@ class SneakPeekClient:
         self._problems: dict[str, str] = {}
         """Why the files of an application cannot be used; empty: they are in use."""
         self.process = FunctionProcess(
-            "variants.looks.process",
+            "variants.look_process",
             silent_s=SILENT_S,
             on_start=self._load_all,
             on_end=self._problems.clear,

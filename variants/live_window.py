@@ -19,7 +19,6 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import Profile
 from registry.domain.pod_state import PodState
 from variants.application import named_variants, no_variants
-from variants.planning.utility import penalty_of_one, profiled_accuracy, recalls
 from variants.planning.window import (
     SelectionPlan,
     VariantProfile,
@@ -27,6 +26,9 @@ from variants.planning.window import (
     WindowApplication,
     WindowRequest,
     Worker,
+    penalty_of_one,
+    profiled_accuracy,
+    recalls,
 )
 
 MAX_WORKERS: Final = 16

@@ -19,9 +19,9 @@ from common.inference_protocol.tensors import named_arrays
 from common.shown_value import shown
 from registry.domain.application import ApplicationSpec, InputTensor
 from variants.function_process import serve
-from variants.looks.client import Look, LookOutcome
-from variants.looks.trained_file import InvalidSneakPeek, SneakPeekModel, fetch, read_for
-from variants.planning.utility import profiled_accuracy
+from variants.look_client import Look, LookOutcome
+from variants.look_files import InvalidSneakPeek, SneakPeekModel, fetch, read_for
+from variants.planning.window import profiled_accuracy
 
 MAX_ROWS: Final = 64
 """Of a request that is looked at; larger ones take no part in what a look could gain."""

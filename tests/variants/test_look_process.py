@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from registry.domain.application import InputTensor
-from variants.looks.process import MismatchedBody, UnreadableBody, read_rows
+from variants.look_process import MismatchedBody, UnreadableBody, read_rows
 
 TWO = (InputTensor("a", "FP32", (-1, 2)),)
 

@@ -1,1 +1,0 @@
-"""Looking at requests' data in a process of its own, and the files it reads."""
