@@ -19,16 +19,15 @@ from autoscaler.loop import LEASE_S, Autoscaler
 from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.policy import Limits
 from autoscaler.settings import AutoscalerSettings
-from common.logs import configure_logs
 from common.pod_client import PodClient
 from common.pod_secret import PodSecret
 from common.probe_server import exposition, serving_probes
-from common.process import on_stop_signals, set_process_title
+from common.process import configure_logs, on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 
 if TYPE_CHECKING:

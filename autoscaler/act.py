@@ -21,7 +21,7 @@ from registry.domain.model import Tier, name_of_key
 from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_quotas import TenantRules
-from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
+from registry.redis.reports import AutoscalerLog, BeginResult
 
 logger = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from autoscaler.policy import (
 from registry.domain.model import Preload, Tier
 from registry.domain.pod import default_slots
 from registry.domain.pod_state import PodState
-from registry.domain.policy_names import loading_problem
 from registry.domain.records import PodShape
+from registry.policy_names import loading_problem
 
 IN_USE_S = 60.0
 """A model counts as in use for this time after an arrival."""

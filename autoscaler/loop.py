@@ -27,7 +27,7 @@ from autoscaler.settings import AutoscalerSettings
 from registry.domain.records import WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_quotas import Quota
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)

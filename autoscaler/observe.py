@@ -15,9 +15,8 @@ from registry.domain.model import ModelName, ModelRecord, Tier
 from registry.domain.pod import CopyReport
 from registry.domain.pod_index import Residency
 from registry.domain.records import ActionRecord
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.reports import ArrivalHints, ArrivalLog, read_copy_reports
+from registry.redis.reports import ArrivalHints, ArrivalLog, AutoscalerLog, read_copy_reports
 from registry.redis.watch import ClusterWatch
 
 REREAD_S: Final = 30

@@ -61,7 +61,7 @@ from registry.domain.records import (
     PlacedReplica,
     PlacementRecord,
 )
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from common.pod_secret import parse_secret_file
 from common.settings_table import option, parse_bool, parse_int, parse_positive, parse_seconds
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.model import PlacementName
-from registry.domain.policy_names import LOADING, PLACEMENT
 from registry.errors import PluginError
 from registry.inference_service.tenant_quotas import TenantRules, parse_rules
+from registry.policy_names import LOADING, PLACEMENT
 from registry.redis.server_address import parse_redis_url
 
 N = TypeVar("N")

@@ -10,9 +10,8 @@ from functools import partial
 
 from prometheus_client import REGISTRY
 
-from common.logs import configure_logs
 from common.probe_server import exposition, serving_probes
-from common.process import on_stop_signals
+from common.process import configure_logs, on_stop_signals
 from common.settings_table import read_settings
 from controller.api import ClusterApi, connect
 from controller.application_reconciler import ApplicationReconciler

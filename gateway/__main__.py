@@ -20,10 +20,9 @@ import uvloop
 from uvicorn.config import STARTUP_FAILURE
 
 from common.http_server import HttpServer
-from common.logs import configure_logs
 from common.pod_secret import PodSecret
 from common.probe_server import serving_probes
-from common.process import keep_freed_memory, on_stop_signals, set_process_title
+from common.process import configure_logs, keep_freed_memory, on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from gateway.app import GatewayApp, Inference

@@ -30,7 +30,7 @@ from gateway.settings import GatewaySettings
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelRecord, ModelSpec
-from registry.domain.policy_names import SELECTION
+from registry.policy_names import SELECTION
 
 _POLICY_HEADER_OFF: Final = (
     "header x-pilotlight-policy is turned off (--allow-policy-header), as it is by"

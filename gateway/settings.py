@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from common.logs import parse_log_format
 from common.pod_secret import parse_secret_file
+from common.process import parse_log_format
 from common.settings_table import option, parse_bool, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir

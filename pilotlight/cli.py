@@ -17,7 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 from pilotlight.errors import AlreadyRunning, Interrupted, InvalidInput, PilotlightError
 from pilotlight.output import Output
 from registry.errors import PluginError
-from registry.plugins import PolicyNames
+from registry.policy_names import PolicyNames
 
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),

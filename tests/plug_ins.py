@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gateway.routing import routing_policies
-from registry import plugins
+from registry import policy_names
 
 
 @contextmanager
@@ -39,9 +39,9 @@ def install(
 
 def _forget() -> None:
     for cached in (
-        plugins._entry_points,
-        plugins._plugins,
-        plugins._load,
+        policy_names._entry_points,
+        policy_names._plugins,
+        policy_names._load,
         routing_policies._plugin,
     ):
         cached.cache_clear()

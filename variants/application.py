@@ -19,7 +19,6 @@ from registry.domain.application import (
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec
-from registry.domain.policy_names import SELECTION
 from registry.inference_service.documents import (
     DocumentChecks,
     is_kind,
@@ -27,6 +26,7 @@ from registry.inference_service.documents import (
     read_parsed,
     storage_uri_rule,
 )
+from registry.policy_names import SELECTION
 
 API_VERSION: Final = "pilotlight.io/v1alpha1"
 MAX_CLASSES: Final = 1000

@@ -9,9 +9,8 @@ from typing import Final
 import uvloop
 
 from common.http_server import HttpServer
-from common.logs import configure_logs
 from common.pod_secret import PodSecret
-from common.process import on_stop_signals, set_process_title
+from common.process import configure_logs, on_stop_signals, set_process_title
 from common.settings_table import read_settings
 from common.tls import PartTls
 from registry.redis.client import Registry

@@ -11,8 +11,8 @@ from autoscaler.loading_policies.predictive import Predictive, predictive
 from autoscaler.loading_policies.reactive import KeepAlive, clockwork, keep_alive
 from autoscaler.policy import LoadingPolicy
 from registry.domain.model import LoadingPolicyName
-from registry.domain.policy_names import LOADING
 from registry.errors import PluginError
+from registry.policy_names import LOADING
 
 LOADING_POLICIES: Final[Mapping[str, Callable[[], LoadingPolicy[Any]]]] = {
     LoadingPolicyName.PREDICTIVE: predictive,

@@ -9,9 +9,8 @@ from autoscaler.placement.predicted_goodput import predicted_goodput
 from autoscaler.placement.problem import AcceleratorView, Metric, Profiles, Workload, validate
 from registry.domain.model import PlacementName
 from registry.domain.pod import Profile
-from registry.domain.policy_names import PLACEMENT
 from registry.errors import PluginError
-from registry.plugins import PolicyNames
+from registry.policy_names import PLACEMENT, PolicyNames
 
 Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]
 

@@ -31,7 +31,7 @@ from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from registry.domain.records import ActionOutcome, ActionRecord
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 
 MAX_ROWS: Final = 100

@@ -30,7 +30,7 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.records import AutoscalerRecords
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import WorkflowLog
 

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from common.shown_value import shown
 from gateway.errors import BadRequest
-from registry.domain.policy_names import ROUTING, SELECTION
+from registry.policy_names import ROUTING, SELECTION
 
 Headers = list[tuple[bytes, bytes]]
 Read = TypeVar("Read")

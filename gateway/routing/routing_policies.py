@@ -28,8 +28,8 @@ from gateway.routing.pod_selection import (
 from registry.domain.cluster import ClusterState
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod_state import LoadMode, PodState
-from registry.domain.policy_names import ROUTING
 from registry.errors import PluginError
+from registry.policy_names import ROUTING
 
 
 def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

@@ -134,7 +134,7 @@ class LoadingOptions:
     """A loading policy by name, since policies cannot be sent to worker processes."""
 
     name: str
-    """One of `registry.domain.policy_names.LOADING`."""
+    """One of `registry.policy_names.LOADING`."""
     value: float | None = None
     """Its parameter, as `--loading-value` of the autoscaler; None: its default."""
     tick_s: float = TICK_S

@@ -33,10 +33,10 @@ from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.policy_names import ROUTING
 from registry.errors import InvalidModel
 from registry.inference_service.documents import left_objects
 from registry.inference_service.predictors import needs_in_pool
+from registry.policy_names import ROUTING
 from registry.redis.client import Registry
 
 T = TypeVar("T")

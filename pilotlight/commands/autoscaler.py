@@ -6,7 +6,7 @@ from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.output import Output, format_age
 from registry.domain.records import ActionOutcome, ActionRecord, action_document
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 
 _FORGOTTEN_S = 600.0
 """Age from which an action without an outcome is taken for one whose autoscaler ended."""

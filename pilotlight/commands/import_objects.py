@@ -12,15 +12,10 @@ import yaml
 
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, PilotlightError
+from pilotlight.imported_objects import SECRET, NotServed, import_mlflow, import_modelmesh
 from pilotlight.output import Output
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.documents import read_yaml
-from registry.inference_service.imported_objects import (
-    SECRET,
-    NotServed,
-    import_mlflow,
-    import_modelmesh,
-)
 from registry.inference_service.reader import read_object
 
 TIMEOUT_S = 60.0

@@ -14,7 +14,7 @@ from pilotlight.commands.target import PlatformTarget
 from pilotlight.errors import RequestFailed, requires_extra
 from pilotlight.output import Output
 from registry.domain.pod_state import PodState
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 
 app = typer.Typer()
 

@@ -33,7 +33,7 @@ from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from registry.domain.pod_state import PodState
-from registry.domain.policy_names import ROUTING, SELECTION
+from registry.policy_names import ROUTING, SELECTION
 from variants.labelled_examples import InvalidExamples
 
 _MAX_MODELS_NAMED = 5

@@ -17,7 +17,7 @@ from pilotlight.commands.workflow import explain_run
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed
 from pilotlight.output import Output
 from registry.domain.model import ModelName
-from registry.domain.policy_names import ROUTING
+from registry.policy_names import ROUTING
 
 _TEXT_HINT = "; TEXT is sent as texts: give numbers with --data '{\"instances\": [[…]]}', or @FILE"
 _SHOWN_HEADERS = ("x-pilotlight-", "x-request-id", "server-timing", "retry-after")

@@ -16,10 +16,9 @@ from pilotlight.output import Output
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import PodState
-from registry.domain.policy_names import LOADING
 from registry.inference_service.annotations import PREFIX
 from registry.inference_service.predictors import needs_in_pool
-from registry.plugins import PolicyNames
+from registry.policy_names import LOADING, PolicyNames
 
 LIVE: Final = "live"
 """Value of `--cluster` for the running platform."""

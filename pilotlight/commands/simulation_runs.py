@@ -35,7 +35,7 @@ from pilotlight.errors import (
     on_first_signal,
 )
 from pilotlight.output import Output, progress_bar
-from registry.domain.policy_names import LOADING, ROUTING, SELECTION
+from registry.policy_names import LOADING, ROUTING, SELECTION
 
 NO_LOADING: Final = "none"
 """Value of `--loading` for no loading policy: only requests load models."""

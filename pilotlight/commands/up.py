@@ -24,7 +24,7 @@ from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file, start_detached, stop_platform, supervise
 from pilotlight.sample_models.samples import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
-from registry.domain import policy_names as loading_choice
+from registry import policy_names
 from registry.domain.model import PlacementName
 from registry.redis.server_address import check_url
 from runtime.engines.server_process import server_problems
@@ -142,8 +142,8 @@ def choice_problems(
     """Annotations that name another loading policy or planner than the pool's."""
     models = models_of(specs)
     return [
-        *loading_choice.loading_problems(models, pool, loading),
-        *loading_choice.placement_problems(models, pool, placement),
+        *policy_names.loading_problems(models, pool, loading),
+        *policy_names.placement_problems(models, pool, placement),
     ]
 
 

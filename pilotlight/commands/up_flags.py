@@ -16,7 +16,7 @@ from autoscaler.settings import AutoscalerSettings
 from common.settings_table import options
 from gateway.settings import GatewaySettings
 from pilotlight.commands import flags
-from registry.domain.policy_names import LOADING, PLACEMENT
+from registry.policy_names import LOADING, PLACEMENT
 from runtime.settings import RuntimeSettings
 
 

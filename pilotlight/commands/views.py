@@ -28,9 +28,8 @@ from registry.domain.demand import CountWindow
 from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName, name_of_key
 from registry.domain.records import ActionOutcome, ActionRecord, WantedPods, action_document
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.reports import ArrivalLog, read_declared_times, read_gpu_readings
+from registry.redis.reports import ArrivalLog, AutoscalerLog, read_declared_times, read_gpu_readings
 from registry.redis.workflow_log import WorkflowLog
 
 _MAX_PODS: Final = 2

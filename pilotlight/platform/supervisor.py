@@ -20,8 +20,7 @@ from functools import partial
 from pathlib import Path
 
 from common.child_process import python_environment, python_module
-from common.logs import configure_logs
-from common.process import set_process_title
+from common.process import configure_logs, set_process_title
 from pilotlight.errors import (
     AlreadyRunning,
     Interrupted,

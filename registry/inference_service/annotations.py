@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from common.sizes import parse_duration_s
 from registry.domain.model import Answers, ModelPolicy, Precision, Preload, Scores, Task, Tier
-from registry.domain.policy_names import LOADING, PLACEMENT, ROUTING
-from registry.plugins import PolicyNames
+from registry.policy_names import LOADING, PLACEMENT, ROUTING, PolicyNames
 
 PREFIX = "pilotlight.io/"
 _MAX_DURATION_S = 30 * 86400.0

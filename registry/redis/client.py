@@ -17,7 +17,6 @@ from registry.domain.cluster import ClusterState, load_snapshot
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
 from registry.domain.pod_state import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
-from registry.domain.policy_names import loading_problems, placement_problems
 from registry.domain.records import (
     START_TIMEOUT_S,
     PlacedPod,
@@ -29,6 +28,7 @@ from registry.domain.records import (
     encode_profile,
 )
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
+from registry.policy_names import loading_problems, placement_problems
 from registry.redis.server_address import check_url
 from registry.redis.transactions import Transactions
 

@@ -11,7 +11,7 @@ from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput, requires_extra
 from pilotlight.output import Output
 from registry.errors import PluginError
-from registry.plugins import PolicyNames
+from registry.policy_names import PolicyNames
 
 EXPERIMENTS: Final = PolicyNames("pilotlight.experiments")
 

@@ -13,8 +13,8 @@ from pilotlight.demo.session import LiveSession
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.sample_models.samples import BUCKET
 from registry.domain.model import ModelName, ModelSpec
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from research.experiments.prewarm.live_slice import PACE, SAMPLE, TraceSlice, live_value
 
 _SLOTS = 16

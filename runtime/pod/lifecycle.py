@@ -13,8 +13,7 @@ from typing import Final
 import torch
 import uvloop
 
-from common.logs import configure_logs
-from common.process import on_stop_signals
+from common.process import configure_logs, on_stop_signals
 from runtime.device.accelerator import mps_share
 from runtime.device.memory import open_device, use_tf32
 from runtime.engines.server_engine import ModelServer, ServerRepository

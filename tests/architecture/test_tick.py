@@ -18,9 +18,8 @@ from common.pod_client import PodClient
 from common.pod_secret import PodSecret
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PodInfo
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.reports import ArrivalLog
+from registry.redis.reports import ArrivalLog, AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from tests.gateway.asynchronous import run_async
 from tests.registry.redis.clients import running

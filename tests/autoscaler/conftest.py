@@ -24,8 +24,8 @@ from registry.domain.model import LoadFailure, ModelName, ModelPolicy, ModelSpec
 from registry.domain.pod import PodInfo, PodReport
 from registry.domain.pod_state import ANY_COPIES
 from registry.errors import RegistryError
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from tests import servers
 

@@ -10,8 +10,7 @@ from registry.domain.demand import QueueStats
 from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable
 from registry.inference_service.tenant_quotas import TenantRules
-from registry.redis.autoscaler_log import AutoscalerLog
-from registry.redis.reports import ArrivalLog
+from registry.redis.reports import ArrivalLog, AutoscalerLog
 from tests.autoscaler.conftest import Stage, metric, model
 from tests.registry.redis.clients import eventually, until
 

@@ -18,9 +18,8 @@ from registry.domain.model import ModelName, ModelSpec, Preload, Tier
 from registry.domain.pod import CopyReport, PodReport
 from registry.domain.pod_state import ANY_COPIES
 from registry.domain.records import ActionOutcome
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
-from registry.redis.reports import ArrivalLog
+from registry.redis.reports import ArrivalLog, AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.autoscaler.conftest import Pod, Stage, a_stage, metric, model

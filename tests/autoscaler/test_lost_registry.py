@@ -9,7 +9,7 @@ from autoscaler.loading_policies import LOADING_POLICIES
 from autoscaler.metrics import AutoscalerMetrics
 from registry.domain.records import WantedPods
 from registry.errors import RegistryUnavailable
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 from tests import servers
 from tests.autoscaler.conftest import Pod, Stage, a_stage, metric
 from tests.registry.redis.clients import eventually, until

@@ -8,7 +8,7 @@ import pytest
 
 from autoscaler.forecasting.counts import Counts, ObservedDemand
 from autoscaler.observe import Observer
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from tests.autoscaler.conftest import Stage
 

@@ -20,7 +20,7 @@ from autoscaler.settings import AutoscalerSettings
 from registry.domain.model import Tier
 from registry.domain.pod import Accelerator, PodInfo, PodReport, Profile, ProfilePoint, Samples
 from registry.domain.records import PlacementRecord
-from registry.redis.autoscaler_log import AutoscalerLog
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from tests.autoscaler.conftest import Stage, metric, model
 from tests.autoscaler.views import model as model_view

@@ -3,8 +3,7 @@
 import pytest
 
 from registry.domain.model import ModelSpec
-from registry.redis.autoscaler_log import AutoscalerLog
-from registry.redis.reports import ArrivalLog
+from registry.redis.reports import ArrivalLog, AutoscalerLog
 from tests import servers
 from tests.autoscaler.conftest import Stage, model
 from tests.registry.redis.clients import eventually, until

@@ -1,7 +1,7 @@
 import io
 import logging
 
-from common.logs import FieldFormatter, JsonFormatter
+from common.process import FieldFormatter, JsonFormatter
 
 
 def test_fields_follow_the_message() -> None:

@@ -16,8 +16,8 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from runtime.pod.placement_claim import PlaceWatch, with_place
 from runtime.settings import RuntimeSettings

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from registry.domain.application import SelectionPolicy
-from registry.domain.policy_names import SELECTION
+from registry.policy_names import SELECTION
 from variants.planning.planning_problem import (
     Floats,
     Ints,

@@ -7,7 +7,7 @@ from functools import cache
 from math import inf
 from typing import Any, Final, TypeAlias
 
-from registry.plugins import PolicyNames
+from registry.policy_names import PolicyNames
 from workflows.plan.problem import (
     Placement,
     Schedule,

@@ -12,7 +12,7 @@ from typing import Any, Final
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod import ProfilePoint, default_slots
-from registry.plugins import PolicyNames
+from registry.policy_names import PolicyNames
 
 IGNITER: Final = "igniter"
 INTERFERENCE: Final = PolicyNames("pilotlight.interference", ("none", "overlap", "table"))

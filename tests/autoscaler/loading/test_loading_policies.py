@@ -10,7 +10,7 @@ from autoscaler.loading_policies import (
     value_problem,
 )
 from registry.domain.model import LoadingPolicyName
-from registry.domain.policy_names import LOADING
+from registry.policy_names import LOADING
 
 
 def test_every_policy_can_be_made() -> None:

@@ -13,8 +13,8 @@ import pytest
 from gateway.console.overview import MAX_STREAMS_OF_TENANT
 from registry.domain.model import ModelSpec
 from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord, PlannedModel
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, running_harness

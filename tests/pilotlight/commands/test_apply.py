@@ -9,8 +9,8 @@ import pytest
 
 from pilotlight import output
 from pilotlight.commands import declaration_check
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from tests import servers
 from tests.gateway.gateway_harness import running_pods
 from tests.pilotlight.conftest import SAMPLES, SERVICE, Cli, write_yaml

@@ -11,8 +11,8 @@ from pathlib import Path
 from registry.domain.model import LoadFailure, Tier
 from registry.domain.pod import Accelerator, GpuReading, PodInfo, PodReport
 from registry.domain.records import POOL, ActionOutcome, ActionRecord, PodShape, WantedPods
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from tests import servers
 from tests.pilotlight.conftest import SAMPLES, SERVICE, Cli, write_yaml
 from tests.registry.redis.clients import act

@@ -16,8 +16,8 @@ import pytest
 from common.pod_secret import PodSecret
 from registry.domain.cluster import ClusterState
 from registry.domain.records import AutoscalerRecords, LeaderLease
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from tests import servers
 from tests.gateway.gateway_harness import metric
 from tests.pilotlight.conftest import run_cli

@@ -10,7 +10,7 @@ from registry.domain.model import (
     ModelSpec,
     PlacementName,
 )
-from registry.domain.policy_names import loading_problems, placement_problems
+from registry.policy_names import loading_problems, placement_problems
 
 
 def _spec(loading: str | None) -> ModelSpec:

@@ -20,8 +20,8 @@ from registry.domain.records import (
     WantedPods,
 )
 from registry.errors import InvalidModel
-from registry.redis.autoscaler_log import AutoscalerLog, BeginResult
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog, BeginResult
 from registry.redis.watch import ClusterWatch
 from tests.registry.redis.clients import SPEC, eventually, running, until
 from tests.registry.redis.conftest import Connect

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from registry.domain.pod import PodInfo
 from registry.domain.records import PlacedPod, PlacedReplica, PlacementRecord
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from tests.registry.redis.clients import eventually
 from tests.registry.redis.conftest import Connect
 

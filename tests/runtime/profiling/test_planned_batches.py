@@ -8,8 +8,8 @@ import pytest
 from registry.domain.model import ModelPolicy
 from registry.domain.pod import Accelerator, AcceleratorKind, PodInfo
 from registry.domain.records import POOL, ActionRecord, PodShape, WantedPods
-from registry.redis.autoscaler_log import AutoscalerLog
 from registry.redis.client import Registry
+from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 from runtime.device.batch_times import INITIAL_MAX_ROWS, BatchTimes
 from runtime.device.queue import DeviceModel, batch_cap

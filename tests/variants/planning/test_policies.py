@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from registry.domain.application import Penalty, SelectionPolicy
-from registry.domain.policy_names import SELECTION
+from registry.policy_names import SELECTION
 from research.selection.best_order import best_order
 from tests.variants.planning.windows import random_window
 from variants.planning import search

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from registry.inference_service.imported_objects import MlflowImport, NotServed, import_mlflow
+from pilotlight.imported_objects import MlflowImport, NotServed, import_mlflow
 from registry.inference_service.reader import read_object
 
 CODE = {"loader_module": "mlflow.sklearn", "model_path": "model.pkl", "python_version": "3.11.4"}

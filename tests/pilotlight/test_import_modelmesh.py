@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from registry.inference_service.imported_objects import ModelmeshImport, Outcome, import_modelmesh
+from pilotlight.imported_objects import ModelmeshImport, Outcome, import_modelmesh
 from registry.inference_service.reader import read_object
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry.errors import PluginError
-from registry.plugins import PolicyNames
+from registry.policy_names import PolicyNames
 from tests.plug_ins import install, path_of_plug_ins
 
 _GROUP = "pilotlight.test-policies"
