@@ -94,13 +94,6 @@ def _named(names: PolicyNames) -> Callable[[str], str]:
     return parse
 
 
-def _precision(text: str) -> Precision:
-    try:
-        return Precision(text)
-    except ValueError:
-        raise ValueError(f"one of {', '.join(Precision)}") from None
-
-
 def _boolean(text: str) -> bool:
     if text not in ("true", "false"):
         raise ValueError("'true' or 'false'")
@@ -116,7 +109,7 @@ def _label(text: str) -> str:
 KEYS: Mapping[str, _Annotation] = {
     "pool": _Annotation("pool", _label),
     "task": _Annotation("task", _one_of(Task)),
-    "dtype": _Annotation("precision", _precision),
+    "dtype": _Annotation("precision", _one_of(Precision)),
     "base-model": _Annotation("base", _label),
     "answers": _Annotation("answers", _one_of(Answers)),
     "scores": _Annotation("scores", _one_of(Scores)),

@@ -224,24 +224,33 @@ _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 @dataclass(slots=True)
 class DocumentChecks:
-    """Checks one document and collects its mistakes in `problems`."""
+    """Checks one document and collects its mistakes in `problems`, each once."""
 
     kind: str
     place: str
+    """Where it was read; empty: where that needs no saying."""
     default_namespace: str
     problems: list[str] = field(default_factory=list)
     title: str = ""
 
-    def reject(self, path: str, allowed: str, value: object) -> None:
-        title = self.title or self.kind
-        self.problems.append(f"{self.place}: {title}: {path} {allowed}, was {shown(value)}")
+    def add(self, problem: str) -> None:
+        place = f"{self.place}: " if self.place else ""
+        line = f"{place}{self.title or self.kind}: {problem}"
+        if line not in self.problems:
+            self.problems.append(line)
 
-    def mapping(self, parent: dict[str, Any], key: str) -> dict[str, Any]:
-        """A field that must be a filled object; empty where it is none."""
+    def reject(self, path: str, allowed: str, value: object) -> None:
+        self.add(f"{path} {allowed}, was {shown(value)}")
+
+    def mapping(
+        self, parent: Mapping[str, Any], key: str, *, path: str = "", required: bool = True
+    ) -> dict[str, Any]:
+        """A field that must be an object, a filled one if `required`; empty where it is none."""
         value = parent.get(key)
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and (value or not required):
             return value
-        self.reject(key, "must be an object", value)
+        if required or value is not None:
+            self.reject(f"{path}{key}", "must be an object", value)
         return {}
 
     def known(self, mapping: dict[str, Any], fields: Sequence[str], path: str) -> None:
@@ -250,21 +259,30 @@ class DocumentChecks:
             if key not in fields:
                 self.reject(path, f"may have the fields {', '.join(fields)}", key)
 
+    def one_of(self, path: str, value: object, allowed: Sequence[str]) -> None:
+        if value not in allowed:
+            self.reject(path, f"must be one of {', '.join(allowed)}", value)
+
     def head(self, document: dict[str, Any], api_version: str) -> ModelName:
         """Name and namespace, which from then on stand in all messages."""
-        name = self._name(self.mapping(document, "metadata"))
+        metadata = self.mapping(document, "metadata", required=False)
+        name, namespace = metadata.get("name"), metadata.get("namespace") or self.default_namespace
+        self.title = f"{self.kind} {text_of(namespace)}/{text_of(name)}"
+        if name is None and metadata.get("generateName"):
+            self.add("metadata.generateName is not supported: write metadata.name")
+            name = ""
+        else:
+            self._check_name("name", name, NAME)
+            self._check_name("namespace", namespace, _NAMESPACE)
         if document.get("apiVersion") != api_version:
             self.reject("apiVersion", f"must be {api_version!r}", document.get("apiVersion"))
-        return name
+        return ModelName(text_of(namespace), text_of(name))
 
-    def _name(self, metadata: dict[str, Any]) -> ModelName:
-        name, namespace = metadata.get("name"), metadata.get("namespace") or self.default_namespace
-        self.title = f"{self.kind} {_part_text(namespace)}/{_part_text(name)}"
-        for key, value, rule in (("name", name, NAME), ("namespace", namespace, _NAMESPACE)):
-            if not isinstance(value, str) or not rule.fullmatch(value):
-                allowed = "must be at most 63 lower-case letters, digits and '-'"
-                self.reject(f"metadata.{key}", allowed, value)
-        return ModelName(_part_text(namespace), _part_text(name))
+    def _check_name(self, key: str, value: object, rule: re.Pattern[str]) -> None:
+        if not isinstance(value, str) or not rule.fullmatch(value):
+            start = "starting with a letter, " if rule is NAME else ""
+            allowed = "must be at most 63 lower-case letters, digits and '-', "
+            self.reject(f"metadata.{key}", f"{allowed}{start}not ending with '-'", value)
 
 
 class _Named(Protocol):
@@ -328,7 +346,8 @@ def is_kind(kind: str, document: object) -> bool:
     return isinstance(document, dict) and document.get("kind") == kind
 
 
-def _part_text(value: object) -> str:
+def text_of(value: object) -> str:
+    """For messages, and in place of what should be a text."""
     return value if isinstance(value, str) else shown(value)
 
 

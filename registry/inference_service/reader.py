@@ -5,7 +5,7 @@ All mistakes of all objects are reported together: file, object, field, value, w
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common.shown_value import shown
@@ -15,11 +15,13 @@ from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.components import component_problems
 from registry.inference_service.documents import (
+    DocumentChecks,
     is_kind,
     is_left,
     kind_problem,
     objects_of,
     storage_uri_rule,
+    text_of,
     title_of,
 )
 from registry.inference_service.graph_reader import is_graph
@@ -35,9 +37,6 @@ API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
 PROTOCOLS = {"v1": "v1", "v2": "v2", "grpc-v1": "v1", "grpc-v2": "v2", "": "v2"}
 """KServe's, and what they mean here, where every model is served over HTTP and V2 over gRPC."""
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-"""KServe's own rule for the name of an InferenceService."""
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """Names of service accounts and Secrets."""
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
@@ -76,9 +75,9 @@ def read_documents(
             if is_kind(APPLICATION, document) or is_graph(document) or is_left(document):
                 continue
             place = source if len(documents) == 1 else f"{source} (document {index})"
-            reader = _Reader(place, default_namespace)
-            spec = reader.read(document)
-            problems += reader.problems
+            checks = DocumentChecks(KIND, place, default_namespace)
+            spec = _Reader(checks).read(document)
+            problems += checks.problems
             if spec is None:
                 continue
             if spec.name in declared:
@@ -99,11 +98,16 @@ def read_object(document: object) -> ModelSpec:
     Raises:
         InvalidModel: lists every mistake, with the messages of `read_documents`.
     """
-    reader = _Reader("", "default")
-    spec = reader.read(document)
+    checks = DocumentChecks(KIND, "", "default")
+    spec = _Reader(checks).read(document)
     if spec is None:
-        raise InvalidModel(reader.problems)
+        raise InvalidModel(checks.problems)
     return spec
+
+
+def _not_an_object(place: str, document: object) -> str:
+    problem = f"must be an object of kind {KIND}, was {shown(document)}"
+    return f"{place}: {problem}" if place else problem
 
 
 def _options(predictor: Predictor, parsed: ParsedAnnotations) -> TaskOptions:
@@ -118,52 +122,40 @@ def _is_object_name(value: object) -> bool:
     return isinstance(value, str) and len(value) <= 253 and _OBJECT.fullmatch(value) is not None
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else shown(value)
-
-
 @dataclass(slots=True)
 class _Reader:
-    """Reads one document and collects its mistakes in `problems`."""
+    """Reads one document; its mistakes are kept by `checks`."""
 
-    place: str
-    default_namespace: str
-    problems: list[str] = field(default_factory=list)
-    title: str = KIND
+    checks: DocumentChecks
     model_path: str = "spec.predictor.model"
     """Where the model object is, for messages."""
 
     def read(self, document: object) -> ModelSpec | None:
+        checks = self.checks
         if not isinstance(document, dict):
-            self._add_problem(f"must be an object of kind {KIND}, was {shown(document)}")
+            checks.problems.append(_not_an_object(checks.place, document))
             return None
         if problem := kind_problem(document):
-            self.title = title_of(document, self.default_namespace)
-            self._reject(problem)
+            checks.title = title_of(document, checks.default_namespace)
+            checks.add(problem)
             return None
-        metadata = self._mapping(document, "metadata")
-        name = self._name(metadata)
-        self.title = f"{KIND} {name}"
-        self._literal(document, "apiVersion", API_VERSION)
+        name = checks.head(document, API_VERSION)
+        metadata = checks.mapping(document, "metadata", required=False)
         predictor = self._predictor(document)
         model = predictor.model
         parsed = parse_annotations(self._strings(metadata, "annotations"), predictor.policy)
         for problem in parsed.problems:
-            self._reject(problem)
-        if parsed.policy.canary_of == name.name:
-            self._reject(
-                "metadata.annotations[pilotlight.io/canary-of] must name another model, "
-                f"was {name.name!r} itself"
-            )
-        if parsed.base and parsed.base == name.name:
-            self._reject(
-                "metadata.annotations[pilotlight.io/base-model] must name another model, "
-                f"was {name.name!r} itself"
-            )
+            checks.add(problem)
+        for key, other in (("canary-of", parsed.policy.canary_of), ("base-model", parsed.base)):
+            if other and other == name.name:
+                checks.add(
+                    f"metadata.annotations[pilotlight.io/{key}] must name another model, "
+                    f"was {name.name!r} itself"
+                )
         declared = document.get("spec")
         if isinstance(declared, dict):
             for problem in component_problems(declared, name, parsed.policy):
-                self._reject(problem)
+                checks.add(problem)
         labels = self._strings(metadata, "labels")
         spec = ModelSpec(
             name=name,
@@ -184,74 +176,35 @@ class _Reader:
             served_name=self._served_name(predictor, name),
             warnings=ignored_fields(declared) if isinstance(declared, dict) else (),
         )
-        return None if self.problems else spec
-
-    def _reject(self, problem: str) -> None:
-        self._add_problem(f"{self.title}: {problem}")
-
-    def _add_problem(self, problem: str) -> None:
-        line = f"{self.place}: {problem}" if self.place else problem
-        if line not in self.problems:
-            self.problems.append(line)
-
-    def _literal(self, document: Mapping[str, Any], key: str, expected: str) -> bool:
-        value = document.get(key)
-        if value != expected:
-            self._reject(f"{key} must be {expected!r}, was {shown(value)}")
-        return value == expected
-
-    def _mapping(
-        self, parent: Mapping[str, Any], key: str, *, path: str = "", required: bool = False
-    ) -> dict[str, Any]:
-        value = parent.get(key)
-        if value is None and not required:
-            return {}
-        if not isinstance(value, dict) or (required and not value):
-            self._reject(f"{path}{key} must be an object, was {shown(value)}")
-            return {}
-        return value
+        return None if checks.problems else spec
 
     def _strings(self, metadata: Mapping[str, Any], key: str) -> dict[str, str]:
         result: dict[str, str] = {}
-        for name, value in self._mapping(metadata, key, path="metadata.").items():
+        for name, value in self.checks.mapping(
+            metadata, key, path="metadata.", required=False
+        ).items():
             if isinstance(name, str) and isinstance(value, str):
                 result[name] = value
             else:
-                self._reject(
-                    f"metadata.{key}[{_text(name)}] must be a string (put it in quotes), "
+                self.checks.add(
+                    f"metadata.{key}[{text_of(name)}] must be a string (put it in quotes), "
                     f"was {shown(value)}"
                 )
         return result
 
-    def _name(self, metadata: Mapping[str, Any]) -> ModelName:
-        name = metadata.get("name")
-        namespace = metadata.get("namespace") or self.default_namespace
-        self.title = f"{KIND} {_text(namespace)}/{_text(name)}"
-        if name is None and metadata.get("generateName"):
-            self._reject("metadata.generateName is not supported: write metadata.name")
-            return ModelName(_text(namespace), "")
-        for key, value, rule in (("name", name, _NAME), ("namespace", namespace, _NAMESPACE)):
-            if not isinstance(value, str) or len(value) > 63 or not rule.fullmatch(value):
-                start = "starting with a letter, " if key == "name" else ""
-                self._reject(
-                    f"metadata.{key} must be at most 63 lower-case letters, digits and '-', "
-                    f"{start}not ending with '-', was {shown(value)}"
-                )
-        return ModelName(_text(namespace), _text(name))
-
     def _predictor(self, document: Mapping[str, Any]) -> Predictor:
-        spec = self._mapping(document, "spec", required=True)
+        spec = self.checks.mapping(document, "spec")
         if not spec:
             return Predictor()
-        predictor = self._mapping(spec, "predictor", path="spec.", required=True)
+        predictor = self.checks.mapping(spec, "predictor", path="spec.")
         for path, mapping in (("spec.", spec), ("spec.predictor.", predictor)):
             for key, none in _NO_CANARY.items():
                 if mapping.get(key, none) not in (none, None):
-                    self._reject(f"{path}{key} is not supported; {_CANARY_HINT}")
+                    self.checks.add(f"{path}{key} is not supported; {_CANARY_HINT}")
         found = read_predictor(spec, predictor) if predictor else Predictor()
         self.model_path = found.path
         for problem in found.problems:
-            self._reject(problem)
+            self.checks.add(problem)
         return found
 
     def _precision(self, predictor: Predictor, parsed: ParsedAnnotations) -> Precision | None:
@@ -261,7 +214,7 @@ class _Reader:
 
     def _contradiction(self, key: str, annotated: str | None, argued: str | None) -> None:
         if annotated is not None and argued is not None and annotated != argued:
-            self._reject(
+            self.checks.add(
                 f"metadata.annotations[pilotlight.io/{key}] is {annotated}, but"
                 f" {self.model_path}.args --{key} asks for {argued}: give one of them"
             )
@@ -286,43 +239,39 @@ class _Reader:
     def _format(self, model: Mapping[str, Any]) -> str:
         if not model:
             return ""
-        model_format = self._mapping(
-            model, "modelFormat", path=f"{self.model_path}.", required=True
-        )
+        model_format = self.checks.mapping(model, "modelFormat", path=f"{self.model_path}.")
         name = model_format.get("name")
         if model_format:
-            self._one_of(f"{self.model_path}.modelFormat.name", name, MODEL_FORMATS)
-        return _text(name)
+            self.checks.one_of(f"{self.model_path}.modelFormat.name", name, MODEL_FORMATS)
+        return text_of(name)
 
     def _protocol(self, model: Mapping[str, Any]) -> str:
         protocol = model.get("protocolVersion", "v2")
         if isinstance(protocol, str) and protocol in PROTOCOLS:
             return PROTOCOLS[protocol]
-        self._one_of(f"{self.model_path}.protocolVersion", protocol, [*filter(None, PROTOCOLS)])
-        return _text(protocol)
-
-    def _one_of(self, path: str, value: object, allowed: Sequence[str]) -> None:
-        if value not in allowed:
-            self._reject(f"{path} must be one of {', '.join(allowed)}, was {shown(value)}")
+        self.checks.one_of(
+            f"{self.model_path}.protocolVersion", protocol, [*filter(None, PROTOCOLS)]
+        )
+        return text_of(protocol)
 
     def _storage_uri(self, model: Mapping[str, Any]) -> str:
         if not model:
             return ""
         uri = model.get("storageUri")
         if model.get("storageUris"):
-            self._reject(
+            self.checks.add(
                 f"{self.model_path}.storageUris is not supported; "
                 f"write {self.model_path}.storageUri"
             )
-        storage = self._mapping(model, "storage", path=f"{self.model_path}.")
+        storage = self.checks.mapping(model, "storage", path=f"{self.model_path}.", required=False)
         for key in sorted(str(key) for key in storage.keys() - {"key"} if storage[key]):
-            self._reject(
+            self.checks.add(
                 f"{self.model_path}.storage.{key} is not supported; "
                 f"write {self.model_path}.storageUri beside {self.model_path}.storage.key"
             )
         if (rule := storage_uri_rule(uri)) is not None:
-            self._reject(f"{self.model_path}.storageUri must {rule}, was {shown(uri)}")
-        return _text(uri)
+            self.checks.add(f"{self.model_path}.storageUri must {rule}, was {shown(uri)}")
+        return text_of(uri)
 
     def _credentials(self, document: Mapping[str, Any], model: Mapping[str, Any]) -> str:
         """By KServe's order: key of `storage-config`, annotated Secret, service account."""
@@ -338,10 +287,10 @@ class _Reader:
             (f"metadata.annotations[{_STORAGE_SECRET}]", secret),
         ):
             if name is not None and name != "" and not _is_object_name(name):
-                self._reject(f"{path} must be the name of an object, was {shown(name)}")
+                self.checks.add(f"{path} must be the name of an object, was {shown(name)}")
         if key is not None:
             if not isinstance(key, str) or not _SECRET_KEY.fullmatch(key):
-                self._reject(
+                self.checks.add(
                     f"{self.model_path}.storage.key must be a key of a Secret, was {shown(key)}"
                 )
             return f"storage-config/{secret or 'storage-config'}/{key}"

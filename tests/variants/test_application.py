@@ -105,7 +105,7 @@ spec:
     problems = found.value.problems
     for part in (
         "apiVersion must be 'pilotlight.io/v1alpha1', was 'v1'",
-        "metadata.name must be at most 63 lower-case letters, digits and '-', was 'Wine'",
+        "metadata.name must be at most 63 lower-case letters, digits and '-', starting",
         "spec.classes must list 2 to 1000 different class names",
         "spec.inputs must list objects with name, datatype",
         "spec.deadline must be a positive duration of at most 1h",
