@@ -6,7 +6,7 @@ nothing where the variant is warm, else the rest of its load; a pod is free when
 done. Variants without a current accuracy profile are left out.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -192,12 +192,8 @@ def _fits(key: str, pod: PodState, state: ClusterState) -> bool:
     return state.residency.device_bytes.get(key, 0) <= pod.free_bytes
 
 
-_FORGET_S: Final = 600.0
-"""Losses without a further one for so long no longer count."""
-
-
 class ColdVariants:
-    """Losses of one gateway, by application and variant: seconds, and when the last was.
+    """Losses of one gateway, in seconds, by application and variant.
 
     A cold variant would never be chosen while its load takes longer than requests wait. Each
     request loses the utility that it would gain were the variant warm, times its deadline; when the
@@ -206,7 +202,7 @@ class ColdVariants:
     """
 
     def __init__(self) -> None:
-        self._losses: dict[tuple[str, str], tuple[float, float]] = {}
+        self._losses: defaultdict[tuple[str, str], float] = defaultdict(float)
 
     def record(self, window: Window, plan: SelectionPlan) -> Iterator[tuple[ModelName, str]]:
         """Add what a planned window loses; gives the variants that are to be loaded, and where."""
@@ -228,11 +224,8 @@ class ColdVariants:
                         gain = profile.accuracy_for(each.evidence) * (1.0 - late)
                         lost_s += max(0.0, gain - planned.get(each.id, 0.0)) * each.deadline_s
                 key = (application.name, profile.name)
-                before_s, latest_s = self._losses.get(key, (0.0, 0.0))
-                if window.now_s - latest_s <= _FORGET_S:
-                    lost_s += before_s
-                self._losses[key] = (lost_s, window.now_s)
-                if lost_s >= load_s:
+                self._losses[key] += lost_s
+                if self._losses[key] >= load_s:
                     del self._losses[key]
                     yield ModelName(ModelName.parse(key[0]).namespace, profile.name), pod
 

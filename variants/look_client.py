@@ -7,9 +7,9 @@ answer in time, requests are planned without evidence; none is lost.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import Final
 
 from registry.domain.application import ApplicationSpec
@@ -21,12 +21,12 @@ logger = logging.getLogger(__name__)
 TIMEOUT_S: Final = 0.02
 """Longest time that a request waits for its look, and at most this part of its deadline:"""
 TIMEOUT_SHARE: Final = 0.1
-MAX_IN_FLIGHT: Final = 256
 MAX_UNREAD_BYTES: Final = 8 << 20
 SILENT_S: Final = 5.0
 """A process that answers nothing for so long is killed."""
 _RETRY_S: Final = 5.0
 """Between two attempts to read files that cannot be used."""
+_NOT_READ: Final = "the looking process has not read its files yet"
 
 
 class LookOutcome(StrEnum):
@@ -75,64 +75,64 @@ class SneakPeekClient:
         self._is_granted = is_granted
         self._wanted: dict[str, ApplicationSpec] = {}
         self._models_version = -1
-        self._problems: dict[str, str] = {}
-        """Why the files of an application cannot be used; empty: they are in use."""
+        self._read: dict[str, tuple[object, str]] = {}
+        """By application: what its look depends on, and why its files cannot be used; empty: they
+        are in use."""
+        self._changed = asyncio.Event()
         self.process = FunctionProcess(
             "variants.look_process",
             silent_s=SILENT_S,
-            on_start=self._load_all,
-            on_end=self._problems.clear,
+            on_start=self._changed.set,
+            on_end=self._read.clear,
         )
 
     def problem(self, application: str) -> str:
         """Why the application's data is not looked at now; empty: it is."""
-        return self._problems.get(application, "the looking process has not read its files yet")
+        return self._read.get(application, (None, _NOT_READ))[1]
 
     def sync(self) -> None:
         """Load what applications want now; called after each change of the cluster state."""
         if self._models_version == self._state.models_version:
             return
         self._models_version = self._state.models_version
-        before = self._wanted
         self._wanted = {
             str(name): spec
             for name, spec in self._state.applications.items()
             if spec.sneak_peek is not None
         }
-        for name in {**before, **self._wanted}:
-            spec = self._wanted.get(name)
-            if _looked_with(before.get(name)) != _looked_with(spec):
-                self._problems.pop(name, None)
-                if spec is None:
-                    self._call("forget", name)
-                else:
-                    self._load(name, spec)
+        for name, (files, _) in list(self._read.items()):
+            if files != _looked_with(self._wanted.get(name)):
+                del self._read[name]
         self.process.want(is_wanted=bool(self._wanted))
+        self._changed.set()
 
-    def _load_all(self) -> None:
-        for name, spec in self._wanted.items():
-            self._load(name, spec)
+    async def _keep_loaded(self) -> None:
+        """Also read files that could not be used again: they may be trained later."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_RETRY_S):
+                    await self._changed.wait()
+            self._changed.clear()
+            for name, spec in list(self._wanted.items()):
+                files = _looked_with(spec)
+                if self._read.get(name) != (files, ""):
+                    with suppress(ProcessEnded):  # what it had read is read again
+                        problem = await self._load(name, spec)
+                        if files == _looked_with(self._wanted.get(name)):
+                            self._note(name, files, problem)
 
-    def _load(self, name: str, spec: ApplicationSpec) -> None:
+    async def _load(self, name: str, spec: ApplicationSpec) -> str:
+        """Why the files cannot be used; raises ProcessEnded."""
         namespace, uri = spec.name.namespace, spec.sneak_peek.uri if spec.sneak_peek else ""
-        if self._is_granted(namespace, uri):
-            called = self._call("load", name, spec)
-            called.add_done_callback(partial(self._on_loaded, name, spec))
-        else:
-            problem = f"namespace {namespace} may not have {uri} read (--sneakpeek-prefixes)"
-            self._problems[name] = problem
+        if not self._is_granted(namespace, uri):
+            return f"namespace {namespace} may not have {uri} read (--sneakpeek-prefixes)"
+        problem: str = await self.process.call("load", name, spec)
+        return problem
 
-    def _call(self, function: str, *arguments: object) -> asyncio.Future[str]:
-        called = self.process.call(function, *arguments)
-        called.add_done_callback(asyncio.Future.exception)  # what has ended is loaded again
-        return called
-
-    def _on_loaded(self, name: str, spec: ApplicationSpec, done: asyncio.Future[str]) -> None:
-        if done.exception() is None and _looked_with(self._wanted.get(name)) == _looked_with(spec):
-            problem, before = done.result(), self._problems.get(name)
-            self._problems[name] = problem
-            if problem and before != problem:
-                logger.warning("data is not looked at", extra={"problem": problem})
+    def _note(self, name: str, files: object, problem: str) -> None:
+        if problem and self.problem(name) != problem:
+            logger.warning("data is not looked at", extra={"problem": problem})
+        self._read[name] = files, problem
 
     async def look(
         self,
@@ -155,9 +155,7 @@ class SneakPeekClient:
         self, application: str, body: Sequence[bytes], json_length: str | None, deadline_s: float
     ) -> Look:
         child = self.process.child
-        if child is None or self.problem(application):
-            return Look()
-        if child.unread_bytes > MAX_UNREAD_BYTES or len(self.process.pending) >= MAX_IN_FLIGHT:
+        if child is None or self.problem(application) or child.unread_bytes > MAX_UNREAD_BYTES:
             return Look()
         timeout_s = min(TIMEOUT_S, deadline_s * TIMEOUT_SHARE)
         try:
@@ -174,15 +172,7 @@ class SneakPeekClient:
         """Keep the process alive while an application wants it, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.process.run())
-            group.create_task(self._retry_periodically())
-
-    async def _retry_periodically(self) -> None:
-        """Read files that could not be used again from time to time: they may be trained later."""
-        while True:
-            await asyncio.sleep(_RETRY_S)
-            for name, spec in self._wanted.items():
-                if self._problems.get(name):
-                    self._load(name, spec)
+            group.create_task(self._keep_loaded())
 
 
 def _looked_with(spec: ApplicationSpec | None) -> object:

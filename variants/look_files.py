@@ -7,7 +7,6 @@ from a file (faiss #5400), nothing is unpickled.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -73,11 +72,7 @@ class NearestExamples:
 
     def evidence(self, rows: Vectors) -> NDArray[np.float64]:
         """The labels of the k nearest examples of each row, counted: [rows, classes]."""
-        projected: Vectors = (rows - self.centre).astype(np.float32) @ self.projection
-        return self.evidence_of(projected)
-
-    def evidence_of(self, projected: Vectors) -> NDArray[np.float64]:
-        """As `evidence`, for rows in the space of the examples."""
+        projected = (rows - self.centre).astype(np.float32) @ self.projection
         # Half the squared distance, less the row's own half square, which is the same for all.
         distances = self.half_norms - projected @ self.vectors.T
         k = min(self.k, len(self.vectors))
@@ -218,18 +213,11 @@ def _from_library(uri: str, folder: Path) -> None:
 # principal components, and a subset in which classes have the shares of the whole.
 
 
-CANDIDATES: Final = (1, 3, 5, 7, 9, 15)
-"""Values of k that cross-validation compares."""
-_FOLDS: Final = 5
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedSneakPeek:
     examples: NearestExamples
     confusion: NDArray[np.int64]
     """[classes, classes] on the validation part; rows are true classes."""
-    fold_accuracy: dict[int, float]
-    """By k, where it was chosen by cross-validation."""
 
 
 def train(
@@ -238,25 +226,21 @@ def train(
     validation: tuple[Vectors, Labels],
     *,
     classes: int,
-    k: int | None,
+    k: int,
     projection: Vectors | None = None,
 ) -> TrainedSneakPeek:
-    """`k` None: chosen by cross-validation; `projection` None: principal components if needed."""
+    """`projection` None: principal components if needed."""
     centre = rows.mean(axis=0).astype(np.float32)
     if projection is None:
         projection = principal_components(rows - centre, MAX_DIMENSIONS)
     kept = stratified_subset(labels, MAX_EXAMPLES)
     vectors, kept_labels = (rows[kept] - centre) @ projection, labels[kept]
-    fold_accuracy: dict[int, float] = {}
-    if k is None:
-        fold_accuracy = cross_validated(vectors, kept_labels, classes=classes)
-        k = max(fold_accuracy, key=lambda each: (fold_accuracy[each], -each))
     examples = NearestExamples.of(
         vectors, kept_labels, classes=classes, k=k, centre=centre, projection=projection
     )
     predicted = predicted_labels(examples.evidence(validation[0]))
     confusion = confusion_matrix(validation[1], predicted, classes)
-    return TrainedSneakPeek(examples, confusion, fold_accuracy)
+    return TrainedSneakPeek(examples, confusion)
 
 
 def predicted_labels(evidence: NDArray[np.float64]) -> Labels:
@@ -270,33 +254,6 @@ def confusion_matrix(labels: Labels, predicted: Labels, classes: int) -> NDArray
     counts = np.zeros((classes, classes), np.int64)
     np.add.at(counts, (labels, predicted), 1)
     return counts
-
-
-def cross_validated(
-    vectors: Vectors, labels: Labels, *, classes: int, candidates: Sequence[int] = CANDIDATES
-) -> dict[int, float]:
-    """The accuracy of each k on held-out fifths, in which classes have the shares of the whole."""
-    fold = np.empty(len(labels), np.int64)
-    for label in range(classes):
-        members = np.flatnonzero(labels == label)
-        fold[members] = np.arange(len(members)) % _FOLDS
-    nothing = np.zeros(vectors.shape[1], np.float32)
-    same = np.eye(vectors.shape[1], dtype=np.float32)
-    hits = dict.fromkeys(candidates, 0)
-    for at in range(_FOLDS):
-        inside, outside = fold != at, fold == at
-        for k in candidates:
-            examples = NearestExamples.of(
-                vectors[inside],
-                labels[inside],
-                classes=classes,
-                k=k,
-                centre=nothing,
-                projection=same,
-            )
-            found = predicted_labels(examples.evidence_of(vectors[outside]))
-            hits[k] += int((found == labels[outside]).sum())
-    return {k: count / len(labels) for k, count in hits.items()}
 
 
 def principal_components(centred: Vectors, max_dimensions: int) -> Vectors:
@@ -348,6 +305,5 @@ def write_sneakpeek(
         "inputs": inputs,
         "k": examples.k,
         "confusion": trained.confusion.tolist(),
-        "fold_accuracy": {str(k): share for k, share in trained.fold_accuracy.items()},
     }
     (folder / FACTS).write_bytes(orjson.dumps(facts, option=orjson.OPT_INDENT_2))

@@ -25,7 +25,6 @@ from variants.planning.window import profiled_accuracy
 
 MAX_ROWS: Final = 64
 """Of a request that is looked at; larger ones take no part in what a look could gain."""
-_MAX_NAMED: Final = 5
 
 
 class UnreadableBody(Exception):
@@ -109,8 +108,7 @@ def _side_by_side(
         parts.append(values.reshape(len(values), -1))
         wrong = np.flatnonzero(~np.isfinite(parts[-1].astype(np.float64, copy=False)).all(axis=1))
         if len(wrong):
-            listed = ", ".join(str(row) for row in wrong[:_MAX_NAMED])
-            raise MismatchedBody(f"input {name!r} must be finite, was not in row {listed}")
+            raise MismatchedBody(f"input {name!r} must be finite, was not in row {wrong[0]}")
     if {len(part) for part in parts} - set(range(1, MAX_ROWS + 1)) or len(set(map(len, parts))) > 1:
         raise UnreadableBody("the inputs have different numbers of rows, or too many")
     return np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe")
@@ -122,13 +120,9 @@ class Looking:
 
     _models: dict[str, tuple[ApplicationSpec, SneakPeekModel, float]] = field(default_factory=dict)
 
-    def forget(self, application: str) -> None:
-        """The application's data is not to be looked at any more."""
-        self._models.pop(application, None)
-
     def load(self, application: str, spec: ApplicationSpec) -> str:
         """Read an application's files; why they cannot be used, empty: they are in use."""
-        self.forget(application)
+        self._models.pop(application, None)
         assert spec.sneak_peek is not None
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -161,4 +155,4 @@ class Looking:
 
 if __name__ == "__main__":
     looking = Looking()
-    serve({"look": looking.look}, slow={"load": looking.load, "forget": looking.forget})
+    serve({"look": looking.look}, slow={"load": looking.load})

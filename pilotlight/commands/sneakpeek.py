@@ -44,16 +44,13 @@ def train_sneakpeek(
     validation: Annotated[
         Path | None, typer.Option(help="Examples to profile on. Default: a quarter of each class.")
     ] = None,
-    k: Annotated[str, typer.Option(help="Neighbours, or auto: chosen by cross-validation.")] = str(
-        DEFAULT_K
-    ),
+    k: Annotated[int, typer.Option(min=1, max=100, help="Neighbours.")] = DEFAULT_K,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the trained files.")] = Path(
         "sneakpeek"
     ),
     namespace: flags.Namespace = None,
 ) -> None:
     """Train nearest neighbours on examples; write safetensors and JSON for `sneakPeek.uri`."""
-    neighbours = _neighbours(k)
     state = asyncio.run(target.cluster())
     [application] = parse_model_names([name], namespace)
     require_known([str(application)], [str(each) for each in state.applications])
@@ -71,9 +68,7 @@ def train_sneakpeek(
                 f"{rows.shape[1]}"
             ]
         )
-    trained = train(
-        rows, labels, held, classes=len(spec.classes), k=neighbours, projection=given.projection
-    )
+    trained = train(rows, labels, held, classes=len(spec.classes), k=k, projection=given.projection)
     write_sneakpeek(
         out,
         trained,
@@ -89,7 +84,6 @@ def train_sneakpeek(
             "folder": str(out),
             "k": trained.examples.k,
             "accuracy": accuracy,
-            "fold_accuracy": trained.fold_accuracy,
             "examples": shape[0],
             "dimensions": shape[1],
         },
@@ -108,14 +102,6 @@ def examples_for(spec: ApplicationSpec, path: Path) -> LabelledExamples:
         )
     except InvalidExamples as error:
         raise InvalidInput(error.problems) from error
-
-
-def _neighbours(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if text.isdecimal() and 1 <= int(text) <= 100:
-        return int(text)
-    raise InvalidInput([f"--k must be auto or a whole number from 1 to 100, was {text!r}"])
 
 
 def _split(given: LabelledExamples) -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarray]]:

@@ -42,15 +42,7 @@ def test_an_application_is_applied_listed_trained_for_and_deleted(
     np.savez(tmp_path / "a.npz", features=features, labels=labels)
     out = tmp_path / "peek"
     trained = verb(
-        "sneakpeek",
-        "train",
-        "parity",
-        "--examples",
-        str(tmp_path / "a.npz"),
-        "--k",
-        "auto",
-        "--out",
-        str(out),
+        "sneakpeek", "train", "parity", "--examples", str(tmp_path / "a.npz"), "--out", str(out)
     )
     assert trained.status == 0, trained.err
     assert read_sneakpeek(out).classes == ("even", "odd")

@@ -137,10 +137,9 @@ def test_a_user_profiles_trains_asks_and_measures_an_application(platform: Runni
     assert profiled.status == 0, profiled.err
     fast, slow = profiled.document
     assert slow["accuracy"] > fast["accuracy"] > 0.5
-    assert slow["latency_s"] > fast["latency_s"] > 0
-    assert min(fast["load_s"], fast["memory_bytes"], slow["load_s"], slow["memory_bytes"]) > 0
     assert [each["model"] for each in profiled.document] == [f"default/parity-{n}" for n in NAMES]
-    assert all(each["batches"] for each in profiled.document)
+    latency_s = [each["batches"][0]["points"][0]["latency_s"] for each in profiled.document]
+    assert latency_s[1] > latency_s[0] > 0
     [listed] = platform.get("applications")
     assert (listed["ready"], listed["left_out"]) == (True, [])
 
@@ -159,8 +158,6 @@ def test_a_user_profiles_trains_asks_and_measures_an_application(platform: Runni
         "parity",
         "--examples",
         examples,
-        "--k",
-        "auto",
         "--out",
         str(folder / "peek"),
         "--json",
