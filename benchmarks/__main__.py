@@ -290,16 +290,20 @@ def _fidelity(arguments: argparse.Namespace, machine: Machine) -> None:
     from benchmarks.fidelity import compare  # pyarrow is an extra
 
     print("## Live platforms and their simulation\n", flush=True)
+
+    def keep() -> None:
+        if arguments.json is not None:
+            arguments.json.write_bytes(orjson.dumps(document))
+
     if arguments.again is not None:
         document = compare.read(arguments.again)
         compare.again(document, arguments.only)
+        keep()
     else:
+        document = {"machine": asdict(machine)}
         settings = compare.chosen(arguments.half, arguments.only)
-        document = {"machine": asdict(machine), **compare.play(settings, arguments.requests)}
+        compare.play(document, settings, arguments.requests, keep)
     print("\n".join(compare.summary(compare.pairs(document))))
-    if arguments.json is not None:
-        arguments.json.write_bytes(orjson.dumps(document))
-        print(f"\nRaw samples: {arguments.json}")
 
 
 def _simulator(arguments: argparse.Namespace, machine: Machine) -> None:

@@ -1,8 +1,8 @@
 """Pairs of live and simulated runs: played, kept in a file, simulated anew, and compared.
 
-A file is JSON: `machine`; `platforms`, the facts of `LiveShape.measure` by the shape's name (its
-`cluster_file`, single `requests` as outcomes, `profiles` by model key as pods measured them); and
-`runs` by the setting's name, each with
+A file is JSON: `machine`; `platforms`, the facts of `LiveShape.measure` by the shape's name: its
+`cluster_file`, single `requests` as outcomes with CPU seconds by role, `profiles` by model key as
+pods measured them, `applications` as in a cluster file; and `runs` by the setting's name, each with
 
 - `setting`: the fields of `Setting`;
 - `arrivals`: lists of the time, the model's number and the seed of each;
@@ -16,7 +16,7 @@ Times are in seconds.
 import asyncio
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -69,14 +69,23 @@ def chosen(half: str, only: str) -> list[Setting]:
     ]
 
 
-def play(settings: Sequence[Setting], requests: int | None = None) -> dict[str, Any]:
-    """Play the settings live, and simulate them; the content of a file but for the machine."""
-    document: dict[str, Any] = {"platforms": {}, "runs": {}}
+def play(
+    document: dict[str, Any],
+    settings: Sequence[Setting],
+    requests: int | None,
+    keep: Callable[[], None],
+) -> None:
+    """Play the settings live, and simulate them; adds to the file's `document`.
+
+    `keep` is called after each platform.
+    """
+    document |= {"platforms": {}, "runs": {}}
     with tempfile.TemporaryDirectory(prefix="bench-fidelity-") as folder:
         for shape, group in groupby(settings, key=lambda each: each.shape):
-            asyncio.run(_play_shape(shape, list(group), requests, Path(folder), document))
-    again(document)
-    return document
+            played = list(group)
+            asyncio.run(_play_shape(shape, played, requests, Path(folder), document))
+            again(document, ",".join(each.name for each in played))
+            keep()
 
 
 async def _play_shape(

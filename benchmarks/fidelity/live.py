@@ -145,8 +145,11 @@ class LiveShape:
         for policy in ("lo-edf",) * len(routing) if self._shape.application else routing:
             for number in range(len(self._shape.targets)):
                 for row in range(1 + _WARM_REQUESTS):
+                    before = cpu_by_role()
                     outcome = await self._outcome(Arrival(0.0, number, 0), policy, row)
-                    found.append({"model": number, "policy": policy, **asdict(outcome)})
+                    cpu_s = {role: at - before.get(role, 0.0) for role, at in cpu_by_role().items()}
+                    about = {"model": number, "policy": policy, "cpu_s": cpu_s}
+                    found.append(about | asdict(outcome))
                     await self._session.wait_idle()
         return found
 

@@ -155,7 +155,7 @@ def platform_settings(shape: Shape, folder: Path) -> PlatformSettings:
     size = sum(each.stat().st_size for each in weights.glob("*.safetensors"))
     if shape.application:
         made = "research.experiments.sneakpeek.make_applications"
-        command = [*python_module(made), folder / "objects" / "applications"]
+        command = [*python_module(made), str(folder / "objects" / "applications")]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     loading = {"loading": shape.loading, "loading_value": shape.loading_value}
     return PlatformSettings(

@@ -34,6 +34,8 @@ class ProcessEntry:
     parent: int
     started: int
     cpu_s: float
+    priority: int
+    """The kernel's: a lower one runs first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,9 @@ def process_table() -> Iterator[ProcessEntry]:
         except (FileNotFoundError, ProcessLookupError):
             continue
         cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-        yield ProcessEntry(int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s)
+        yield ProcessEntry(
+            int(path.parent.name), int(fields[1]), int(fields[19]), cpu_s, int(fields[15])
+        )
 
 
 def machine_busy_s() -> float:
@@ -146,23 +150,29 @@ def machine_busy_s() -> float:
 def cpu_by_role() -> dict[str, float]:
     """CPU time so far by role: pods, gateway, client (this process), …, the machine.
 
-    `rivals` are other processes that do not yield to these, by their nice value.
+    `rivals` are other processes that do not yield to these, by their priority.
     """
-    found = {"machine": machine_busy_s()}
-    family = family_of(os.getpid())
-    ours, own_nice = {entry.pid for entry in family}, os.getpriority(os.PRIO_PROCESS, 0)
-    found["rivals"] = 0.0
-    for entry in process_table():
-        with contextlib.suppress(ProcessLookupError):
-            if entry.pid not in ours and os.getpriority(os.PRIO_PROCESS, entry.pid) <= own_nice:
-                found["rivals"] += entry.cpu_s
-    for entry in family:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            words = Path(f"/proc/{entry.pid}/cmdline").read_text().split("\0")[:4]
-            role = next((each for each in _ROLES for word in words if word.endswith(each)), "pods")
-            role = "client" if entry.pid == os.getpid() else role
+    table = list(process_table())
+    ours = {entry.pid for entry in family_of(os.getpid())}
+    own = next(entry.priority for entry in table if entry.pid == os.getpid())
+    found = {"machine": machine_busy_s(), "rivals": 0.0}
+    for entry in table:
+        if entry.pid in ours:
+            role = _role_of(entry.pid)
             found[role] = found.get(role, 0.0) + entry.cpu_s
+        elif entry.priority <= own:
+            found["rivals"] += entry.cpu_s
     return found
+
+
+def _role_of(pid: int) -> str:
+    if pid == os.getpid():
+        return "client"
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:4]
+    except (FileNotFoundError, ProcessLookupError):
+        return "ended"
+    return next((each for each in _ROLES for word in words if word.endswith(each)), "pods")
 
 
 def wait_quiet(*, busy_below: float, timeout_s: float) -> float:
