@@ -216,6 +216,7 @@ class Profiler:
         return replace(
             first,
             latency_s=median(each.latency_s for each in timed),
+            cpu_s=median(each.cpu_s or 0.0 for each in timed) if first.cpu_s is not None else None,
             occupancy_pct=max(use, default=None),
             mean_occupancy_pct=median(use) if use else None,
             sm_utilization_pct=median(use) if use else None,
@@ -239,7 +240,13 @@ class Profiler:
             model.infer_together([ModelInputs(inputs)])
             took_s, cpu_s = time.monotonic() - begun_s, time.process_time() - cpu_s
             busy_pct = self._busy_pct(cpu_s, took_s)
-            return ProfilePoint(rows, took_s, peak.used_bytes(), sm_utilization_pct=busy_pct)
+            return ProfilePoint(
+                rows,
+                took_s,
+                peak.used_bytes(),
+                sm_utilization_pct=busy_pct,
+                cpu_s=cpu_s if self.profiles.device == "cpu" else None,
+            )
 
         due_s = time.monotonic() + 10 * ASSUMED_DEADLINE_S
         return (await self.device.run(infer, model=model.device_model, due_s=due_s)).value

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from benchmarks.machine import REPOSITORY
-from pilotlight.commands.simulate import live_cluster_file
+from pilotlight.commands.live_cluster import live_cluster_file
 from pilotlight.commands.target import PlatformTarget
 from registry.domain.model import ModelName
 from registry.domain.pod import STAGES

@@ -11,7 +11,7 @@ from load.simulator.cluster.plan import IGNITER, INTERFERENCE, ClusterPlan, PodP
 from load.simulator.event_queue import EventQueue
 from load.simulator.gateway import QueueOptions, SimulatedGateway
 from load.simulator.pods import shared_gpu
-from load.simulator.pods.node import SimulatedNode
+from load.simulator.pods.node import SimulatedMachine, SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
 from load.simulator.pods.shared_gpu import Interference, SharedGpu
 from load.simulator.registry.memory_registry import MemoryRegistry
@@ -141,8 +141,12 @@ class SimulatedCluster:
 
     def _build(self) -> None:
         self.registry.put_models([plan.spec for plan in self._plan.models], 0.0)
+        machines: dict[str, SimulatedMachine] = {}
         for node_plan in self._plan.nodes:
-            node = SimulatedNode(self._events, node_plan, self._publish_tier)
+            machine = machines.setdefault(
+                node_plan.machine or node_plan.name, SimulatedMachine(self._events, node_plan)
+            )
+            node = SimulatedNode(self._events, node_plan, machine, self._publish_tier)
             for pod_plan in node_plan.pods:
                 self._plan_life(self._new_pod(pod_plan, node))
         self._place_models()

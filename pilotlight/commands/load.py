@@ -1,7 +1,6 @@
 """`load run` and `report`: flags. The libraries come with an extra, imported when they run."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -105,12 +104,11 @@ def run(
     with requires_extra("load"):
         from load.generator.settings import RunSettings
         from pilotlight.commands.load_play import (
-            current_state,
+            RunStart,
             output_of,
             read_example_options,
             read_settings,
             run_load,
-            unload_everywhere,
         )
 
     target = PlatformTarget.of(home)
@@ -138,9 +136,7 @@ def run(
         )
         for each in policies
     ]
-    start = None
-    if url is None:
-        start = partial(unload_everywhere if len(policies) > 1 else current_state, target)
+    start = RunStart(target, is_cold=len(policies) > 1) if url is None else None
     for settings in all_settings:
         path = output_of(output, str(settings.policy), policies)
         run_load(settings, path, Output(json_), overwrite=overwrite, start=start)

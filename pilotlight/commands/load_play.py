@@ -1,8 +1,10 @@
 """Plays a trace against a server for `load run`: its settings, its start, the run and its end."""
 
+from __future__ import annotations
+
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +27,10 @@ from load.report.run_file import read_run
 from load.report.summary import summarise
 from load.trace_spec import files_of
 from pilotlight.commands.kinds import parse_model_names
+from pilotlight.commands.live_cluster import live_cluster_file
 from pilotlight.commands.load_summary import load_progress, print_summary
+from pilotlight.commands.simulated_likeness import cluster_path
+from pilotlight.commands.simulated_likeness import hop_s as measured_hop_s
 from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known
 from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
 from pilotlight.output import Output
@@ -46,7 +51,7 @@ def run_load(
     output: Output,
     *,
     overwrite: bool,
-    start: Callable[[], Awaitable[str]] | None = None,
+    start: RunStart | None = None,
 ) -> None:
     """Play the trace, write records to `path`, print the summary. Raises PilotlightError.
 
@@ -63,6 +68,8 @@ def run_load(
         raise InvalidInput(str(error).splitlines()) from error
     failure = None
     if ended.result.progress.done:
+        if start is not None:
+            start.write_cluster(path)
         summary = summarise(read_run(path, path.stem))
         failure = _failure(summary)
         if failure is None or not output.as_json:
@@ -99,12 +106,7 @@ class _PlayedRun:
 
 
 async def _run(
-    settings: RunSettings,
-    path: Path,
-    output: Output,
-    *,
-    overwrite: bool,
-    start: Callable[[], Awaitable[str]] | None,
+    settings: RunSettings, path: Path, output: Output, *, overwrite: bool, start: RunStart | None
 ) -> _PlayedRun:
     prepared = await prepare(settings)
     with claimed_output(path, overwrite=overwrite, inputs=files_of(settings.trace)):
@@ -113,9 +115,7 @@ async def _run(
         return await _run_trace(prepared, path, start)
 
 
-async def _run_trace(
-    prepared: Prepared, path: Path, start: Callable[[], Awaitable[str]] | None
-) -> _PlayedRun:
+async def _run_trace(prepared: Prepared, path: Path, start: RunStart | None) -> _PlayedRun:
     stop = asyncio.Event()
     received: list[int] = []
 
@@ -130,7 +130,11 @@ async def _run_trace(
     with load_progress(survey.last_s, survey.requests) as on_progress:
         try:
             result = await run_trace(
-                prepared, path, stop=stop, on_progress=on_progress, start=start
+                prepared,
+                path,
+                stop=stop,
+                on_progress=on_progress,
+                start=None if start is None else start.begin,
             )
         except WorkerFailed as error:
             raise WorkerFailed(f"{error}; {path} holds the requests up to then") from error
@@ -218,9 +222,32 @@ _REPORT_S = 0.1
 """What a pod needs to report that it unloaded a model."""
 
 
-async def current_state(target: PlatformTarget) -> str:
-    """Where the models are, such as `1 of 4 models warm`. Raises RequestFailed."""
-    return start_state(await target.cluster())
+class RunStart:
+    """The platform of --home as it is when a run starts, and the run's cluster file."""
+
+    def __init__(self, target: PlatformTarget, *, is_cold: bool) -> None:
+        """`is_cold`: unload all models from all pods before."""
+        self._target = target
+        self._is_cold = is_cold
+        self._state = ClusterState()
+
+    async def begin(self) -> str:
+        """Where the models are, such as `1 of 4 models warm`. Raises RequestFailed."""
+        if self._is_cold:
+            await unload_everywhere(self._target)
+        self._state = await self._target.cluster()
+        return start_state(self._state)
+
+    def write_cluster(self, run: Path) -> None:
+        """Describe the platform beside the run: where models were, and times measured until now.
+
+        Nothing if no pod accepted requests.
+        """
+        if not any(each.is_accepting for each in self._state.pods.values()):
+            return
+        state = asyncio.run(self._target.cluster())
+        text = live_cluster_file(state, hop_s=measured_hop_s(run), start=self._state)
+        cluster_path(run).write_text(text)
 
 
 def start_state(state: ClusterState) -> str:
@@ -231,11 +258,8 @@ def start_state(state: ClusterState) -> str:
     return f"{warm} of {len(state.models)} models warm"
 
 
-async def unload_everywhere(target: PlatformTarget) -> str:
-    """Unload all models from all pods, whose disks keep them; returns the start state.
-
-    Raises RequestFailed.
-    """
+async def unload_everywhere(target: PlatformTarget) -> None:
+    """Unload all models from all pods, whose disks keep them. Raises RequestFailed."""
     for _ in range(_ROUNDS):
         state = await target.cluster()
         warm = [
@@ -248,7 +272,6 @@ async def unload_everywhere(target: PlatformTarget) -> str:
             break
         await asyncio.gather(*warm)
         await asyncio.sleep(_REPORT_S)
-    return start_state(state)
 
 
 async def _unload(target: PlatformTarget, pod: PodState, model: ModelName) -> None:

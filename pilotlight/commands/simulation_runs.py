@@ -27,6 +27,7 @@ from load.simulator.runs import RunOutcome, RunProblem, RunTask, StopSignal, sim
 from load.trace_spec import files_of, open_trace, row_of
 from load.traces.transforms import declared_only
 from pilotlight.commands.output_files import clear_outputs, require_free
+from pilotlight.commands.simulated_likeness import LiveRun, shown_ms
 from pilotlight.errors import (
     Interrupted,
     InvalidInput,
@@ -221,8 +222,8 @@ def _name_parts(loading: LoadingOptions | None) -> tuple[str, ...]:
     return (loading.name,) if loading.value is None else (loading.name, f"{loading.value:.12g}")
 
 
-def run_simulations(plan: SimulationPlan, output: Output) -> None:
-    """Simulate every combination of policy and value, and print the results.
+def run_simulations(plan: SimulationPlan, output: Output, live: LiveRun | None = None) -> None:
+    """Simulate every combination of policy and value, and print the results beside `live`.
 
     Results that were complete before a failure are printed and kept.
 
@@ -251,7 +252,7 @@ def run_simulations(plan: SimulationPlan, output: Output) -> None:
                 stop=stop,
                 on_end=lambda done: progress(done, len(tasks), f"runs: {done} of {len(tasks)}"),
             )
-    _conclude(plan, ended, len(tasks), received, output)
+    _conclude(plan, ended, len(tasks), received, output, live)
 
 
 def _outputs(tasks: Sequence[RunTask]) -> list[Path]:
@@ -264,6 +265,7 @@ def _conclude(
     total: int,
     received: Sequence[int],
     output: Output,
+    live: LiveRun | None,
 ) -> None:
     """Print the results of the runs; raise the reason if some are missing or incomplete."""
     rows = [dict(each.document) for each in ended if each.document is not None]
@@ -275,6 +277,9 @@ def _conclude(
         kept = f"; {plan.out} holds the requests up to then" if plan.out and rows else ""
         output.note(f"{how}: {complete} of {total} runs are complete{kept}")
     _print_table(plan, rows, output)
+    if live is not None:
+        document["live"] = live.summary
+        live.print_beside(rows, output)
     if problems and not received:
         raise _failure(list(problems.values()), document)
     output.result(document)
@@ -316,12 +321,8 @@ def _line(row: Mapping[str, Any], *, has_loading: bool) -> tuple[str, ...]:
         str(row["cold_starts"]),
         str(sum(row["loads"].values())),
         f"{row['wasted_memory_byte_s'] / 1e9:.1f}",
-        *(_ms(latency[each]) for each in ("mean", "p50", "p95", "p99")),
+        *(shown_ms(latency[each]) for each in ("mean", "p50", "p95", "p99")),
     )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1000:.1f} ms"
 
 
 _MAX_NAMED: Final = 5

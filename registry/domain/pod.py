@@ -88,6 +88,9 @@ class ProfilePoint:
     """Its mean, weighted by time (section 5.3.1)."""
     sm_utilization_pct: float | None = None
     """Multiprocessors in use, weighted by time (section 5.3.2)."""
+    cpu_s: float | None = None
+    """CPU time of all threads of the inference, on a CPU pod: unlike `latency_s` the same, whoever
+    shares the cores."""
 
     @property
     def rows_per_s(self) -> float:

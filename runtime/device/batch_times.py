@@ -41,6 +41,8 @@ MAX_FULL_BATCHES: Final = 4096
 class _ModelTimes:
     stored: dict[int, ProfilePoint] = field(default_factory=dict)
     live: dict[int, deque[float]] = field(default_factory=dict)
+    cpu_s: dict[int, deque[float]] = field(default_factory=dict)
+    """CPU time of the same batches."""
     observed_s: dict[int, float] = field(default_factory=dict)
     """Time of the latest live batch of a size."""
     points: tuple[ProfilePoint, ...] = ()
@@ -63,19 +65,25 @@ class BatchTimes:
         self.planned_rows: Mapping[str, int] = {}
         """Largest batch in the autoscaler's plan, by model key. Replaced as a whole."""
 
-    def observe(self, key: str, rows: int, seconds: float, now_s: float) -> None:
+    def observe(
+        self, key: str, rows: int, seconds: float, now_s: float, cpu_s: float | None = None
+    ) -> None:
         """Add the time of a live batch that ended at `now_s`, on the clock of the device."""
         with self._lock:
             times = self._times.setdefault(key, _ModelTimes())
             samples = times.live.setdefault(rows, deque(maxlen=WINDOW))
             samples.append(seconds)
+            if cpu_s is not None:
+                times.cpu_s.setdefault(rows, deque(maxlen=WINDOW)).append(cpu_s)
             times.observed_s[rows] = now_s
             _raise_memory_limit(times, rows)
             if len(samples) >= MIN_SAMPLES:
                 _update_point(times, rows)
                 times.is_updated = True
             if len(times.live) > MAX_SIZES:
-                del times.live[min(times.live, key=times.observed_s.__getitem__)]
+                oldest = min(times.live, key=times.observed_s.__getitem__)
+                del times.live[oldest]
+                times.cpu_s.pop(oldest, None)
                 _update_points(times)
 
     def use_profile(self, profile: Profile) -> None:
@@ -196,7 +204,9 @@ def _update_point(times: _ModelTimes, rows: int) -> None:
 
 
 def _live_point(times: _ModelTimes, rows: int) -> ProfilePoint:
-    latency_s, stored = median(times.live[rows]), times.stored.get(rows)
+    latency_s = median(times.live[rows])
+    cpu_s = median(times.cpu_s[rows]) if rows in times.cpu_s else None
+    stored = times.stored.get(rows)
     if stored is None:
-        return ProfilePoint(rows, latency_s)
-    return replace(stored, latency_s=latency_s, throughput_rps=None)
+        return ProfilePoint(rows, latency_s, cpu_s=cpu_s)
+    return replace(stored, latency_s=latency_s, throughput_rps=None, cpu_s=cpu_s)

@@ -113,6 +113,8 @@ class DeviceWorker:
         """Set once the device has failed for good: it runs nothing any more."""
         self.thread_count = threads
         """Threads of one inference."""
+        self._cpu_s = time.thread_time if threads == 1 else time.process_time
+        """Clock of the CPU time of inferences: with several threads that of the process."""
         self.timeout_s = timeout_s
         """Longest inference of a model that has no limit of its own."""
         self._max_queued = max_queued
@@ -345,6 +347,7 @@ class DeviceWorker:
         """One inference over the jobs' contents: a result per job, or the error of all."""
         model, rows = jobs[0].model, sum(job.queued.rows for job in jobs)
         begun_s = self._begin(batch, model.policy.max_infer_s or self.timeout_s)
+        cpu_s = self._cpu_s()
         try:
             values = jobs[0].infer([job.content for job in jobs])
         except BaseException as raised:  # must not end the thread: other models use it
@@ -360,7 +363,7 @@ class DeviceWorker:
         ended_s = time.monotonic()
         compute_s = ended_s - begun_s
         if jobs[0].queued.batch_key is not None:
-            self.times.observe(model.key, rows, compute_s, ended_s)
+            self.times.observe(model.key, rows, compute_s, ended_s, self._cpu_s() - cpu_s)
             if model.suspects.hangs:
                 model.suspects.record_served()
         return [

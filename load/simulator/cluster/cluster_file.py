@@ -6,7 +6,7 @@ Unknown keys and models that do not fit (`budgets`) are mistakes. See `docs/simu
 from collections.abc import Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -68,7 +68,7 @@ def cluster_of(document: Any, *, source: str) -> ClusterPlan:
         models += _models(group, field, problems)
         groups.append(ModelGroup(field, group.count, group.size, memory, _at(group)))
     problems += [*fit_problems(nodes, groups), *_duplicate_names(nodes, models)]
-    problems += _unknown_models(nodes, models)
+    problems += [*_unknown_models(nodes, models), *_unlike_machines(nodes)]
     problems += _igniter_problems(read.igniter, models)
     applications = application_plans(read.applications, models, problems)
     if problems:
@@ -142,6 +142,9 @@ def _node(group: NodesSection, number: int) -> NodePlan:
         disk_bytes_per_s=group.disk_rate,
         disk_bytes=inf if group.disk == "unlimited" else float(group.disk),
         host_memory_bytes=group.host_memory,
+        machine=group.machine or name,
+        all_cores_speed=group.all_cores_speed,
+        cores=inf if group.cores == "unlimited" else float(group.cores),
     )
 
 
@@ -176,6 +179,8 @@ def _models(group: ModelsSection, field: str, problems: list[str]) -> list[Model
                 is_batched=group.batching,
                 is_continuous=group.generation == "continuous",
                 counts_tokens=group.input == "tokens",
+                infer_cores=tuple(sorted(group.infer_cores.items())),
+                load_cpu_s={Tier(tier): seconds for tier, seconds in group.load_cpu.items()},
                 sm_utilization=tuple(sorted(group.sm_utilization.items())),
             )
         )
@@ -201,6 +206,24 @@ def _unknown_models(nodes: tuple[NodePlan, ...], models: list[ModelPlan]) -> lis
         for node in nodes
         for pod in node.pods
         if pod.placed_model and pod.placed_model not in known
+    ]
+
+
+_OF_MACHINES: Final = (
+    ("cores", "cores"), ("all_cores_speed", "all_cores_speed"), ("disk_rate", "disk_bytes_per_s"),
+)  # fmt: skip
+"""Keys of nodes, and fields of NodePlan."""
+
+
+def _unlike_machines(nodes: tuple[NodePlan, ...]) -> list[str]:
+    first: dict[str, NodePlan] = {}
+    return [
+        f"nodes: {node.name} and {other.name} are on machine {node.machine!r}: {key} must be the "
+        f"same, was {getattr(other, field):g} and {getattr(node, field):g}"
+        for node in nodes
+        for key, field in _OF_MACHINES
+        if (other := first.setdefault(node.machine, node)) is not node
+        and getattr(other, field) != getattr(node, field)
     ]
 
 

@@ -78,6 +78,13 @@ class NodePlan:
     disk_bytes: float = inf
     host_memory_bytes: int = 0
     """Budget of tier `host`; 0: none."""
+    machine: str = ""
+    """Nodes with the same machine share its cores and its disk; empty: a machine of its own."""
+    cores: float = inf
+    """Of the machine, less what other processes always use; infinity: work never slows down."""
+    all_cores_speed: float = 1.0
+    """Of a core while all are busy, against one that is busy alone: they share caches, memory
+    bandwidth, and with hyper-threads more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,10 @@ class ModelPlan:
     is_batched: bool = True
     is_continuous: bool = False
     """Requests join and leave between tokens; else a batch lasts for its longest output."""
+    infer_cores: tuple[tuple[int, float], ...] = ()
+    """Cores that a batch keeps busy by rows, ascending; empty: one."""
+    load_cpu_s: Mapping[Tier, float] = field(default_factory=dict)
+    """CPU time of a load by its source tier; missing: `load_s` or `load_fixed_s`, as one core's."""
     sm_utilization: tuple[tuple[int, float], ...] = ()
     """Multiprocessors in use by rows, ascending, in %; empty: all of them."""
     counts_tokens: bool = False
@@ -121,6 +132,11 @@ class ModelPlan:
         """Multiprocessors that a batch uses: of the smallest measured one that is as large."""
         known = self.sm_utilization
         return next((used for at, used in known if at >= rows), known[-1][1] if known else 100.0)
+
+    def cores(self, rows: int) -> float:
+        """Cores that a batch keeps busy: of the smallest measured one that is as large."""
+        known = self.infer_cores
+        return next((cores for at, cores in known if at >= rows), known[-1][1] if known else 1.0)
 
     def token_s(self, rows: int) -> float:
         """Time of one token for each row of a batch."""

@@ -54,6 +54,7 @@ Times = dict[Annotated[int, Field(ge=1)], Annotated[Duration, Field(gt=0)]]
 PerToken = Annotated[Times, BeforeValidator(_per_token)]
 MAX_COUNT: Final = 100_000
 """Maximum number of pods, and of models."""
+Cores = Annotated[float, Field(ge=0, le=1000)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT, strict=True)]
 
 
@@ -98,6 +99,9 @@ class NodesSection(Section):
     disk_rate: Rate = 2e9
     disk: Size | Literal["unlimited"] = "unlimited"
     host_memory: Size = 0
+    machine: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$")] | None = None
+    cores: Annotated[float, Field(gt=0, le=100_000)] | Literal["unlimited"] = "unlimited"
+    all_cores_speed: Annotated[float, Field(gt=0, le=1)] = 1.0
     gpus: list[str] = []
     pods: Annotated[list[PodsSection], Field(min_length=1)]
 
@@ -116,6 +120,8 @@ class ModelsSection(Section):
     memory: Annotated[Size, Field(gt=0)] | None = None
     annotations: dict[str, str | int | float | bool] = {}
     infer: Times = {1: 0.02}
+    infer_cores: dict[Annotated[int, Field(ge=1)], Cores] = {}
+    load_cpu: dict[Literal["host", "disk", "remote"], Duration] = {}
     sm_utilization: dict[Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0, le=100)]] = {}
     infer_per_token: PerToken = {}
     generation: Literal["static", "continuous"] = "static"

@@ -13,6 +13,7 @@ from typing import Final
 from autoscaler.placement.prediction import share_factor
 from load.simulator.cluster.plan import ModelPlan, PodPlan
 from load.simulator.event_queue import EventQueue
+from load.simulator.pods.cores import SharedCores
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration
 from load.simulator.pods.shared_gpu import GpuBatch, SharedGpu
 from load.simulator.pods.simulated_request import SimulatedRequest
@@ -31,6 +32,7 @@ class SimulatedDevice:
     """
 
     __slots__ = (
+        "_cores",
         "_device_models",
         "_done",
         "_end",
@@ -61,10 +63,12 @@ class SimulatedDevice:
         late: Callable[[SimulatedRequest], None],
         plan: PodPlan | None = None,
         gpu: SharedGpu | None = None,
+        cores: SharedCores | None = None,
     ) -> None:
         """With `gpu` other pods compute on the device, too; `plan` has the share and batch cap."""
         self._plan = plan
         self._gpu = gpu
+        self._cores = cores
         self._events = events
         self._speed = speed
         self._jitter = jitter
@@ -170,7 +174,11 @@ class SimulatedDevice:
             seconds *= exp(self._rng.gauss(0.0, self._jitter))
         self._is_busy = True
         if self._gpu is None:
-            self._events.after(seconds, self._end, (requests, seconds, rows))
+            if self._cores is None:
+                self._events.after(seconds, self._end, (requests, seconds, rows))
+            else:
+                begun = (requests, self._events.now_s, rows)
+                self._cores.run(seconds, self._ended_on_cores, begun, plan.cores(rows))
             return
         share_pct = self._plan.share_pct if self._plan is not None else None
         model, used_pct = str(plan.spec.name), min(plan.used_pct(rows), share_pct or _WHOLE_PCT)
@@ -179,6 +187,10 @@ class SimulatedDevice:
                 model, rows, used_pct, seconds, lambda took_s: self._end((requests, took_s, rows))
             )
         )
+
+    def _ended_on_cores(self, begun: tuple[list[SimulatedRequest], float, int]) -> None:
+        requests, begun_s, rows = begun
+        self._ended((requests, self._events.now_s - begun_s, rows))
 
     def _alone_s(self, plan: ModelPlan, rows: int) -> float:
         """Time of a batch without neighbours, slower where the share is below its need."""

@@ -163,9 +163,14 @@ class ModelLoading:
     def spawn(self, start: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._events.after(0.0, lambda _: self.tasks.run(start()))
 
-    def _after(self, seconds: float) -> VirtualFuture:
+    def _work(self, seconds: float, cpu_s: float | None) -> VirtualFuture:
+        """The end of work of so much CPU time; None: it keeps one core busy."""
         future = self.tasks.future()
-        self._events.after(seconds, future.set, True)
+        if self._node.cores is None:
+            self._events.after(seconds, future.set, True)
+        else:
+            demand = 1.0 if cpu_s is None else cpu_s / max(seconds, 1e-9)
+            self._node.cores.run(seconds, future.set, True, demand)
         return future
 
     # The copies of weights
@@ -192,18 +197,25 @@ class ModelLoading:
         """Bytes are copied as they arrive: the slower of the two links takes the time."""
         plan, source, arrived = load.waiting.plan, weights.tier, weights.arrived
         load.ticket.has_started = True
+        cpu_s = plan.load_cpu_s.get(source)
         if source in plan.load_s:
-            await self._after(plan.load_s[source])
+            await self._work(plan.load_s[source], cpu_s)
         else:
             copied = self.tasks.future()
             self._device_link.send(plan.memory_bytes, copied.set, True)
             if source is Tier.DISK:
                 arrived = self.tasks.future()
                 self._node.disk_link.send(plan.size_bytes, arrived.set, True)
+            moved = None
+            if cpu_s is not None and self._node.cores is not None:
+                rate = self._node.plan.object_storage_bytes_per_s
+                moved_s = max(plan.size_bytes / rate, cpu_s)
+                moved = self._work(moved_s, max(0.0, cpu_s - plan.load_fixed_s))
             await copied
-            if arrived is not None:
-                await arrived
-            await self._after(plan.load_fixed_s)
+            for each in (arrived, moved):
+                if each is not None:
+                    await each
+            await self._work(plan.load_fixed_s, None)
         if source is Tier.REMOTE and source in plan.load_s:
             self._node.put(plan, Tier.DISK)
         return SimulatedResident(load.spec.key, plan.memory_bytes, plan=plan)

@@ -1,4 +1,4 @@
-"""A simulated machine, shared by pods: its link to object storage, its disk and its host memory.
+"""A simulated node, shared by pods: its link to object storage, its disk and its host memory.
 
 Transfers share a link equally (processor sharing): each of n gets 1/n of the link's rate, so the
 bytes per transfer (the attained service) grow equally for all. One counter holds them; a transfer
@@ -14,6 +14,7 @@ from typing import Any
 
 from load.simulator.cluster.plan import ModelPlan, NodePlan
 from load.simulator.event_queue import EventQueue
+from load.simulator.pods.cores import SharedCores
 from registry.domain.model import Tier
 
 
@@ -64,20 +65,36 @@ class SharedLink:
         done(argument)
 
 
+class SimulatedMachine:
+    """What all nodes of one machine share."""
+
+    def __init__(self, events: EventQueue, plan: NodePlan) -> None:
+        self.disk_link = SharedLink(events, plan.disk_bytes_per_s)
+        self.cores = (
+            None if plan.cores == inf else SharedCores(events, plan.cores, plan.all_cores_speed)
+        )
+        """None: work never slows down."""
+
+
 class SimulatedNode:
-    """Resources that the pods of one machine share.
+    """Resources that the pods of one node share.
 
     `on_change(node, key)` is called when the node's copy of a model changes.
     """
 
     def __init__(
-        self, events: EventQueue, plan: NodePlan, on_change: "Callable[[SimulatedNode, str], None]"
+        self,
+        events: EventQueue,
+        plan: NodePlan,
+        machine: SimulatedMachine,
+        on_change: "Callable[[SimulatedNode, str], None]",
     ) -> None:
         self.plan = plan
         self.name = plan.name
         self._on_change = on_change
         self._storage_link = SharedLink(events, plan.object_storage_bytes_per_s)
-        self.disk_link = SharedLink(events, plan.disk_bytes_per_s)
+        self.disk_link = machine.disk_link
+        self.cores = machine.cores
         self._disk: dict[str, int] = {}
         """Bytes by model, least recently used first; the same for `_host`."""
         self._host: dict[str, int] = {}
@@ -180,7 +197,11 @@ class SimulatedNode:
             self._copy(plan)
 
     def _copy(self, plan: ModelPlan) -> None:
-        self.disk_link.send(plan.size_bytes, self._copied, plan)
+        if self.cores is None:
+            self.disk_link.send(plan.size_bytes, self._copied, plan)
+        else:  # the files are in the page cache: copying takes a core
+            seconds = plan.size_bytes / self.plan.disk_bytes_per_s
+            self.cores.run(seconds, self._copied, plan)
 
     def _copied(self, plan: ModelPlan) -> None:
         self._demoting.popleft()

@@ -15,7 +15,7 @@ from load.simulator.pods.model_loading import ModelLoading
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.registry_agent import SimulatedRegistryAgent
 from load.simulator.pods.shared_gpu import SharedGpu
-from load.simulator.pods.simulated_request import PodListener, SimulatedRequest
+from load.simulator.pods.simulated_request import PodListener, SimulatedRequest, Work
 from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport
@@ -38,6 +38,7 @@ class SimulatedPod:
         "node",
         "plan",
         "respond",
+        "work",
     )
 
     def __init__(
@@ -77,6 +78,7 @@ class SimulatedPod:
             late=self._late,
             plan=plan,
             gpu=gpu,
+            cores=node.cores,
         )
         self.loading = ModelLoading(
             plan,
@@ -89,6 +91,8 @@ class SimulatedPod:
             on_loaded=self._prepare,
         )
         self._residents = self.loading.residents.by_key
+        self.work: Work = events.after if node.cores is None else node.cores.run
+        """Work on the machine's cores."""
         # Bound once, since every request uses them.
         self._infer: Callable[[SimulatedRequest], None] = self.device.infer
         self.respond: Callable[[SimulatedRequest], None] = self._respond
@@ -164,11 +168,11 @@ class SimulatedPod:
             return
         resident = self._residents.get(plan.spec.key)
         if resident is None:
-            self._events.after(hop_s, self._hold_model, request)
+            self.work(hop_s, self._hold_model, request)
             return
         request.start = "warm"
         self.loading.residents.use(resident)
-        self._events.after(hop_s + request.preprocess_s, self._infer, request)
+        self.work(hop_s + request.preprocess_s, self._infer, request)
 
     def _prepare_and_forward(self, request: SimulatedRequest, hop_s: float) -> None:
         now_s, plan = self._events.now_s, request.plan
@@ -176,7 +180,10 @@ class SimulatedPod:
         request.load_s += assets_s
         network_s = plan.network_s + self._cluster.pod_hop_s / 2
         arrival_s = now_s + hop_s + assets_s + request.preprocess_s + network_s
-        self._events.at(arrival_s, request.predict.take_inference, request)
+        if self.node.cores is None:
+            self._events.at(arrival_s, request.predict.take_inference, request)
+        else:
+            self.work(arrival_s - now_s, request.predict.take_inference, request)
 
     def take_inference(self, request: SimulatedRequest) -> None:
         if self.agent.is_alive:
@@ -200,7 +207,7 @@ class SimulatedPod:
         request.start = start
         request.load_s += self._events.now_s - request.model_needed_s
         if request.entry is self and request.preprocess_s:
-            self._events.after(request.preprocess_s, self._infer, request)
+            self.work(request.preprocess_s, self._infer, request)
         else:
             self.device.infer(request)
 
@@ -223,7 +230,7 @@ class SimulatedPod:
         back_s = request.postprocess_s + self._cluster.gateway_hop_s
         if entry is not self:
             back_s += self._cluster.pod_hop_s / 2
-        events.after(back_s, entry.respond, request)
+        entry.work(back_s, entry.respond, request)
         self._listener.on_change()
 
     def _respond(self, request: SimulatedRequest) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.dispatch.retries import FailedAttempts
@@ -13,6 +13,8 @@ from load.simulator.cluster.plan import ModelPlan, PodPlan
 from load.simulator.pods.registry_agent import SimulatedRegistryAgent
 from registry.domain.model import Tier
 
+Work = Callable[[float, Callable[[Any], object], Any], None]
+"""Calls the function with the last argument after work of so many seconds."""
 BYTES_PER_ITEM: Final = 1024
 """Of a body: a request of one item is of the smallest size class."""
 
@@ -106,6 +108,7 @@ class RequestPod(Protocol):
     agent: SimulatedRegistryAgent
     respond: Callable[[SimulatedRequest], None]
     """Send the response from this entry pod to the gateway."""
+    work: Work
 
     @property
     def is_loading(self) -> bool:

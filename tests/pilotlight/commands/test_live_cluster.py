@@ -4,7 +4,7 @@ import httpx
 import yaml
 
 from load.simulator.cluster.cluster_file import cluster_of
-from pilotlight.commands.simulate import live_cluster_file
+from pilotlight.commands.live_cluster import live_cluster_file
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo, Profile, ProfilePoint

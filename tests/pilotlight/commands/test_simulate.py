@@ -411,9 +411,6 @@ def test_workflows_take_known_applications_and_a_trace(cli: Cli, tmp_path: Path)
     assert "was 'chat'" in wrong.err
     assert "--policy must be one or more of speculative" in wrong.err
     assert "--trace must name a file" in wrong.err
-    both = cli("simulate", "--trace", "x")
-    assert both.status == 2
-    assert "either --cluster FILE or --workflows" in both.err
 
 
 def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) -> None:
@@ -431,3 +428,42 @@ def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) 
     assert [each["policy"] for each in found] == list(policies_of_runs())
     assert len({each["requests"] for each in found}) == 1
     assert found[0]["predicted_share"] > 0 == found[1]["predicted_share"]
+
+
+def test_a_run_is_simulated_on_its_own_cluster(cli: Cli, tmp_path: Path) -> None:
+    """A run that was itself simulated is met, as exactly as its percentiles are known."""
+    common = ("--processes", "1", "--json")
+    trace = "poisson:rate=5,duration=40s,names=t5-00/t5-01"
+    flags = ("--cluster", str(CLUSTER), "--trace", trace, "--policy", "colocation")
+    cli("simulate", *flags, "--out", str(tmp_path), *common)
+    run = tmp_path / "colocation.parquet"
+    missing = cli("simulate", "--like", str(run), *common)
+    assert missing.status == 1
+    assert f"there is no {tmp_path}/colocation.cluster.yaml" in missing.err
+    (tmp_path / "colocation.cluster.yaml").write_text(CLUSTER.read_text())
+    again = cli("simulate", "--like", str(run), *common).document
+    assert [each["policy"] for each in again["runs"]] == ["colocation"]
+    assert again["live"]["requests"] == again["runs"][0]["requests"] > 100
+    for share in ("p50", "p95"):
+        live_s, simulated_s = (
+            again["live"]["latency_s"][share],
+            again["runs"][0]["latency_s"][share],
+        )
+        assert simulated_s == pytest.approx(live_s, rel=0.01)
+    shown = cli("simulate", "--like", str(run), "--policy", "auto,colocation", "--processes", "1")
+    assert "live: colocation.parquet" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--trace", "poisson:rate=1,duration=2s,names=a"), "give one of --cluster FILE, --like"),
+        (("--cluster", str(CLUSTER)), "--trace is missing"),
+        (("--like", "none.parquet"), "none.parquet: no such file"),
+        (("--like", "none.parquet", "--cluster", str(CLUSTER)), "give one of --cluster"),
+    ],
+)
+def test_what_is_simulated_is_named_once(cli: Cli, flags: tuple[str, ...], expected: str) -> None:
+    ran = cli("simulate", *flags)
+    assert ran.status == 2
+    assert expected in ran.err

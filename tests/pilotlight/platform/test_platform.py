@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from load.report.run_file import read_run
 from load.report.summary import summarise
@@ -161,6 +162,14 @@ def test_runs_of_several_policies_begin_with_all_models_unloaded(
         found = read_run(output.with_stem(f"run-{policy}"), policy)
         assert re.fullmatch(r"0 of \d+ models warm", found.metadata["start_state"])
         assert summarise(found)["cold_starts"] >= 1
+        again = platform.cli("simulate", "--like", str(output.with_stem(f"run-{policy}")), "--json")
+        assert again.status == 0, again.err
+        assert again.document["live"]["requests"] == again.document["runs"][0]["requests"]
+        assert again.document["runs"][0]["policy"] == policy
+        assert again.document["runs"][0]["cold_starts"] >= 1
+    cluster = yaml.safe_load(output.with_name("run-colocation.cluster.yaml").read_text())
+    assert {each["machine"] for each in cluster["nodes"]} == {"local"}
+    assert {each["cores"] for each in cluster["nodes"]} == {len(os.sched_getaffinity(0))}
 
 
 def test_the_requests_of_the_gateway_are_a_trace_for_simulations(platform: RunningPlatform) -> None:
