@@ -21,9 +21,9 @@ from load.generator.bodies import drawn_example, example_body, read_rules_exampl
 from load.generator.records import RequestResult, http_error
 from load.generator.settings import ExampleRules
 from load.generator.target import parse_url
+from pilotlight.commands.live_cluster import live_cluster_file
 from pilotlight.commands.pod_profile import measure_profile
 from pilotlight.commands.profile_application import profile_application
-from pilotlight.commands.simulate import live_cluster_file
 from pilotlight.commands.target import PlatformTarget
 from pilotlight.demo.session import LiveSession
 from pilotlight.errors import RequestFailed
