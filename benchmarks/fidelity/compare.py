@@ -55,9 +55,31 @@ class Pair:
         """Relative error of the simulated quantile."""
         return self.quantile_s("simulated", share) / self.quantile_s("live", share) - 1
 
+    def cause(self, first: float, last: float) -> str:
+        """The stage that differs most between the sides, over these shares by latency."""
+        live, other = (
+            _stages_s(side["outcomes"], first, last) for side in (self.live, self.simulated)
+        )
+        more_s = {stage: live.get(stage, 0.0) - other.get(stage, 0.0) for stage in live | other}
+        stage = max(more_s, key=lambda each: abs(more_s[each]), default="")
+        return f"{stage} {-1e3 * more_s[stage]:+.0f} ms" if stage else ""
+
     @property
     def is_met(self) -> bool:
         return all(abs(self.error(share)) <= most for share, most in TARGETS)
+
+
+def _stages_s(outcomes: Sequence[dict[str, Any]], first: float, last: float) -> dict[str, float]:
+    """Mean seconds by stage, and beside all stages, between two shares by latency."""
+    ordered = sorted(outcomes, key=lambda each: float(each["latency_s"]))
+    part = ordered[int(first * len(ordered)) : max(1, int(last * len(ordered)))]
+    found: dict[str, float] = {}
+    for each in part:
+        stages_s = each["stages_s"]
+        beside_s = each["latency_s"] - sum(stages_s.values())
+        for stage, seconds in (stages_s | {"beside": beside_s}).items():
+            found[stage] = found.get(stage, 0.0) + seconds / len(part)
+    return found
 
 
 def chosen(half: str, only: str) -> list[Setting]:
@@ -146,9 +168,9 @@ def summary(found: Sequence[Pair]) -> Iterator[str]:
     yield (
         "| setting | requests | live p50, p95 ms | simulated p50, p95 ms | error p50, p95 "
         "| loads live, simulated | failed live, simulated | busy cores: ours, client, rivals "
-        "| met |"
+        "| met | simulated too long: faster half, slowest tenth |"
     )
-    yield "|" + "---|" * 9
+    yield "|" + "---|" * 10
     for pair in found:
         live, other = (
             ", ".join(f"{1e3 * pair.quantile_s(side, share):.0f}" for share, _ in TARGETS)
@@ -165,7 +187,7 @@ def summary(found: Sequence[Pair]) -> Iterator[str]:
             f"| {pair.setting.name} | {len(pair.live['outcomes'])} | {live} | {other} | {errors} "
             f"| {pair.live['loads']}, {pair.simulated['loads']} | {failed} "
             f"| {ours:.2f}, {cores['client']:.2f}, {cores.get('rivals', 0.0):.2f} "
-            f"| {'yes' if pair.is_met else 'no'} |"
+            f"| {'yes' if pair.is_met else 'no'} | {pair.cause(0.0, 0.5)}, {pair.cause(0.9, 1.0)} |"
         )
     yield f"\n{sum(pair.is_met for pair in found)} of {len(found)} pairs met."
     for (half, mix), group in groupby(

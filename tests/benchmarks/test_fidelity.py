@@ -58,9 +58,13 @@ def document(of: Setting, count: int) -> dict[str, Any]:
     return {"platforms": {of.shape.name: facts(of)}, "runs": {of.name: run}}
 
 
+def _outcome(latency_s: float) -> dict[str, Any]:
+    return {"latency_s": latency_s, "error": "", "stages_s": {"infer": latency_s - 0.1}}
+
+
 def pair(policy: str, live_s: list[float], simulated_s: list[float]) -> Pair:
     live, other = (
-        {"outcomes": [{"latency_s": each, "error": ""} for each in found], "loads": 0}
+        {"outcomes": [_outcome(each) for each in found], "loads": 0}
         for found in (live_s, simulated_s)
     )
     of = replace(SETTINGS[0], name=policy, policy=policy)
@@ -137,6 +141,12 @@ def test_percentiles_over_their_limits_are_not_met() -> None:
     assert [line.split(" | ")[4] for line in lines[2:5]] == ["+9%, +10%", "+9%, +20%", "+20%, +0%"]
     assert [each.is_met for each in (near, late, far)] == [True, False, False]
     assert "\n1 of 3 pairs met." in lines
+
+
+def test_the_stage_that_differs_most_is_named() -> None:
+    found = pair("auto", [1.0] * 9 + [2.0], [1.2] * 9 + [1.5])
+    assert found.cause(0.0, 0.5) == "infer +200 ms"
+    assert found.cause(0.9, 1.0) == "infer -500 ms"
 
 
 def test_ranks_count_where_live_runs_differ_clearly() -> None:
