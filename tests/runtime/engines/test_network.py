@@ -31,10 +31,9 @@ CHECK = """
 import sys
 import runtime.pod.lifecycle
 OPTIONAL = (
-    "diffusers", "runtime.engines.images", "runtime.engines.programs", "runtime.openai.routes",
-    "runtime.tasks.tensor_task", "runtime.tasks.tensor_task", "runtime.tasks.text_to_image",
-    "runtime.weights.archive", "runtime.engines.libraries", "runtime.tasks.tabular", "onnxruntime",
-    "xgboost", "lightgbm", "sklearn", "skops",
+    "diffusers", "runtime.engines.program", "runtime.tasks.tensor_task", "runtime.weights.archive",
+    "runtime.engines.libraries", "runtime.tasks.tabular", "onnxruntime", "xgboost", "lightgbm",
+    "sklearn", "skops",
 )
 print(*(name for name in sys.modules if name.startswith(OPTIONAL)))
 """
