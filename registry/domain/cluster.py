@@ -6,9 +6,10 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import orjson
 
@@ -29,6 +30,7 @@ from registry.domain.records import (
     decode_wanted,
 )
 
+_Value = TypeVar("_Value")
 _NO_HOLDERS: Mapping[str, Residency] = {}
 
 
@@ -193,35 +195,11 @@ class ChangeApplier:
     def _apply(self, version: int, kind: str, *values: Any) -> None:
         """Apply one change; one that only a newer version of this program can read is skipped."""
         try:
-            match kind:
-                case "counts":
-                    self._apply_counts(version, *values)
-                case "at":
-                    self._apply_at(version, *values)
-                case "pod":
-                    self._apply_pod(version, *values)
-                case "gone":
-                    self._apply_gone(version, *values)
-                case "model":
-                    self._apply_model(version, *values)
-                case "samples":
-                    self._apply_samples(*values)
-                case "forget":
-                    self.state.forget(*values)
-                case "profile":
-                    self._apply_profile(version, *values)
-                case "application":
-                    self._apply_application(version, *values)
-                case "accuracy":
-                    self._apply_accuracy(version, *values)
-                case "wanted":
-                    self._apply_wanted(version, *values)
-                case "placement":
-                    self._apply_placement(version, *values)
-                case "expected":
-                    self._apply_expected(version, *values)
-                case "steps":
-                    self._apply_steps(version, *values)
+            if (apply := _APPLIERS.get(kind)) is not None:
+                apply(self, version, *values)
+            elif (setting := _SETTINGS.get(kind)) is not None and not self._is_old(version, kind):
+                name, read = setting
+                setattr(self.state, name, read(*values))
         except (ValueError, TypeError, LookupError) as error:
             self.unreadable_total += 1
             self.unreadable_cause = f"{kind}: {error}"
@@ -325,7 +303,9 @@ class ChangeApplier:
             if withdrawn not in kept:
                 self.state.residency.device_bytes.pop(withdrawn.key, None)
 
-    def _apply_samples(self, key: str, measure: str, values_s: Sequence[float]) -> None:
+    def _apply_samples(
+        self, version: int, key: str, measure: str, values_s: Sequence[float]
+    ) -> None:
         """Samples only add up: they carry no version, and the watch applies each change once."""
         name, _, kind = measure.partition("|")  # an older version wrote the measure alone
         self.state.measurements.at(AcceleratorKind.parse(kind)).add(
@@ -348,34 +328,48 @@ class ChangeApplier:
             del self.state.profiles[name]
 
     def _apply_application(self, version: int, text: str, spec: str | bool) -> None:
-        if self._is_old(version, "application", text):
-            return
-        name = ModelName.parse(text)
-        self.state.models_version += 1
-        self.state.applications.pop(name, None)
-        if isinstance(spec, str):
-            self.state.applications[name] = decode(ApplicationSpec, spec)
+        if not self._is_old(version, "application", text):
+            _replace(self.state, self.state.applications, ApplicationSpec, text, spec)
 
     def _apply_accuracy(self, version: int, text: str, profile: str | bool) -> None:
-        if self._is_old(version, "accuracy", text):
-            return
-        name = ModelName.parse(text)
-        self.state.models_version += 1
-        self.state.accuracies.pop(name, None)
-        if isinstance(profile, str):
-            self.state.accuracies[name] = decode(AccuracyProfile, profile)
+        if not self._is_old(version, "accuracy", text):
+            _replace(self.state, self.state.accuracies, AccuracyProfile, text, profile)
 
-    def _apply_wanted(self, version: int, text: str) -> None:
-        if not self._is_old(version, "wanted"):
-            self.state.wanted = decode_wanted(text)
 
-    def _apply_placement(self, version: int, text: str) -> None:
-        if not self._is_old(version, "placement"):
-            self.state.placement = decode(PlacementRecord, text)
+def _replace(
+    state: ClusterState,
+    known: dict[ModelName, _Value],
+    kind: type[_Value],
+    text: str,
+    stored: str | bool,
+) -> None:
+    """Of what belongs to a name; False: it has none any more."""
+    name = ModelName.parse(text)
+    state.models_version += 1
+    known.pop(name, None)
+    if isinstance(stored, str):
+        known[name] = decode(kind, stored)
 
-    def _apply_expected(self, version: int, text: str) -> None:
-        if not self._is_old(version, "expected"):
-            self.state.expected_rates = decode_expected(text)
+
+_APPLIERS: Final[Mapping[str, Callable[..., None]]] = {
+    "counts": ChangeApplier._apply_counts,
+    "at": ChangeApplier._apply_at,
+    "pod": ChangeApplier._apply_pod,
+    "gone": ChangeApplier._apply_gone,
+    "model": ChangeApplier._apply_model,
+    "samples": ChangeApplier._apply_samples,
+    "forget": lambda applier, _, key: applier.state.forget(key),
+    "profile": ChangeApplier._apply_profile,
+    "application": ChangeApplier._apply_application,
+    "accuracy": ChangeApplier._apply_accuracy,
+    "steps": ChangeApplier._apply_steps,
+}
+_SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "wanted": ("wanted", decode_wanted),
+    "placement": ("placement", partial(decode, PlacementRecord)),
+    "expected": ("expected_rates", decode_expected),
+}
+"""What a pool has once: the field of the state, and what reads it."""
 
 
 class Snapshot(NamedTuple):
