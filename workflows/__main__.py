@@ -46,7 +46,7 @@ async def _serve(settings: SchedulerSettings, registry: Registry) -> None:
             tls.reload_periodically(),
             scheduler.keep_leases(),
             scheduler.store_knowledge(),
-            scheduler.observe_cluster(),
+            scheduler.tell_hints(),
         ):
             group.create_task(part)
         server = HttpServer(

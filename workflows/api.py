@@ -25,7 +25,7 @@ from registry.errors import RegistryUnavailable
 from workflows.deployments import not_deployed
 from workflows.errors import BadFile, BadRequest, TooLarge, WorkflowError
 from workflows.metrics import SchedulerMetrics
-from workflows.plan.policies import SCHEDULING
+from workflows.plan.policies import parse_scheduling
 from workflows.run import ANY_WORKFLOW, Run, RunStatus
 from workflows.scheduler import Scheduler
 
@@ -99,11 +99,10 @@ def scheduling_of(request: Request) -> str | None:
     text = request.headers.get("x-pilotlight-scheduling")
     if text is None:
         return None
-    if text not in SCHEDULING:
-        raise BadRequest(
-            f"header x-pilotlight-scheduling must be one of {SCHEDULING}, was {text[:40]!r}"
-        )
-    return text
+    try:
+        return parse_scheduling(text)
+    except ValueError as error:
+        raise BadRequest(f"header x-pilotlight-scheduling {error}") from None
 
 
 def idempotency_key_of(request: Request) -> str | None:

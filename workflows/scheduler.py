@@ -51,7 +51,7 @@ KEPT_RUNS_S: Final = 3600.0
 """Time for which an ended run can be read, by clients that lost its response."""
 STORE_INTERVAL_S: Final = 10.0
 """Between writes of what predictions are made of: a scheduler that dies loses so much of it."""
-OBSERVED_EVERY_S: Final = 1.0
+HINTS_INTERVAL_S: Final = 1.0
 HINTS_TTL_S: Final = 5.0
 """Time for which an autoscaler believes a scheduler that may be gone."""
 KEPT_IN_MEMORY: Final = 512
@@ -405,17 +405,16 @@ class Scheduler:
             if self._active.get(run.identity) is run:
                 await self._give_up(run)  # who finds its lease over takes it
 
-    async def observe_cluster(self) -> None:
-        """Every second: look at the cluster, and tell autoscalers what is planned; until cancelled.
+    async def tell_hints(self) -> None:
+        """Every second: tell autoscalers what is planned; until cancelled.
 
         They do not demote models of planned steps then, and load those that many plans expect.
         """
         is_told = False
         while True:
-            await asyncio.sleep(OBSERVED_EVERY_S)
+            await asyncio.sleep(HINTS_INTERVAL_S)
             if not self.is_ready:
                 continue
-            self.planner.observe()
             hints = self.planner.hints()
             if hints or is_told:
                 with suppress(RegistryUnavailable):

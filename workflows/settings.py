@@ -7,16 +7,10 @@ from common.settings_table import option, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.redis.server_address import parse_redis_url
-from workflows.plan.policies import SCHEDULING, SchedulingPolicy
+from workflows.plan.policies import SchedulingPolicy, parse_scheduling
 from workflows.plan.problem import WHOLE_POOL, PodGroup
 
 MIB = 1 << 20
-
-
-def _parse_policy(text: str) -> str:
-    if text not in SCHEDULING:
-        raise ValueError(f"must be one of {SCHEDULING}, was {text!r}")
-    return text
 
 
 def parse_pod_group(text: str) -> PodGroup:
@@ -44,7 +38,9 @@ class SchedulerSettings:
     )
     gateway_url: str = option("http://127.0.0.1:8080", str, "gateway that steps are sent through")
     scheduling: str = option(
-        str(SchedulingPolicy.SPECULATIVE), _parse_policy, f"where steps run: {SCHEDULING}"
+        str(SchedulingPolicy.SPECULATIVE),
+        parse_scheduling,
+        f"where steps run: {', '.join(SchedulingPolicy)}",
     )
     run_timeout: float = option(300.0, parse_seconds, "maximum duration of a run")
     runner_memory: int = option(

@@ -58,8 +58,7 @@ async def run(
     scheduling: Annotated[
         str | None,
         typer.Option(
-            help="Scheduling policy: speculative, greedy, round-robin, static, reactive, "
-            "reactive-alone or auto. Default: the scheduler's."
+            help="Scheduling policy: speculative, greedy or auto. Default: the scheduler's."
         ),
     ] = None,
     detach: Annotated[

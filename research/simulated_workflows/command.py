@@ -7,11 +7,7 @@ from pathlib import Path
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
 from research.simulated_workflows.applications import APPLICATIONS
-from research.simulated_workflows.simulation import (
-    placement_tasks,
-    policies_of_runs,
-    simulate_workflows,
-)
+from research.simulated_workflows.simulation import POLICIES, placement_tasks, simulate_workflows
 
 
 def simulate(
@@ -67,13 +63,12 @@ def simulate(
 
 def _chosen(applications: Sequence[str], names: str, trace: Path) -> Sequence[str]:
     """The policies, where all flags are right."""
-    known = policies_of_runs()
-    policies = known if names == "own" else names.split(",")
+    policies = POLICIES if names == "own" else names.split(",")
     problems = [
         f"{flag} must be one or more of {', '.join(allowed)}, was {name!r}"
         for flag, given, allowed in (
             ("--workflows", applications, tuple(APPLICATIONS)),
-            ("--policy", policies, known),
+            ("--policy", policies, POLICIES),
         )
         for name in given
         if name not in allowed

@@ -12,8 +12,8 @@ from research.simulated_workflows.constants import LINKS
 from research.simulated_workflows.predictors import PREDICTORS, NextStepPredictor
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 from workflows.plan.costs import scheduling_problem
-from workflows.plan.policies import step_policy
-from workflows.plan.problem import Placement, Schedule, Step, candidate_devices
+from workflows.plan.policies import devices_by_name, greedy, place_in_call_order
+from workflows.plan.problem import Placement, Schedule, SchedulingProblem, Step, candidate_devices
 from workflows.plan.speculative import (
     FEW_STATES,
     MAX_STATES,
@@ -39,14 +39,35 @@ class Placer(Protocol):
     def ended(self, run: SimulatedRun) -> None: ...
 
 
+def round_robin(problem: SchedulingProblem, turn: int = 0) -> Schedule:
+    """Place each step on the next device in turn, from the one at position `turn` by name on.
+
+    Zhang et al. 2025, section 8.3, "RoundRobin". Devices that can not run a step are passed over.
+    Raises SchedulingProblemError where none can.
+    """
+    positions = {device: position for position, device in enumerate(devices_by_name(problem))}
+
+    def next_in_turn(options: Sequence[Placement]) -> Placement:
+        nonlocal turn
+        chosen = min(options, key=lambda at: (positions[at.device] - turn) % len(positions))
+        turn = positions[chosen.device] + 1
+        return chosen
+
+    return place_in_call_order(problem, next_in_turn)
+
+
 class LonePlacer:
-    """Each step by itself when its inputs are there: greedy, or a plug-in."""
+    """Each step by itself when its inputs are there: greedy, or on the next device in turn."""
 
     def __init__(
-        self, cluster: SimulatedCluster, policy: str, fixed: PlacedModels | None = None
+        self,
+        cluster: SimulatedCluster,
+        fixed: PlacedModels | None = None,
+        *,
+        is_in_turn: bool = False,
     ) -> None:
         self._cluster = cluster
-        self._choose = step_policy(policy)
+        self._is_in_turn = is_in_turn
         self._fixed = fixed
         self._turn = 0
 
@@ -73,7 +94,8 @@ class LonePlacer:
             placed=placed,
             allowed=[*allowed, devices],
         )
-        device = self._choose(problem, self._turn).placements[-1].device
+        schedule = round_robin(problem, self._turn) if self._is_in_turn else greedy(problem)
+        device = schedule.placements[-1].device
         self._turn = (device + 1) % len(problem.devices)
         self._cluster.assign(step, device)
         return True

@@ -2,9 +2,10 @@
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from load.simulator.event_queue import EventQueue
 from research.simulated_workflows.applications import (
@@ -29,12 +30,14 @@ from research.simulated_workflows.constants import (
 from research.simulated_workflows.devices import CountedDevice
 from research.simulated_workflows.placers import LonePlacer, Placer, Schedulers, SpeculativePlacer
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-from workflows.plan.policies import SCHEDULING, SchedulingPolicy, stateful_policy
+from research.workflows.reactive import ReactiveParams
+from research.workflows.reactive_placer import ReactivePlacer
+from research.workflows.static import HeldPlacements
+from workflows.plan.policies import SchedulingPolicy
 
-
-def policies_of_runs() -> tuple[str, ...]:
-    """All but `auto`: there is no gateway here."""
-    return tuple(each for each in SCHEDULING if each != SchedulingPolicy.AUTO)
+POLICIES: Final = ("speculative", "greedy", "reactive", "reactive-alone", "round-robin", "static")
+"""Those of the live scheduler but `auto`, since there is no gateway here, and what the paper
+compares them with: "reactive" is its Ray Serve, "static" its Triton."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class WorkflowTask:
 
     application: str
     policy: str
-    """One of `policies_of_runs`."""
+    """One of `POLICIES`."""
     seed: int
     devices: int
     memory_bytes: float
@@ -107,10 +110,12 @@ class WorkflowSimulation:
         self._placer = self._make_placer(task)
 
     def _make_placer(self, task: WorkflowTask) -> Placer:
-        policy = stateful_policy(task.policy)
-        if policy is not None:
-            placer: Placer = policy.simulated(self)
-            return placer
+        if task.policy.startswith("reactive"):
+            return self._reactive_placer(task)
+        if task.policy == "static":
+            fixed = placement_held_longest(task)
+            self.cluster.fill(fixed)
+            return LonePlacer(self.cluster, fixed)
         self.cluster.fill(self.filled())
         if task.policy == SchedulingPolicy.SPECULATIVE:
             return SpeculativePlacer(
@@ -121,7 +126,20 @@ class WorkflowSimulation:
                 is_filtered=task.is_filtered,
                 is_always_loading=task.is_always_loading,
             )
-        return LonePlacer(self.cluster, task.policy)
+        return LonePlacer(self.cluster, is_in_turn=task.policy == "round-robin")
+
+    def _reactive_placer(self, task: WorkflowTask) -> ReactivePlacer:
+        placer = ReactivePlacer(
+            task.devices,
+            task.memory_bytes,
+            self.events,
+            ReactiveParams(is_one_per_device=task.policy == "reactive-alone"),
+            on_end=self.on_end,
+            send=self.send,
+        )
+        placer.fill(self.filled())
+        self.devices = placer.devices
+        return placer
 
     def filled(self) -> PlacedModels:
         """Before the first request: as many models as fit, beginning with another on each device.
@@ -238,6 +256,18 @@ class WorkflowSimulation:
         return sum(seconds) / max(1, len(seconds))
 
 
+def placement_held_longest(task: WorkflowTask) -> PlacedModels:
+    """What `speculative` held longest on the same requests."""
+    simulation = WorkflowSimulation(replace(task, policy=SchedulingPolicy.SPECULATIVE))
+    held = HeldPlacements()
+    simulation.run(held.observe)
+    return held.fixed(
+        models_of(task.application),
+        lambda model: MODELS[model].size_bytes,
+        [task.memory_bytes] * task.devices,
+    )
+
+
 def placement_tasks(
     file: Path,
     seeds: Sequence[int],
@@ -262,7 +292,7 @@ def placement_tasks(
                 file,
                 minutes,
             )
-            for policy in policies or policies_of_runs()
+            for policy in policies or POLICIES
             for seed in seeds
         ]
     return tasks

@@ -21,8 +21,6 @@ class ReactiveParams:
     shrink_after_s: float = 600.0
     is_one_per_device: bool = False
     """Each device for one copy (section 8.1)."""
-    several_of_model: bool = True
-    """A device may have several copies of one model; no where a process runs one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +163,9 @@ class _Room:
         held = [
             self._view.copies[at] for at in self._kept() if self._view.copies[at].device == device
         ]
-        models = [copy.model for copy in held] + [m for m, at in self.added if at == device]
-        if model in models and not self._params.several_of_model:
-            return None
+        number = len(held) + sum(at == device for _, at in self.added)
         size_bytes, free = self._view.size_bytes, self._free_bytes(device)
-        number, gone = len(models), list[int]()
+        gone = list[int]()
         leaving: dict[str, int] = {}
         for at in [*self._idle(device), None]:
             is_alone = number == 0 or not self._params.is_one_per_device

@@ -6,19 +6,18 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from registry.domain.demand import ArrivalHint
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_state import PodState
-from registry.errors import PluginError
 from registry.redis.watch import ClusterWatch
 from workflows.metrics import SchedulerMetrics
 from workflows.plan import cluster_view
 from workflows.plan.costs import scheduling_problem
 from workflows.plan.plans import Plan, PlannedStep, announced_arrivals, plan_document
-from workflows.plan.pods import LonePlacement, PodQueues
-from workflows.plan.policies import SCHEDULING, SchedulingPolicy, stateful_policy
+from workflows.plan.pods import PodQueues
+from workflows.plan.policies import SchedulingPolicy
 from workflows.plan.problem import (
     WHOLE_POOL,
     Placement,
@@ -46,18 +45,6 @@ _MAX_PLANS: Final = 16
 """Of a run, kept for explanations."""
 
 
-class StepPlacement(Protocol):
-    """Places single steps, for a policy that keeps a state of its own."""
-
-    def observe(self) -> None:
-        """Look at the cluster; called about once a second."""
-        ...
-
-    def place(self, run: Run, step: RunStep) -> str:
-        """The pod of a step whose inputs are there; empty: the gateway chooses."""
-        ...
-
-
 class Planner:
     """Assigns steps to pods. Owned by the event loop; decides without an await."""
 
@@ -72,16 +59,6 @@ class Planner:
         self._preloads = preloads
         self._metrics = metrics
         self._plans: dict[str, Plan] = {}
-        self._alone = LonePlacement(self._pods)
-        self._stateful: dict[str, StepPlacement] = {}
-        for name in SCHEDULING:
-            try:
-                policy = stateful_policy(name)
-            except PluginError as error:
-                logger.warning("a scheduling policy is left out", extra={"error": str(error)})
-            else:
-                if policy is not None:
-                    self._stateful[name] = policy.live(self._pods, preloads)
         self.knowledge: dict[ModelName, WorkflowKnowledge] = defaultdict(WorkflowKnowledge)
 
     def now_s(self) -> float:
@@ -89,11 +66,6 @@ class Planner:
 
     def spec(self, model: ModelName) -> ModelSpec | None:
         return self._pods.spec(model)
-
-    def observe(self) -> None:
-        """Look at the cluster; called about once a second."""
-        for policy in self._stateful.values():
-            policy.observe()
 
     # The course of a run
 
@@ -132,7 +104,7 @@ class Planner:
                     self._plan(run, unplaced=step)
                 pod = step.pod
             case _:
-                pod = self._stateful.get(run.scheduling, self._alone).place(run, step)
+                pod = self._pods.place_alone(run, step)
         if pod:
             now_s = self.now_s()
             self._pods.steps.assign(

@@ -5,7 +5,7 @@ The steps are those that this scheduler has put on each pod, and those that its 
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, name_of_key
@@ -22,7 +22,7 @@ from workflows.plan.costs import (
     scheduling_problem,
 )
 from workflows.plan.plans import Plan
-from workflows.plan.policies import step_policy
+from workflows.plan.policies import greedy
 from workflows.plan.problem import (
     WHOLE_POOL,
     Placement,
@@ -70,10 +70,6 @@ class AssignedSteps:
             return True
         assigned = self._assigned[pod].get((run, number))
         return assigned is not None and assigned.sent_s is None
-
-    def count(self, pod: str, key: str) -> int:
-        """Steps of a model that are to run at a pod."""
-        return sum(each.model == key for each in self._assigned[pod].values())
 
     def expect(self, run: str, number: int, pod: str, key: str, *, start_s: float) -> None:
         self._expected[pod][run, number] = AssignedStep(key, start_s)
@@ -185,51 +181,25 @@ class PodQueues:
         size, key = (float(outputs_bytes(step.outputs)), self.key(step.model))
         self._output_bytes[key] = 0.8 * self._output_bytes.get(key, size) + 0.2 * size
 
-
-class LonePlacement:
-    def __init__(self, pods: PodQueues) -> None:
-        self._pods = pods
-        self._turns: dict[str, int] = {}
-        """By policy: the position after that of the pod chosen last."""
-
-    def place(
-        self, run: Run, step: RunStep, *, policy: str = "", among: Collection[str] = ()
-    ) -> str:
-        """The pod of a step whose inputs are there; empty where no pod can run it.
-
-        `policy`: in place of the run's; `among`: the pods to choose from, if one of them accepts.
-        """
-        policy = policy or run.scheduling
-        pods, now_s = self._pods.accepting(), self._pods.now_s()
-        if not pods:
-            return ""
-        key = self._pods.key(step.model)
+    def place_alone(self, run: Run, step: RunStep) -> str:
+        """The pod where a step with its inputs there ends earliest; empty where none can run it."""
+        pods, now_s, key = self.accepting(), self.now_s(), self.key(step.model)
         sources = [run.steps[number] for number in step.sources]
-        steps = [Step(self._pods.key(source.model)) for source in sources]
+        steps = [*(Step(self.key(source.model)) for source in sources)]
         steps.append(Step(key, tuple(range(len(sources)))))
         positions = {pod.name: position for position, pod in enumerate(pods)}
-        allowed: Sequence[int] = range(len(pods))
-        if among:
-            allowed = [at for at, pod in enumerate(pods) if pod.name in among] or allowed
         try:
             problem = scheduling_problem(
                 steps,
-                [self._device(pod, run, key, now_s) for pod in pods],
-                self._pods.costs_of([*(source.model for source in sources), step.model]),
-                cluster_view.links(self._pods.state),
+                [self.device(pod, self.queue(pod, run, now_s), [key], now_s) for pod in pods],
+                self.costs_of([*(source.model for source in sources), step.model]),
+                cluster_view.links(self.state),
                 placed={
                     number: Placement(positions.get(source.pod, 0), 0.0, 0.0)
                     for number, source in enumerate(sources)
                 },
-                allowed=[*([range(len(pods))] * len(sources)), allowed],
             )
-            turn = self._turns.get(policy, 0) % len(pods)
-            chosen = step_policy(policy)(problem, turn).placements[-1].device
+            return pods[greedy(problem).placements[-1].device].name
         except SchedulingProblemError as error:  # such as a model that was deleted
             logger.info("no place for a step", extra={"run": run.identity, "error": str(error)})
             return ""
-        self._turns[policy] = chosen + 1
-        return pods[chosen].name
-
-    def _device(self, pod: PodState, run: Run, key: str, now_s: float) -> Device:
-        return self._pods.device(pod, self._pods.queue(pod, run, now_s), [key], now_s)

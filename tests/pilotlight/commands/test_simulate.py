@@ -20,7 +20,7 @@ from load.simulator.runs import parquet_writer
 from pilotlight.commands.simulation_runs import SimulationPlan, run_simulations
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output
-from research.simulated_workflows.simulation import policies_of_runs
+from research.simulated_workflows.simulation import POLICIES
 from tests import servers
 from tests.pilotlight.conftest import Cli
 
@@ -425,7 +425,7 @@ def test_workflows_are_simulated_by_the_live_policies(cli: Cli, tmp_path: Path) 
     found = cli(
         "simulate", "--workflows", "gill", "--trace", str(trace), "--minutes", "1", "--json"
     ).document
-    assert [each["policy"] for each in found] == list(policies_of_runs())
+    assert [each["policy"] for each in found] == list(POLICIES)
     assert len({each["requests"] for each in found}) == 1
     assert found[0]["predicted_share"] > 0 == found[1]["predicted_share"]
 

@@ -18,11 +18,7 @@ from research.simulated_workflows.applications import (
 from research.simulated_workflows.arrivals import arrivals
 from research.simulated_workflows.devices import SimulatedDevice
 from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-from research.simulated_workflows.simulation import (
-    WorkflowSimulation,
-    WorkflowTask,
-    policies_of_runs,
-)
+from research.simulated_workflows.simulation import POLICIES, WorkflowSimulation, WorkflowTask
 from research.workflows.sharing_devices import SharingDevice
 
 
@@ -42,7 +38,7 @@ def task(trace: Path, application: str, policy: str, rate_per_s: float = 0.4) ->
     return WorkflowTask(application, policy, 1, 3, memory, rate_per_s, trace, 1)
 
 
-@pytest.mark.parametrize("policy", policies_of_runs())
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("application", list(APPLICATIONS))
 def test_every_step_runs_once_after_its_inputs(trace: Path, application: str, policy: str) -> None:
     simulation = WorkflowSimulation(task(trace, application, policy))

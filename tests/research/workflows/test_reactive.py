@@ -64,11 +64,9 @@ def test_copies_beyond_those_wanted_end_after_ten_minutes() -> None:
     assert after([0.0, 600.0], idle)[1] == CopyChanges(removed=(0,))
 
 
-def test_several_copies_of_a_model_share_a_device_where_that_is_allowed() -> None:
+def test_several_copies_of_a_model_may_share_a_device() -> None:
     busy = view(ModelCopy("a", 0, 9), ModelCopy("b", 0, 0), memory=(24.0,))
     assert after([0.0, 30.0], busy)[1].added == (("a", 0),) * 4
-    once = ReactiveParams(several_of_model=False)
-    assert after([0.0, 30.0], busy, once)[1] == CopyChanges()
 
 
 def test_one_per_device_leaves_no_two_copies_together() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.workflows.round_robin import round_robin
+from research.simulated_workflows.placers import round_robin
 from tests.workflows.scheduling.random_problems import earliest_finish_s, problems
 from workflows.plan.policies import greedy
 from workflows.plan.problem import (

@@ -4,20 +4,16 @@ import asyncio
 
 import pytest
 
-from common.pod_secret import PodSecret
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
-from research.workflows.reactive_placer import ReactiveCopies
 from tests.workflows.service.alone import new_planner
-from workflows.metrics import SchedulerMetrics
-from workflows.plan.pods import LonePlacement, PodQueues
+from workflows.plan.pods import PodQueues
 from workflows.plan.policies import SchedulingPolicy
 from workflows.plan.problem import PodGroup
-from workflows.preloads import Preloads
 from workflows.run import Run, RunStep, StepState
 
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
@@ -41,27 +37,13 @@ def pods() -> PodQueues:
     return queues
 
 
-@pytest.mark.parametrize("policy", [SchedulingPolicy.GREEDY, "round-robin"])
-def test_a_deleted_model_fails_no_other_step(pods: PodQueues, policy: str) -> None:
-    run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, policy)
+def test_a_deleted_model_fails_no_other_step(pods: PodQueues) -> None:
+    run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, SchedulingPolicy.GREEDY)
     step = RunStep(0, WRITER, {}, 0.0)
-    place = LonePlacement(pods).place
-    assert place(run, step) == "p"
+    assert pods.place_alone(run, step) == "p"
     pods.steps.assign("other", 0, "p", pods.key(JUDGE), ready_s=0.0)
     del pods.state.models[JUDGE]
-    assert place(run, step) == ""  # the gateway chooses
-
-
-async def test_copies_of_an_earlier_generation_take_no_memory(pods: PodQueues) -> None:
-    async with asyncio.TaskGroup() as group:
-        preloads = Preloads(group, PodSecret(""), SchedulerMetrics(), pods.now_s)
-        run = Run("r", ModelName("default", "w"), {}, 0.0, 60.0, "reactive-alone")
-        copies = ReactiveCopies(pods, preloads, is_one_per_device=True)
-        assert copies.place(run, RunStep(0, WRITER, {}, 0.0)) == "p"
-        pods.steps.assign("r", 0, "p", pods.key(WRITER), ready_s=0.0)  # under way
-        pods.state.models[WRITER] = ModelRecord(ModelSpec(WRITER, "s3://m/newer"))
-        assert copies.place(run, RunStep(0, JUDGE, {}, 0.0)) == "p"
-        preloads.close()
+    assert pods.place_alone(run, step) == ""  # the gateway chooses
 
 
 def test_schedulers_of_groups_divide_the_pods_among_them() -> None:

@@ -11,7 +11,7 @@ from registry.redis.client import Registry
 from registry.redis.reports import ArrivalHints
 from tests import servers
 from tests.workflows.service.harness import TWO_STEPS, WorkflowHarness, runners_of
-from workflows.plan.policies import SCHEDULING
+from workflows.plan.policies import SchedulingPolicy
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +45,7 @@ def test_branches_follow_fetched_outputs(harness: WorkflowHarness) -> None:
 
 def test_each_policy_runs_a_workflow(harness: WorkflowHarness) -> None:
     name = harness.deploy(TWO_STEPS)
-    for policy in SCHEDULING:
+    for policy in SchedulingPolicy:
         result = harness.result(name, {"text": "a"}, x_pilotlight_scheduling=policy)
         assert result == {"texts": "a"}
 
