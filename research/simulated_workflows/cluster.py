@@ -16,8 +16,7 @@ from research.simulated_workflows.constants import (
     MODELS,
     load_seconds,
 )
-from research.simulated_workflows.devices import SimulatedDevice
-from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+from research.simulated_workflows.devices import SimulatedDevice, SimulatedRun, SimulatedStep
 from workflows.plan.costs import (
     AssignedStep,
     Device,

@@ -1,16 +1,21 @@
-"""How simulated runs' steps are placed, by the policies of the live scheduler."""
+"""How simulated runs' steps are placed by the live scheduler's policies, and predicted.
+
+By the live predictor, or by plain frequencies as Zhang et al. 2025, section 5.2, print them: their
+key (a, T_k) reads as the last step, the text ("given a sequence of observed tasks") as all steps so
+far, and both are here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from math import inf
+from typing import Final, Protocol
 
 from research.simulated_workflows.applications import GENERATORS
 from research.simulated_workflows.cluster import COSTS, PlacedModels, SimulatedCluster
 from research.simulated_workflows.constants import LINKS
-from research.simulated_workflows.predictors import PREDICTORS, NextStepPredictor
-from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+from research.simulated_workflows.devices import SimulatedRun, SimulatedStep
 from workflows.plan.costs import scheduling_problem
 from workflows.plan.policies import devices_by_name, greedy, place_in_call_order
 from workflows.plan.problem import Placement, Schedule, SchedulingProblem, Step, candidate_devices
@@ -22,7 +27,69 @@ from workflows.plan.speculative import (
     place_sharing_batches,
     speculative,
 )
-from workflows.predict import END, InputPositions, PredictedStep, predicted_steps
+from workflows.predict import (
+    END,
+    Context,
+    InputPositions,
+    LongestContext,
+    PredictedStep,
+    StepCounts,
+    predicted_steps,
+    shares,
+)
+
+
+class NextStepPredictor(Protocol):
+    """Learns from the runs of one workflow. Times in seconds of the caller's clock."""
+
+    def probabilities(
+        self, steps: Sequence[str], features: Collection[str], now_s: float
+    ) -> dict[str, float]:
+        """Of each model that may follow `steps`, and END; empty where nothing is known."""
+        ...
+
+    def observe(
+        self, steps: Sequence[str], following: str, features: Collection[str], now_s: float
+    ) -> None:
+        """Count that `following`, a model or END, came after `steps`."""
+        ...
+
+
+class MarkovModel:
+    """Frequencies by one context made of the steps so far."""
+
+    def __init__(self, context: Callable[[Sequence[str]], Context]) -> None:
+        self._context = context
+        self._counts = StepCounts(half_life_s=inf)
+
+    def probabilities(
+        self, steps: Sequence[str], features: Collection[str], now_s: float
+    ) -> dict[str, float]:
+        """Of what follows `steps`; empty for a context never seen. Features count nothing."""
+        del features
+        return shares(self._counts.after(self._context(steps), now_s))
+
+    def observe(
+        self, steps: Sequence[str], following: str, features: Collection[str], now_s: float
+    ) -> None:
+        """Count a step, or END, that followed."""
+        del features
+        self._counts.add(self._context(steps), following, now_s)
+
+
+def markov_last() -> MarkovModel:
+    return MarkovModel(lambda steps: tuple(steps[-1:]))
+
+
+def markov_prefix() -> MarkovModel:
+    return MarkovModel(tuple)
+
+
+PREDICTORS: Final[Mapping[str, Callable[[], NextStepPredictor]]] = {
+    "longest-context": LongestContext,
+    "markov-last": markov_last,
+    "markov-prefix": markov_prefix,
+}
 
 
 class Placer(Protocol):

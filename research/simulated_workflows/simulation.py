@@ -13,11 +13,11 @@ from research.simulated_workflows.applications import (
     GENERATORS,
     Generators,
     WorkflowRequest,
+    arrivals,
     knowledge_card,
     mean_work_s,
     models_of,
 )
-from research.simulated_workflows.arrivals import arrivals
 from research.simulated_workflows.cluster import PlacedModels, SimulatedCluster, transfer_s
 from research.simulated_workflows.constants import (
     DEVICES,
@@ -27,12 +27,11 @@ from research.simulated_workflows.constants import (
     MODELS,
     WORD_IS_TRUE,
 )
-from research.simulated_workflows.devices import CountedDevice
+from research.simulated_workflows.devices import CountedDevice, SimulatedRun, SimulatedStep
+from research.simulated_workflows.held_placements import HeldPlacements
 from research.simulated_workflows.placers import LonePlacer, Placer, Schedulers, SpeculativePlacer
-from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
-from research.workflows.reactive import ReactiveParams
-from research.workflows.reactive_placer import ReactivePlacer
-from research.workflows.static import HeldPlacements
+from research.simulated_workflows.reactive import ReactiveParams
+from research.simulated_workflows.reactive_placer import ReactivePlacer
 from workflows.plan.policies import SchedulingPolicy
 
 POLICIES: Final = ("speculative", "greedy", "reactive", "reactive-alone", "round-robin", "static")

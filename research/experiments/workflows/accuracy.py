@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from research.simulated_workflows.applications import GENERATORS
-from research.simulated_workflows.predictors import PREDICTORS, NextStepPredictor
+from research.simulated_workflows.placers import PREDICTORS, NextStepPredictor
 from workflows.predict import END, most_likely
 
 CEILING_RUNS: Final = 20_000

@@ -23,9 +23,8 @@ from research.experiments.workflows.figures import (
     pays_table,
 )
 from research.simulated_workflows import constants
-from research.simulated_workflows.applications import GENERATORS
-from research.simulated_workflows.arrivals import FILE
-from research.simulated_workflows.predictors import PREDICTORS
+from research.simulated_workflows.applications import FILE, GENERATORS
+from research.simulated_workflows.placers import PREDICTORS
 from research.simulated_workflows.simulation import (
     WorkflowTask,
     placement_tasks,

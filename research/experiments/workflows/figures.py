@@ -11,7 +11,7 @@ from research.experiments.harness.rendering import spread
 from research.experiments.workflows.accuracy import AccuracyTask
 from research.simulated_workflows.applications import APPLICATIONS
 from research.simulated_workflows.constants import GB
-from research.simulated_workflows.predictors import PREDICTORS
+from research.simulated_workflows.placers import PREDICTORS
 from research.simulated_workflows.simulation import WorkflowRunResult, WorkflowTask
 
 POLICIES: Final = ("speculative", "greedy", "round-robin", "static", "reactive", "reactive-alone")

@@ -17,8 +17,7 @@ from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import spread
 from research.experiments.workflows import durations
 from research.simulated_workflows import constants
-from research.simulated_workflows.applications import mean_work_s
-from research.simulated_workflows.arrivals import FILE
+from research.simulated_workflows.applications import FILE, mean_work_s
 from research.simulated_workflows.simulation import (
     WorkflowRunResult,
     WorkflowTask,

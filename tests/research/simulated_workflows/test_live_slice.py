@@ -22,8 +22,8 @@ from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from research.simulated_workflows import constants
+from research.simulated_workflows.devices import SimulatedRun, SimulatedStep
 from research.simulated_workflows.placers import Placer
-from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
 from research.simulated_workflows.simulation import WorkflowSimulation, WorkflowTask
 from workflows.metrics import SchedulerMetrics
 from workflows.plan import cluster_view

@@ -13,13 +13,12 @@ from research.simulated_workflows.applications import (
     APPLICATIONS,
     GENERATORS,
     WorkflowRequest,
+    arrivals,
     models_of,
 )
-from research.simulated_workflows.arrivals import arrivals
-from research.simulated_workflows.devices import SimulatedDevice
-from research.simulated_workflows.simulated_run import SimulatedRun, SimulatedStep
+from research.simulated_workflows.devices import SimulatedDevice, SimulatedRun, SimulatedStep
+from research.simulated_workflows.reactive_placer import SharingDevice
 from research.simulated_workflows.simulation import POLICIES, WorkflowSimulation, WorkflowTask
-from research.workflows.sharing_devices import SharingDevice
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from research.experiments.workflows.accuracy import Accuracy, ObservedRun, score_and_learn
-from research.simulated_workflows.predictors import (
+from research.simulated_workflows.placers import (
     PREDICTORS,
     NextStepPredictor,
     markov_last,

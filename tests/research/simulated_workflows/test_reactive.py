@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from research.workflows.reactive import (
+from research.simulated_workflows.reactive import (
     CopiesView,
     CopyChanges,
     ModelCopy,

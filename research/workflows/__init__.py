@@ -1,1 +1,0 @@
-"""Published policies of workflows, as plug-ins of their scheduler."""
