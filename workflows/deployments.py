@@ -309,7 +309,6 @@ class Deployments:
         run.called = run.yielded = 0
         run.printed = Printed()
         run.fetches.clear()
-        run.forgotten.clear()
         run.iterated.clear()
         runner.send(
             {

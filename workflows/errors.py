@@ -77,12 +77,7 @@ class StepError(Exception):
 
 
 class InputsLost(Exception):
-    """Kept tensors that the step takes are gone: the steps that made them are to run again."""
-
-    def __init__(self, message: str, identities: frozenset[str]) -> None:
-        super().__init__(message)
-        self.identities = identities
-        """Those that are lost; from a pod's refusal all that were sent to it."""
+    """A pod does not keep tensors any more: the steps that made them are to run again."""
 
 
 class StepLost(Exception):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from registry.redis.workflow_log import GAP, RunRecord, TakenRun, WorkflowLog
-from workflows.predict import BadCountsError, WorkflowCounts, WorkflowKnowledge
+from workflows.predict import WorkflowKnowledge
 from workflows.run import Delivery, RecordedStep, Run, RunStatus, RunStep
 from workflows.values import StoredTensor, outputs_bytes
 
@@ -227,37 +227,32 @@ class KnowledgeStore:
 
     async def read(self, name: ModelName) -> None:
         """What other schedulers, or this one before its restart, know of a workflow."""
-        if name in self._known:
-            return
-        knowledge = self._known[name]
-        with suppress(RegistryUnavailable):
-            stored, _ = await self._stored_counts(name)
-            knowledge.adopt(stored, self._now_s())
+        if name not in self._known:
+            knowledge = self._known[name]
+            with suppress(RegistryUnavailable):
+                found, _ = await self._with_stored(name, knowledge)
+                knowledge.adopt(found, 0)
 
     async def store_changed(self) -> None:
+        """Add what is not stored yet to the counts of all schedulers, and go on from these."""
         for name, knowledge in list(self._known.items()):
-            if knowledge.is_changed:
-                await self._store(name, knowledge)
+            if not knowledge.unstored:
+                continue
+            try:
+                found, version = await self._with_stored(name, knowledge)
+                count = len(knowledge.unstored)
+                if await self._log.put_counts(name, found.as_json(self._now_s()), version):
+                    knowledge.adopt(found, count)
+            except RegistryUnavailable as error:
+                logger.debug("counts are stored later", extra={"error": str(error)})
 
-    async def _stored_counts(self, name: ModelName) -> tuple[WorkflowCounts, int]:
-        """What all schedulers have stored, and its version; damaged counts are replaced."""
+    async def _with_stored(
+        self, name: ModelName, knowledge: WorkflowKnowledge
+    ) -> tuple[WorkflowKnowledge, int]:
+        """With what all schedulers have stored, and its version; damaged counts are replaced."""
         stored, version = await self._log.counts(name)
         try:
-            return WorkflowCounts.of_json(stored, self._now_s()), version
-        except BadCountsError as error:
+            return knowledge.with_stored(stored, self._now_s()), version
+        except (ValueError, TypeError, AttributeError) as error:
             logger.warning("stored counts are damaged", extra={"error": str(error)})
-            return WorkflowCounts(), version
-
-    async def _store(self, name: ModelName, knowledge: WorkflowKnowledge) -> None:
-        """Add what is not stored yet to the counts of all schedulers, and go on from these."""
-        taken = knowledge.take_unstored()
-        try:
-            stored, version = await self._stored_counts(name)
-            now_s = self._now_s()
-            stored.merge(taken, now_s)
-            if await self._log.put_counts(name, stored.as_json(now_s), version):
-                knowledge.adopt(stored, now_s)
-                return
-        except RegistryUnavailable as error:
-            logger.debug("counts are stored later", extra={"error": str(error)})
-        knowledge.put_back(taken, self._now_s())  # for the next interval
+            return knowledge.with_stored({}, self._now_s()), version

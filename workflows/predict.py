@@ -4,22 +4,32 @@ Zhang et al. 2025, section 5.2: the table (application, T_k) -> {(S_i, f_i)}, S_
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import exp, inf, isfinite, log
-from typing import Any, Final, Protocol, TypeAlias
+from functools import partial
+from math import exp, inf, log
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
+
+from pydantic import Field, TypeAdapter
 
 END: Final = ""
 """Follows the last step of a run. No model has an empty name."""
 MAX_CONTEXTS: Final = 4096
 """Of one workflow; beyond it the contexts seen longest ago go."""
+MAX_UNSTORED: Final = 4096
+"""Calls that wait to be stored; of more, while the registry does not answer, the latest."""
 
 Context: TypeAlias = tuple[str, ...]
 
 
-class BadCountsError(ValueError):
-    """Stored counts that are damaged; says where."""
+_STORED: Final = TypeAdapter(
+    list[
+        tuple[Context, dict[str, Annotated[float, Field(strict=True, ge=0.0, allow_inf_nan=False)]]]
+    ]
+)
+"""Counts as they are stored: pairs of a context and what followed it."""
 
 
 @dataclass(slots=True)
@@ -63,44 +73,15 @@ class StepCounts:
         followers.decay(now_s, self._half_life_s)
         return dict(followers.by_model)
 
-    def merge(self, other: "StepCounts", now_s: float) -> None:
-        """Add another scheduler's counts to these."""
-        for context in other._followers:
-            for model, count in other.after(context, now_s).items():
-                self.add(context, model, now_s, count)
-
     def as_json(self, now_s: float) -> list[list[object]]:
         """[context, {model: count}] pairs as of now, for storage."""
         return [[list(context), self.after(context, now_s)] for context in self._followers]
 
     def read_json(self, stored: object, now_s: float) -> None:
-        """Add stored counts. Raises BadCountsError without adding any where one is damaged."""
-        checked = [_checked(entry) for entry in _entries(stored)]
-        for context, followers in checked:
+        """Add stored counts. Raises ValueError without adding any where one is damaged."""
+        for context, followers in _STORED.validate_python(stored):
             for model, count in followers.items():
                 self.add(context, model, now_s, count)
-
-
-def _entries(stored: object) -> Iterable[object]:
-    if not isinstance(stored, list):
-        raise BadCountsError(f"step counts are a list, not {type(stored).__name__}")
-    return stored
-
-
-def _checked(entry: object) -> tuple[Context, Mapping[str, float]]:
-    match entry:
-        case [list(context), dict(followers)] if _are_names(context) and _are_names([*followers]):
-            for model, count in followers.items():
-                if not isinstance(count, int | float) or not isfinite(count) or count < 0:
-                    raise BadCountsError(
-                        f"count of {model!r} after {context} is {count!r}, not a number from 0"
-                    )
-            return tuple(context), followers
-    raise BadCountsError(f"{entry!r:.100} is no pair of a context and counts by model")
-
-
-def _are_names(values: Sequence[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
 
 
 def shares(counts: Mapping[str, float]) -> dict[str, float]:
@@ -166,17 +147,12 @@ class LongestContext:
         for feature in features:
             self._by_feature.add((feature, *steps[-1:]), following, now_s)
 
-    def merge(self, other: "LongestContext", now_s: float) -> None:
-        """Add what another scheduler has seen."""
-        self._counts.merge(other._counts, now_s)
-        self._by_feature.merge(other._by_feature, now_s)
-
     def as_json(self, now_s: float) -> dict[str, object]:
         """All counts as of now, for storage."""
         return {"steps": self._counts.as_json(now_s), "features": self._by_feature.as_json(now_s)}
 
     def read_json(self, stored: Mapping[str, object], now_s: float) -> None:
-        """Add stored counts. Raises BadCountsError where they are damaged."""
+        """Add stored counts. Raises ValueError where they are damaged."""
         self._counts.read_json(stored.get("steps", []), now_s)
         self._by_feature.read_json(stored.get("features", []), now_s)
 
@@ -269,7 +245,7 @@ class InputPositions:
         else:
             return (len(steps) - 1,) if steps else ()
         found = [len(steps) + int(offset) for offset in offsets.split(",") if offset]
-        return tuple(position for position in found if position >= 0)
+        return tuple(position for position in found if 0 <= position < len(steps))
 
 
 def _input_contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]:
@@ -278,16 +254,6 @@ def _input_contexts(steps: Sequence[str], model: str) -> tuple[Context, Context]
 
 MAX_STEPS: Final = 32
 MIN_PATH_PROBABILITY: Final = 0.05
-
-
-class StepProbabilities(Protocol):
-    """A predictor, such as `LongestContext`."""
-
-    def probabilities(
-        self, steps: Sequence[str], features: Collection[str], now_s: float
-    ) -> dict[str, float]:
-        """Of each model that may follow `steps`, and END; empty where nothing is known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,24 +269,24 @@ class PredictedStep:
 
 def predicted_steps(
     known: Sequence[str],
-    predictor: StepProbabilities,
+    probabilities: Callable[[Sequence[str]], Mapping[str, float]],
     positions: InputPositions,
-    *,
-    features: Collection[str],
     now_s: float,
 ) -> list[PredictedStep]:
     """Continue the known steps by the likeliest ones, one after the other until the run's end.
+
+    `probabilities`: of each model that may follow steps, and of END; empty where nothing is known.
 
     Zhang et al. 2025, section 5.2. The paper has no horizon; here predictions stop at 32 steps and
     below a probability of 0.05 for the path.
     """
     run, path, found = list(known), 1.0, list[PredictedStep]()
     while len(found) < MAX_STEPS:
-        probabilities = predictor.probabilities(run, features, now_s)
-        model = most_likely(probabilities)
+        following = probabilities(run)
+        model = most_likely(following)
         if model is None or model == END:
             break
-        path *= probabilities[model]
+        path *= following[model]
         if path < MIN_PATH_PROBABILITY:
             break
         found.append(PredictedStep(model, positions.expected(run, model, now_s), path))
@@ -328,84 +294,65 @@ def predicted_steps(
     return found
 
 
-class WorkflowCounts:
-    """Counts of what followed, and of the inputs that steps took."""
+class ObservedCall(NamedTuple):
+    """A model, or END, that followed `steps`."""
 
-    def __init__(self) -> None:
-        self.predictor = LongestContext()
-        self.positions = InputPositions(HALF_LIFE_S)
-
-    def merge(self, other: "WorkflowCounts", now_s: float) -> None:
-        """Add what another scheduler has seen."""
-        self.predictor.merge(other.predictor, now_s)
-        self.positions.counts.merge(other.positions.counts, now_s)
-
-    def as_json(self, now_s: float) -> dict[str, Any]:
-        """All counts as of now, for storage."""
-        steps, inputs = self.predictor.as_json(now_s), self.positions.counts.as_json(now_s)
-        return {"at_s": now_s, "steps": steps, "inputs": inputs}
-
-    @classmethod
-    def of_json(cls, stored: Mapping[str, Any], now_s: float) -> "WorkflowCounts":
-        """Stored counts, which have decayed since. Raises BadCountsError where they are damaged."""
-        counts, at_s = cls(), stored.get("at_s", now_s)
-        if not isinstance(at_s, int | float):
-            raise BadCountsError(f"the time of stored counts is a number, was {at_s!r:.100}")
-        counts.predictor.read_json(stored.get("steps", {}), min(at_s, now_s))
-        counts.positions.counts.read_json(stored.get("inputs", []), min(at_s, now_s))
-        return counts
+    steps: Sequence[str]
+    model: str
+    features: Collection[str]
+    now_s: float
+    inputs: Sequence[int] = ()
+    """Positions of the steps whose outputs it took."""
 
 
 class WorkflowKnowledge:
     """Counts of one workflow. Belongs to the scheduler's event loop.
 
-    What this scheduler has counted and not stored yet is kept apart, so that several schedulers
-    add to the same stored counts.
+    Several schedulers add to the same stored counts: what this one has observed since it stored
+    its own is kept apart.
     """
 
     def __init__(self) -> None:
-        self._counts = WorkflowCounts()
-        self._unstored = WorkflowCounts()
-        self.is_changed = False
-        """Since it was last stored."""
+        self.predictor = LongestContext()
+        self._positions = InputPositions(HALF_LIFE_S)
+        self.unstored: deque[ObservedCall] = deque(maxlen=MAX_UNSTORED)
 
     def predict(
         self, steps: Sequence[str], features: Collection[str], now_s: float
     ) -> list[PredictedStep]:
         """The steps that are likely to follow, with the positions of their inputs."""
-        return predicted_steps(
-            steps, self._counts.predictor, self._counts.positions, features=features, now_s=now_s
-        )
+        probabilities = partial(self.predictor.probabilities, features=features, now_s=now_s)
+        return predicted_steps(steps, probabilities, self._positions, now_s)
 
-    def observe(
-        self,
-        steps: Sequence[str],
-        model: str,
-        features: Collection[str],
-        now_s: float,
-        inputs: Sequence[int] = (),
-    ) -> None:
-        """Count a call that followed `steps`, or END."""
-        for counts in (self._counts, self._unstored):
-            counts.predictor.observe(steps, model, features, now_s)
-            if model != END:
-                counts.positions.observe(steps, model, inputs, now_s)
-        self.is_changed = True
+    def observe(self, call: ObservedCall) -> None:
+        self._count(call)
+        self.unstored.append(call)
+
+    def _count(self, call: ObservedCall) -> None:
+        self.predictor.observe(*call[:4])
+        if call.model != END:
+            self._positions.observe(call.steps, call.model, call.inputs, call.now_s)
 
     # Storage
 
-    def take_unstored(self) -> WorkflowCounts:
-        """What is to be added to the stored counts; what follows counts as not stored."""
-        taken, self._unstored = self._unstored, WorkflowCounts()
-        self.is_changed = False
-        return taken
+    def as_json(self, now_s: float) -> dict[str, Any]:
+        """All counts as of now."""
+        inputs = self._positions.counts.as_json(now_s)
+        return {"at_s": now_s, "steps": self.predictor.as_json(now_s), "inputs": inputs}
 
-    def put_back(self, taken: WorkflowCounts, now_s: float) -> None:
-        """It could not be stored."""
-        self._unstored.merge(taken, now_s)
-        self.is_changed = True
+    def with_stored(self, stored: Mapping[str, Any], now_s: float) -> "WorkflowKnowledge":
+        """Stored counts, which have decayed since, and what is not stored yet.
 
-    def adopt(self, stored: WorkflowCounts, now_s: float) -> None:
-        """Go on from the stored counts of all schedulers, and what this one has not stored yet."""
-        stored.merge(self._unstored, now_s)
-        self._counts = stored
+        Raises ValueError where they are damaged.
+        """
+        found, at_s = WorkflowKnowledge(), min(float(stored.get("at_s", now_s)), now_s)
+        found.predictor.read_json(stored.get("steps", {}), at_s)
+        found._positions.counts.read_json(stored.get("inputs", []), at_s)
+        for call in self.unstored:
+            found._count(call)
+        return found
+
+    def adopt(self, found: "WorkflowKnowledge", stored: int) -> None:
+        """Go on from the counts of `with_stored`, of whose calls the first are `stored` now."""
+        self.predictor, self._positions = found.predictor, found._positions
+        self.unstored = deque(list(self.unstored)[stored:], MAX_UNSTORED)

@@ -160,8 +160,6 @@ class Run:
     steps: list[RunStep] = field(default_factory=list)
     fetches: set[int] = field(default_factory=set)
     """Steps whose outputs its code waits for."""
-    forgotten: set[int] = field(default_factory=set)
-    """Steps on which its code has no handle, and whose outputs may still be kept."""
     iterated: dict[int, int] = field(default_factory=dict)
     """Steps whose text its code iterates, with the characters that it has got."""
     recorded: dict[int, RecordedStep] = field(default_factory=dict)

@@ -14,7 +14,6 @@ import orjson
 
 from common.frames import BadFrame
 from common.inference_protocol import InvalidRequest
-from common.inference_protocol.tensors import TensorReference
 from registry.domain.model import ModelName
 from workflows.errors import InputsLost, StepError
 from workflows.journal import Journal
@@ -63,10 +62,6 @@ class RunControl:
             case {"type": "step", "step": int(number), "model": str(model), "inputs": dict(inputs)}:
                 name, protocol = ModelName(run.workflow.namespace, model), message.get("protocol")
                 self._on_call(run, number, name, inputs, str(protocol or ""))
-                forgotten = message.get("forgotten")
-                if isinstance(forgotten, list):  # the code has dropped its handles on these
-                    run.forgotten |= {each for each in forgotten if each in range(len(run.steps))}
-                    self._free_forgotten(run)
             case {"type": "fetch", "step": int(number)} if 0 <= number < len(run.steps):
                 run.fetches.add(number)
                 self._need_data(run, run.steps[number])
@@ -173,7 +168,7 @@ class RunControl:
             logger.warning("inputs lost", extra={"run": run.identity, "error": str(lost)})
             step.state = StepState.WAITING
             for number in step.sources:
-                _forget_lost(run.steps[number], lost)
+                run.steps[number].forget_kept()
             self._advance(run, step)
 
     def _may_lose(self, run: Run, step: RunStep, error: InputsLost) -> bool:
@@ -204,7 +199,6 @@ class RunControl:
         if step.number in run.fetches or step.number in run.iterated:
             self._need_data(run, step)
         self._deliver_ready(run)
-        self._free_forgotten(run)
 
     # Outputs
 
@@ -224,7 +218,7 @@ class RunControl:
         except InputsLost as error:
             step.fetching = None
             if self._may_lose(run, step, error):
-                _forget_lost(step, error)
+                step.forget_kept()
                 self._need_data(run, step)
         else:
             step.fetching = None
@@ -232,13 +226,6 @@ class RunControl:
                 step.outputs = fetched
             self._need_data(run, step)
             self._deliver_ready(run)
-            self._free_forgotten(run)
-
-    def _free_forgotten(self, run: Run) -> None:
-        """Free kept outputs that neither the code nor a step needs any more."""
-        kept = forget_unneeded(run)
-        if kept:
-            self._group.create_task(self._steps.free(run, kept))
 
     def _deliver_ready(self, run: Run) -> None:
         """Deliver what the code waits for; of a resumed run first what it got the first time."""
@@ -332,35 +319,6 @@ def _is_writable(message: Mapping[str, Any]) -> bool:
 
 def _error(message: str, reason: str, status: int) -> dict[str, Any]:
     return {"message": message, "reason": reason, "status": status}
-
-
-def _forget_lost(step: RunStep, error: InputsLost) -> None:
-    """Forget outputs of which some are lost, so that the step runs again."""
-    kept = [each.kept.identity for each in (step.outputs or {}).values() if each.kept is not None]
-    if not error.identities.isdisjoint(kept):
-        step.forget_kept()
-
-
-def forget_unneeded(run: Run) -> list[TensorReference]:
-    """Forget the kept outputs of steps without a handle, and return what pods may free.
-
-    Such a step runs again where it is needed after all: by a run that is resumed, or by a later
-    step whose own outputs are lost.
-    """
-    if not run.forgotten:
-        return []
-    needed = {number for step in run.steps if not step.is_over for number in step.sources}
-    unneeded = run.forgotten - needed - run.fetches - run.iterated.keys()
-    freed: list[TensorReference] = []
-    for number in sorted(unneeded):
-        step = run.steps[number]
-        if not step.is_over or step.fetching is not None:
-            continue
-        run.forgotten.discard(number)
-        outputs = (step.outputs or {}).values()
-        freed += [each.kept for each in outputs if each.kept is not None]
-        step.forget_kept()
-    return freed
 
 
 def _is_at_hand(step: RunStep) -> bool:

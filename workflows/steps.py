@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import orjson
 
@@ -16,7 +16,7 @@ from common.http_client import HttpClient, Response, split_url
 from common.http_connection import HttpError, NotConnected, TooLarge
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import LENGTH_HEADER
-from common.inference_protocol.tensors import BYTES, MAX_IDENTITIES, TensorReference
+from common.inference_protocol.tensors import BYTES, TensorReference
 from common.pod_responses import parse_server_timing
 from common.pod_secret import PodSecret
 from common.tls import PartTls
@@ -60,10 +60,8 @@ runs the one that more is to follow (Zhang et al. 2025 run batches by arrival)."
 
 MAX_FETCH_BYTES: Final = 4 * 1024**2
 """Outputs that a run's code may fetch at once: it is given them in one message, through a pipe."""
-ANSWER_TIMEOUT_S: Final = 2.0
-"""What a pod keeps that does not answer by then is made again."""
 FETCH_TIMEOUT_S: Final = 10.0
-"""Also to free outputs."""
+"""Also to free outputs. What a pod keeps that does not answer by then is made again."""
 
 
 class Steps:
@@ -89,8 +87,8 @@ class Steps:
     async def execute(self, run: Run, step: RunStep, on_text: Callable[[], None]) -> None:
         """Send a step, whose inputs are there, until a pod answers; sets its outputs.
 
-        `on_text` is called when more has come of the text of a streamed one. Raises StepError;
-        InputsLost with the tensors that no pod keeps any more.
+        `on_text` is called when more has come of the text of a streamed one. Raises StepError,
+        InputsLost.
         """
         inputs = _resolved_inputs(run, step)
         if step.protocol == STREAM:
@@ -105,8 +103,6 @@ class Steps:
                     raise StepError(str(error), "step-lost", 503) from error
                 pause_s = min(_FIRST_PAUSE_S * 2 ** min(step.attempts - 1, 8), _MAX_PAUSE_S)
                 await asyncio.sleep(max(pause_s, error.pause_s))
-            except InputsLost as error:
-                raise InputsLost(str(error), await self._find_lost(run, inputs)) from error
             else:
                 return
 
@@ -175,69 +171,31 @@ class Steps:
         return outputs
 
     async def _fetch_tensor(self, run: Run, name: str, kept: TensorReference) -> bytes:
-        lost = frozenset((kept.identity,))
-        path = f"/{quote(kept.identity, safe='')}"
         try:
-            response = await self._ask("GET", run, kept.address, path, FETCH_TIMEOUT_S)
+            path = f"/{quote(kept.identity, safe='')}"
+            response = await self._ask("GET", run, kept.address, path)
         except HttpError as error:
-            raise InputsLost(f"the pod that keeps {name!r} is gone: {error}", lost) from error
+            raise InputsLost(f"the pod that keeps {name!r} is gone: {error}") from error
         if response.status != 200 or len(response.body) != kept.size_bytes:
-            raise InputsLost(f"the pod does not keep {name!r} any more", lost)
+            raise InputsLost(f"the pod does not keep {name!r} any more")
         return response.body
 
     async def drop(self, run: Run, addresses: Collection[str]) -> None:
         """Free what pods keep for a run that has ended; what fails ends with its deadline."""
-        await asyncio.gather(*(self._delete(run, address, "") for address in addresses))
+        await asyncio.gather(*(self._drop_at(run, address) for address in addresses))
 
-    async def free(self, run: Run, kept: Sequence[TensorReference]) -> None:
-        """Free single outputs; what fails ends with the run."""
-        for address, identities in _by_address(kept).items():
-            for first in range(0, len(identities), MAX_IDENTITIES):
-                some = ",".join(identities[first : first + MAX_IDENTITIES])
-                await self._delete(run, address, f"/{quote(some, safe=',')}")
-
-    async def _delete(self, run: Run, address: str, path: str) -> None:
+    async def _drop_at(self, run: Run, address: str) -> None:
         try:
-            await self._ask("DELETE", run, address, path, FETCH_TIMEOUT_S)
+            await self._ask("DELETE", run, address)
         except HttpError as error:
             logger.info("kept outputs not freed", extra={"pod": address, "error": str(error)})
 
-    async def _find_lost(self, run: Run, inputs: Sequence[StoredTensor]) -> frozenset[str]:
-        """Identities of the tensors that their pods do not keep any more.
-
-        All of them where every pod says that it keeps its own: the pod that missed one could not
-        fetch it, and does not say which.
-        """
-        sent = [each.kept for each in inputs if each.kept is not None]
-        kept = await asyncio.gather(
-            *(self._kept_at(run, *each) for each in _by_address(sent).items())
-        )
-        identities = frozenset(each.identity for each in sent)
-        return identities.difference(*kept) or identities
-
-    async def _kept_at(self, run: Run, address: str, identities: Sequence[str]) -> set[str]:
-        query = urlencode([("identity", each) for each in identities])
-        try:
-            response = await self._ask("GET", run, address, f"?{query}", ANSWER_TIMEOUT_S)
-            return set(response.json()["kept"])
-        except (HttpError, ValueError, TypeError, KeyError):  # no pod, or one without memory of it
-            return set()
-
-    async def _ask(
-        self, method: str, run: Run, address: str, path: str, timeout_s: float
-    ) -> Response:
+    async def _ask(self, method: str, run: Run, address: str, path: str = "") -> Response:
         names = (run.workflow.namespace, run.identity)
         path = "/v2/tensors/" + "/".join(quote(name, safe="") for name in names) + path
         return await self._pods.request(
-            method, address, path, self._secret.headers, timeout_s=timeout_s
+            method, address, path, self._secret.headers, timeout_s=FETCH_TIMEOUT_S
         )
-
-
-def _by_address(kept: Sequence[TensorReference]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for each in kept:
-        found.setdefault(each.address, []).append(each.identity)
-    return found
 
 
 def _request(
@@ -324,7 +282,7 @@ def _outputs(
 ) -> dict[str, StoredTensor]:
     """Raises StepError, StepLost; InputsLost where the pod could not get an input."""
     if response.status == 424 and any(each.kept is not None for each in inputs):
-        raise InputsLost(response.body[:300].decode("utf-8", "replace"), frozenset())
+        raise InputsLost(response.body[:300].decode("utf-8", "replace"))
     if response.status != 200:
         failure = _failure(step, response)
         if step.protocol in ("", STREAM) or isinstance(failure, StepLost):

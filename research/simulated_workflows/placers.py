@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Final, Protocol
 
@@ -258,10 +259,11 @@ class SpeculativePlacer:
         steps = [Step(step.model, request.calls[step.number].inputs) for step in run.steps]
         predicted = predicted_steps(
             [step.model for step in run.steps],
-            self._models[request.workflow],
+            partial(
+                self._models[request.workflow].probabilities, features=request.features, now_s=now_s
+            ),
             self._positions[request.workflow],
-            features=request.features,
-            now_s=now_s,
+            now_s,
         )
         steps += [Step(each.model, each.inputs) for each in predicted]
         schedule, devices = self._schedule(run, steps)

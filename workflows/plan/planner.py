@@ -35,7 +35,7 @@ from workflows.plan.speculative import (
     place_sharing_batches,
     speculative,
 )
-from workflows.predict import END, WorkflowKnowledge
+from workflows.predict import END, ObservedCall, WorkflowKnowledge
 from workflows.preloads import Preloads
 from workflows.run import Run, RunStep, StepState
 
@@ -83,7 +83,7 @@ class Planner:
         step.predicted = plan is not None and plan.foresees(
             step.number, step.model.name, step.sources
         )
-        knowledge.observe(before, step.model.name, run.features, now_s, step.sources)
+        knowledge.observe(ObservedCall(before, step.model.name, run.features, now_s, step.sources))
         if run.scheduling != SchedulingPolicy.SPECULATIVE:
             return
         age_s = now_s - plan.made_s if plan is not None else 0.0
@@ -148,7 +148,8 @@ class Planner:
     def end(self, run: Run, *, is_learned: bool) -> None:
         """A run is over."""
         if is_learned:
-            self.knowledge[run.workflow].observe(run.models, END, run.features, self.now_s())
+            call = ObservedCall(run.models, END, run.features, self.now_s())
+            self.knowledge[run.workflow].observe(call)
         self._pods.steps.forget_all(run.identity, self._plans.pop(run.identity, None))
         for step in run.steps:
             self.ended(run, step)

@@ -67,9 +67,6 @@ class Step(Unknown):
         self.model = model
         self.number = number
 
-    def __del__(self) -> None:
-        self._run.forget(self.number)
-
     def __getitem__(self, name: str) -> Output:
         if not isinstance(name, str):
             raise TypeError(

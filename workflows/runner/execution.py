@@ -139,8 +139,6 @@ class ExecutingRun:
         """Calls of this turn of the loop, with their frames: their text may be iterated yet."""
         self._streams: dict[int, asyncio.Queue[str | StepFailed | None]] = {}
         self._iterated: set[int] = set()
-        self._forgotten: list[int] = []
-        """Steps without a handle, of which the scheduler does not know yet."""
         self._printed = Printed()
         self._unsent = ""
         """Printed since the last frame."""
@@ -170,8 +168,6 @@ class ExecutingRun:
             "inputs": inputs,
             **({"protocol": protocol} if protocol else {}),
         }
-        if self._forgotten:  # earlier calls took their outputs, later ones cannot
-            message["forgotten"], self._forgotten = self._forgotten, []
         try:
             framed = frame(message)
         except BadFrame as error:
@@ -187,10 +183,6 @@ class ExecutingRun:
         for _, framed in self._held.values():
             self._write(framed)
         self._held.clear()
-
-    def forget(self, step: int) -> None:
-        """Only note it, since handles are freed at any point; the next call says so."""
-        self._forgotten.append(step)
 
     def fetch(self, step: int) -> asyncio.Future[dict[str, Any]]:
         if step not in self._fetches:

@@ -1,6 +1,7 @@
 """Predictors of the next step: the paper's two readings, ours, and how they are scored."""
 
 import random
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -14,7 +15,6 @@ from research.simulated_workflows.placers import (
 from workflows.predict import (
     END,
     MAX_STEPS,
-    BadCountsError,
     InputPositions,
     LongestContext,
     StepCounts,
@@ -26,6 +26,10 @@ from workflows.predict import (
 
 def learn(predictor: NextStepPredictor, *runs: str, features: frozenset[str] = frozenset()) -> None:
     score_and_learn(predictor, [ObservedRun(list(run), features, 0.0) for run in runs], Accuracy())
+
+
+def following(predictor: NextStepPredictor) -> Callable[[Sequence[str]], dict[str, float]]:
+    return lambda steps: predictor.probabilities(steps, (), 0.0)
 
 
 def test_the_last_step_alone_mixes_what_the_whole_prefix_tells_apart() -> None:
@@ -98,16 +102,11 @@ def test_a_clock_set_back_changes_no_count() -> None:
     assert counts.after(("a",), 60.0) == {"b": 2.0}
 
 
-def test_counts_survive_a_restart_and_merge_with_those_of_others() -> None:
-    first, second = LongestContext(), LongestContext()
+def test_counts_survive_a_restart() -> None:
+    first, read = LongestContext(), LongestContext()
     learn(first, "ab", "ab")
-    learn(second, "ac")
-    merged = LongestContext()
-    merged.read_json(first.as_json(0.0), 0.0)
-    assert merged.probabilities("a", (), 0.0) == first.probabilities("a", (), 0.0)
-    merged.merge(second, 0.0)
-    assert most_likely(merged.probabilities("a", (), 0.0)) == "b"
-    assert merged.probabilities("a", (), 0.0)["c"] > 0
+    read.read_json(first.as_json(0.0), 0.0)
+    assert read.probabilities("a", (), 0.0) == first.probabilities("a", (), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,7 @@ def test_counts_survive_a_restart_and_merge_with_those_of_others() -> None:
 def test_damaged_counts_are_refused_whole(stored: object) -> None:
     counts = StepCounts()
     good = [["x"], {"y": 1.0}]
-    with pytest.raises(BadCountsError):
+    with pytest.raises(ValueError, match="validation error"):
         counts.read_json([good, *stored] if isinstance(stored, list) else stored, 0.0)
     assert counts.after(("x",), 0.0) == {}
 
@@ -142,7 +141,7 @@ def test_predicted_steps_take_the_inputs_that_such_steps_took() -> None:
     learn(predictor, *["aab"] * 5)
     for _ in range(5):
         positions.observe("aa", "b", [0, 1], 0.0)
-    found = predicted_steps("a", predictor, positions, features=(), now_s=0.0)
+    found = predicted_steps("a", following(predictor), positions, 0.0)
     assert [(step.model, step.inputs) for step in found] == [("a", (0,)), ("b", (0, 1))]
     assert all(0.5 < step.probability <= 1.0 for step in found)
 
@@ -150,14 +149,14 @@ def test_predicted_steps_take_the_inputs_that_such_steps_took() -> None:
 def test_predictions_of_a_loop_stop() -> None:
     predictor = markov_last()
     learn(predictor, "a" * 200)
-    found = predicted_steps("a", predictor, InputPositions(), features=(), now_s=0.0)
+    found = predicted_steps("a", following(predictor), InputPositions(), 0.0)
     assert len(found) == MAX_STEPS
 
 
 def test_unlikely_paths_are_not_followed() -> None:
     predictor = markov_last()
     learn(predictor, *(f"a{letter}" for letter in "bcdefghijklmnopqrstuvwxyzABC"))
-    assert predicted_steps("a", predictor, InputPositions(), features=(), now_s=0.0) == []
+    assert predicted_steps("a", following(predictor), InputPositions(), 0.0) == []
 
 
 def test_features_are_bounded_and_equal_for_like_requests() -> None:
