@@ -23,7 +23,7 @@ from common.shown_value import json_fault, kind_of
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
 from workflows.deployments import not_deployed
-from workflows.errors import BadFile, BadRequest, TooLarge, WorkflowError
+from workflows.errors import WorkflowError
 from workflows.metrics import SchedulerMetrics
 from workflows.plan.policies import parse_scheduling
 from workflows.run import ANY_WORKFLOW, Run, RunStatus
@@ -41,8 +41,9 @@ def namespace_of(request: Request) -> str:
 
 def workflow_of(request: Request, name: str) -> ModelName:
     if not _NAME.fullmatch(name):
-        raise BadRequest(
-            f"a workflow's name has 1 to 63 small letters, digits and hyphens, was {name[:80]!r}"
+        raise WorkflowError(
+            f"a workflow's name has 1 to 63 small letters, digits and hyphens, was {name[:80]!r}",
+            "bad-request",
         )
     return ModelName(namespace_of(request), name)
 
@@ -52,30 +53,36 @@ async def read_body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise TooLarge(f"a body may have {MAX_BODY_BYTES} bytes")
+            raise WorkflowError(f"a body may have {MAX_BODY_BYTES} bytes", "body-too-large")
     return bytes(body)
 
 
-async def read_text(request: Request) -> str:
+async def read_text(request: Request, reason: str = "bad-request") -> str:
     try:
         return (await read_body(request)).decode()
     except UnicodeDecodeError as error:
-        raise BadRequest(f"the body must be UTF-8, but its byte {error.start} is not") from None
+        raise WorkflowError(
+            f"the body must be UTF-8, but its byte {error.start} is not", reason
+        ) from None
 
 
 def arguments_of(body: bytes) -> dict[str, Any]:
     try:
         arguments = orjson.loads(body) if body else {}
     except ValueError as error:
-        raise BadRequest(
-            f"the body must be a JSON object of arguments: {json_fault(error)}"
+        raise WorkflowError(
+            f"the body must be a JSON object of arguments: {json_fault(error)}", "bad-request"
         ) from None
     if not isinstance(arguments, dict):
-        raise BadRequest(f"the body must be a JSON object of arguments, was {kind_of(arguments)}")
+        raise WorkflowError(
+            f"the body must be a JSON object of arguments, was {kind_of(arguments)}", "bad-request"
+        )
     try:
         orjson.dumps([arguments])  # as a run's record holds them
     except TypeError as error:
-        raise BadRequest(f"the arguments are nested too deeply: {error}") from None
+        raise WorkflowError(
+            f"the arguments are nested too deeply: {error}", "bad-request"
+        ) from None
     return arguments
 
 
@@ -88,9 +95,10 @@ def deadline_of(request: Request) -> float | None:
     except ValueError:
         number = math.nan
     if not 0 < number <= _MAX_DEADLINE_MS:
-        raise BadRequest(
+        raise WorkflowError(
             "header x-pilotlight-deadline-ms must be a positive number of milliseconds up to "
-            f"{_MAX_DEADLINE_MS}, was {text[:40]!r}"
+            f"{_MAX_DEADLINE_MS}, was {text[:40]!r}",
+            "bad-request",
         )
     return number / 1000
 
@@ -102,13 +110,13 @@ def scheduling_of(request: Request) -> str | None:
     try:
         return parse_scheduling(text)
     except ValueError as error:
-        raise BadRequest(f"header x-pilotlight-scheduling {error}") from None
+        raise WorkflowError(f"header x-pilotlight-scheduling {error}", "bad-request") from None
 
 
 def idempotency_key_of(request: Request) -> str | None:
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= 256:
-        raise BadRequest("header idempotency-key must have 1 to 256 characters")
+        raise WorkflowError("header idempotency-key must have 1 to 256 characters", "bad-request")
     return key
 
 
@@ -122,7 +130,7 @@ def create_api(scheduler: Scheduler, secret: PodSecret, metrics: SchedulerMetric
 
     @api.exception_handler(WorkflowError)
     def workflow_error(_: Request, error: WorkflowError) -> JSONResponse:
-        return _refusal(str(error), error.reason, int(error.status), line=error.line)
+        return _refusal(str(error), error.reason, error.status, line=error.line)
 
     @api.exception_handler(RegistryUnavailable)
     def registry_unavailable(_: Request, error: RegistryUnavailable) -> JSONResponse:
@@ -196,10 +204,7 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
     async def deploy(request: Request, name: str) -> dict[str, Any]:
         """Check a file and deploy it."""
         workflow = workflow_of(request, name)
-        try:
-            source = await read_text(request)
-        except BadRequest as error:
-            raise BadFile(str(error)) from None
+        source = await read_text(request, "bad-file")
         outcome, definition = await scheduler.deployments.deploy(workflow, source)
         return {**_described(workflow, definition), "outcome": outcome}
 
@@ -208,8 +213,7 @@ def _add_workflows(api: FastAPI, scheduler: Scheduler) -> None:
         """Delete a workflow; its runs go on."""
         workflow = workflow_of(request, name)
         if not await scheduler.deployments.delete(workflow):
-            message = not_deployed(workflow)
-            return _refusal(message, "workflow-not-found", 404)
+            raise WorkflowError(not_deployed(workflow), "workflow-not-found")
         return JSONResponse({"name": name, "outcome": "deleted"})
 
 

@@ -21,14 +21,7 @@ from registry.domain.graph import KIND as GRAPH
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.redis.workflow_log import WorkflowLog
-from workflows.errors import (
-    BadFile,
-    NameTaken,
-    RunnerFailed,
-    TooManyFiles,
-    UnknownWorkflow,
-    WorkflowStopped,
-)
+from workflows.errors import WorkflowError
 from workflows.run import Run, RunStatus
 from workflows.runner import Printed
 from workflows.settings import SchedulerSettings
@@ -72,7 +65,7 @@ class RunnerProcess:
         return self._child.pid if self._child is not None else 0
 
     async def load(self, definition: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the process and load a file or a graph; what it is. Raises BadFile, RunnerFailed.
+        """Start the process and load a file or a graph; what it is. Raises WorkflowError.
 
         `definition`: `source` of a file; as `GraphSpec.definition` of a graph.
         """
@@ -87,19 +80,25 @@ class RunnerProcess:
                 found = await self._child.receive()
         except TimeoutError:
             await self.stop()
-            raise BadFile(f"the file did not load within {LOAD_TIMEOUT_S:g} s") from None
+            raise WorkflowError(
+                f"the file did not load within {LOAD_TIMEOUT_S:g} s", "bad-file"
+            ) from None
         except BadFrame as error:
             await self.stop()
-            raise BadFile(f"the file broke its runner: {error}") from error
+            raise WorkflowError(f"the file broke its runner: {error}", "bad-file") from error
         match reply := None if found is None else found[0]:
             case {"type": "loaded"} if reply is not None:
                 return reply
             case {"type": "refused", "message": str(message), "line": line}:
                 await self.stop()
                 where = f" (line {line})" if line else ""
-                raise BadFile(f"{message}{where}", line=line if isinstance(line, int) else None)
+                raise WorkflowError(
+                    f"{message}{where}", "bad-file", line=line if isinstance(line, int) else None
+                )
         status = await self.stop()
-        raise BadFile(f"the file ended its runner (status {status}) while it was loaded")
+        raise WorkflowError(
+            f"the file ended its runner (status {status}) while it was loaded", "bad-file"
+        )
 
     async def _start(self) -> Child:
         settings = (self._settings.runner_memory, MAX_STEPS)
@@ -107,7 +106,7 @@ class RunnerProcess:
         try:
             return await start(Command("runner", words, {}, folder=Path("/")), is_connected=True)
         except OSError as error:
-            raise RunnerFailed(f"no runner can be started: {error}") from error
+            raise WorkflowError(f"no runner can be started: {error}", "runner-failed") from error
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message; raises BadFrame for one that is too large."""
@@ -223,10 +222,12 @@ class Deployments:
     async def deploy(self, name: ModelName, source: str) -> tuple[str, Mapping[str, Any]]:
         """Check a file in a runner of its own and store it; the outcome and its definition.
 
-        Raises BadFile, NameTaken, TooManyFiles, RegistryUnavailable.
+        Raises WorkflowError, RegistryUnavailable.
         """
         if len(source.encode()) > MAX_SOURCE_BYTES:
-            raise BadFile(f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}")
+            raise WorkflowError(
+                f"a file may have {MAX_SOURCE_BYTES} bytes, has {len(source.encode())}", "bad-file"
+            )
         loaded = await self._check(source)
         definition = {
             "kind": "python",
@@ -237,14 +238,16 @@ class Deployments:
         try:
             outcome = await self._log.put_workflow(name, definition)
         except InvalidModel as error:
-            raise NameTaken(str(error)) from error
+            raise WorkflowError(str(error), "name-taken") from error
         self._replace(name, definition)
         return outcome, definition
 
     async def _check(self, source: str) -> dict[str, Any]:
-        """What the file defines. Raises BadFile, TooManyFiles."""
+        """What the file defines. Raises WorkflowError."""
         if self._checking_total >= MAX_CHECKS + MAX_WAITING_CHECKS:
-            raise TooManyFiles(f"{self._checking_total} files are being checked; try again")
+            raise WorkflowError(
+                f"{self._checking_total} files are being checked; try again", "too-many-files"
+            )
         self._checking_total += 1
         try:
             async with self._checks:
@@ -263,12 +266,12 @@ class Deployments:
         return await self._log.delete_workflow(name)
 
     async def find(self, name: ModelName) -> Deployment:
-        """The workflow as it is deployed now. Raises UnknownWorkflow, WorkflowStopped."""
+        """The workflow as it is deployed now. Raises WorkflowError."""
         known = self._deployments.get(name)
         if known is None or time.monotonic() - known.read_s > MAX_AGE_S:
             definition = await self._log.workflow(name)
             if definition is None:
-                raise UnknownWorkflow(not_deployed(name))
+                raise WorkflowError(not_deployed(name), "workflow-not-found")
             known = self._replace(name, definition)
             known.read_s = time.monotonic()
         self._check_kills(known)
@@ -293,7 +296,7 @@ class Deployments:
     # Runs
 
     async def start_run(self, deployment: Deployment, run: Run) -> None:
-        """Execute a run's function in the workflow's runner. Raises BadFile, RunnerFailed."""
+        """Execute a run's function in the workflow's runner. Raises WorkflowError."""
         run.host = deployment
         async with deployment.starting:
             if deployment.runner is None:
@@ -420,9 +423,10 @@ class Deployments:
     def _check_kills(self, deployment: Deployment) -> None:
         self._forget_kills(deployment)
         if deployment.kills >= MAX_KILLS:
-            raise WorkflowStopped(
+            raise WorkflowError(
                 f"workflow {deployment.name} was stopped: its file ended its runner "
-                f"{deployment.kills} times; deploy a corrected file, or wait {KILLS_FADE_S:g} s"
+                f"{deployment.kills} times; deploy a corrected file, or wait {KILLS_FADE_S:g} s",
+                "workflow-stopped",
             )
 
     def stop(self) -> None:

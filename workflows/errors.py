@@ -1,76 +1,35 @@
-"""Errors of a workflow's request with their HTTP status, and how a step fails."""
+"""How a workflow's request, and a step of a run, fails."""
 
-from http import HTTPStatus
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
+
+STATUS: Final[Mapping[str, int]] = {
+    "bad-request": 400,
+    "bad-file": 400,
+    "workflow-not-found": 404,
+    "run-not-found": 404,
+    "workflow-stopped": 409,
+    "name-taken": 409,
+    "body-too-large": 413,
+    "too-many-runs": 429,
+    "too-many-files": 429,
+    "not-ready": 503,
+    "runner-failed": 503,
+}
+"""HTTP status by the reasons of requests; steps have those of the gateway as well."""
 
 
 class WorkflowError(Exception):
-    """Root; the response is `{"error": message, "reason": reason}`."""
+    """A request or a step that failed for good; `reason` is of a closed set."""
 
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    reason = "internal"
-
-    def __init_subclass__(cls, status: int | None = None, reason: str = "") -> None:
-        if status is not None:
-            cls.status, cls.reason = HTTPStatus(status), reason
-
-    def __init__(self, message: str, *, line: int | None = None) -> None:
-        super().__init__(message)
-        self.line = line
-        """Of the workflow's file."""
-
-
-class BadRequest(WorkflowError, status=400, reason="bad-request"):
-    """A body, header or name is malformed."""
-
-
-class BadFile(WorkflowError, status=400, reason="bad-file"):
-    """A file that cannot be loaded, or defines no workflow."""
-
-
-class UnknownWorkflow(WorkflowError, status=404, reason="workflow-not-found"):
-    """No workflow of this name is deployed in the namespace."""
-
-
-class UnknownRun(WorkflowError, status=404, reason="run-not-found"):
-    """The run does not exist, or ended too long ago."""
-
-
-class WorkflowStopped(WorkflowError, status=409, reason="workflow-stopped"):
-    """The workflow's file killed its runner twice; deploy it again."""
-
-
-class NameTaken(WorkflowError, status=409, reason="name-taken"):
-    """The name is that of an InferenceGraph."""
-
-
-class TooManyRuns(WorkflowError, status=429, reason="too-many-runs"):
-    """The scheduler executes as many runs as it may."""
-
-
-class TooManyFiles(WorkflowError, status=429, reason="too-many-files"):
-    """As many files as may wait to be checked do so."""
-
-
-class TooLarge(WorkflowError, status=413, reason="body-too-large"):
-    """A body over the limit."""
-
-
-class NotReady(WorkflowError, status=503, reason="not-ready"):
-    """The registry cannot be reached, or was not read yet."""
-
-
-class RunnerFailed(WorkflowError, status=503, reason="runner-failed"):
-    """No runner could be started, or it ended."""
-
-
-class StepError(Exception):
-    """A step that failed for good; `reason` is of a closed set."""
-
-    def __init__(self, message: str, reason: str, status: int) -> None:
+    def __init__(
+        self, message: str, reason: str, status: int = 0, *, line: int | None = None
+    ) -> None:
+        """`line`: of the workflow's file."""
         super().__init__(message)
         self.reason = reason
-        self.status = status
+        self.status = status or STATUS[reason]
+        self.line = line
 
     def as_json(self) -> dict[str, Any]:
         return {"message": str(self)[:1000], "reason": self.reason, "status": self.status}

@@ -15,7 +15,7 @@ import orjson
 from common.frames import BadFrame
 from common.inference_protocol import InvalidRequest
 from registry.domain.model import ModelName
-from workflows.errors import InputsLost, StepError
+from workflows.errors import InputsLost, WorkflowError
 from workflows.journal import Journal
 from workflows.metrics import SchedulerMetrics
 from workflows.plan.planner import Planner
@@ -116,7 +116,7 @@ class RunControl:
         elif self._planner.spec(model) is None:
             text = f"model {model.name} is not declared in namespace {model.namespace}; "
             text += "`pilotlight get models` lists those that are"
-            self._step_failed(run, step, StepError(text, "model-not-found", 404))
+            self._step_failed(run, step, WorkflowError(text, "model-not-found", 404))
         else:
             self._planner.call(run, step)
             self._advance(run, step)
@@ -131,7 +131,9 @@ class RunControl:
         for source in sources:
             if source.state is StepState.FAILED and source.error is not None:
                 text = f"its input, step {source.number}, failed: {source.error['message']}"
-                error = StepError(text, str(source.error["reason"]), int(source.error["status"]))
+                error = WorkflowError(
+                    text, str(source.error["reason"]), int(source.error["status"])
+                )
                 self._step_failed(run, step, error)
                 return
         for source in sources:
@@ -148,16 +150,16 @@ class RunControl:
 
     async def _execute(self, run: Run, step: RunStep) -> None:
         lost: InputsLost | None = None
-        failure: StepError | None = None
+        failure: WorkflowError | None = None
         try:
             await self._steps.execute(run, step, partial(self._deliver_ready, run))
-        except StepError as error:
+        except WorkflowError as error:
             failure = error
         except InputsLost as error:
             lost = error
         except Exception as error:
             logger.exception("a step failed unexpectedly", extra={"run": run.identity})
-            failure = StepError(repr(error), "internal", 500)
+            failure = WorkflowError(repr(error), "internal", 500)
         finally:
             step.task = None
         if failure is not None:
@@ -176,10 +178,10 @@ class RunControl:
         step.losses += 1
         if step.losses < MAX_ATTEMPTS:
             return True
-        self._step_failed(run, step, StepError(str(error), "step-lost", 503))
+        self._step_failed(run, step, WorkflowError(str(error), "step-lost", 503))
         return False
 
-    def _step_failed(self, run: Run, step: RunStep, error: StepError) -> None:
+    def _step_failed(self, run: Run, step: RunStep, error: WorkflowError) -> None:
         step.error = error.as_json()
         self._step_over(run, step, StepState.FAILED)
 
@@ -256,7 +258,7 @@ class RunControl:
         try:
             self._send(run, {**head, **message})
         except BadFrame as problem:
-            error = StepError(str(problem), "bad-output", 502).as_json()
+            error = WorkflowError(str(problem), "bad-output", 502).as_json()
             self._send(run, {**head, "type": "failure", "error": error})
 
     # The end of a run
@@ -348,14 +350,14 @@ def _new_text(step: RunStep, got: int) -> Iterator[Delivery]:
     if _is_at_hand(step):
         try:
             yield Delivery(step.number, len(_text(step)), is_end=True)
-        except StepError:
+        except WorkflowError:
             yield Delivery(step.number, got, is_end=True)
     elif step.text is not None and len(step.text.value) > got and not step.text.differs:
         yield Delivery(step.number, len(step.text.value))
 
 
 def _text(step: RunStep) -> str:
-    """A step's text so far. Raises StepError where its outputs hold none."""
+    """A step's text so far. Raises WorkflowError where its outputs hold none."""
     if step.text is not None:
         return step.text.value
     return text_of(step.model.name, step.outputs) if step.outputs is not None else ""
@@ -368,12 +370,12 @@ def _outputs_messages(run: Run, step: RunStep, _: Delivery) -> Iterator[dict[str
     if error is None and size > MAX_FETCH_BYTES:
         text = f"the outputs of step {step.number} (model {step.model.name}) have {size} bytes, "
         text += f"code may fetch {MAX_FETCH_BYTES}; pass the step on unfetched"
-        error = StepError(text, "output-too-large", 413).as_json()
+        error = WorkflowError(text, "output-too-large", 413).as_json()
     if error is None:
         try:
             values = {name: plain_value(tensor) for name, tensor in outputs.items()}
         except InvalidRequest as problem:
-            error = StepError(str(problem), "bad-output", 502).as_json()
+            error = WorkflowError(str(problem), "bad-output", 502).as_json()
         else:
             yield {"type": "outputs", "outputs": values}
             return
@@ -384,7 +386,7 @@ def _text_messages(run: Run, step: RunStep, delivery: Delivery) -> Iterator[dict
     got, error = run.iterated[step.number], step.error
     try:
         piece = _text(step)[got : delivery.text_to]
-    except StepError as problem:
+    except WorkflowError as problem:
         piece, error = "", problem.as_json()
     if piece:
         yield {"type": "text", "text": piece}

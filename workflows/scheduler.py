@@ -18,14 +18,7 @@ from registry.redis.reports import ArrivalHints
 from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import TakenRun, WorkflowLog
 from workflows.deployments import Deployments, argument_problems
-from workflows.errors import (
-    BadRequest,
-    NotReady,
-    TooManyRuns,
-    UnknownRun,
-    UnknownWorkflow,
-    WorkflowError,
-)
+from workflows.errors import WorkflowError
 from workflows.journal import (
     LEASE_S,
     Journal,
@@ -130,9 +123,10 @@ class Scheduler:
         """As `begin`, for a graph, whose run has a status and a body as its result."""
         deployment = await self.deployments.find(name)
         if deployment.definition["kind"] != GRAPH:
-            raise UnknownWorkflow(
+            raise WorkflowError(
                 f"{name} is no InferenceGraph; a workflow is run by POST /v1/workflows/"
-                f"{name.name}:run"
+                f"{name.name}:run",
+                "workflow-not-found",
             )
         return await self.begin(name, {"body": body}, deadline_s=deadline_s, scheduling=scheduling)
 
@@ -150,11 +144,13 @@ class Scheduler:
         Raises WorkflowError, RegistryUnavailable.
         """
         if not self.is_ready:
-            raise NotReady("the scheduler has not read the registry yet, or shuts down")
+            raise WorkflowError(
+                "the scheduler has not read the registry yet, or shuts down", "not-ready"
+            )
         deployment = await self.deployments.find(name)
         problems = argument_problems(deployment.definition["parameters"], arguments)
         if problems:
-            raise BadRequest("; ".join(problems))
+            raise WorkflowError("; ".join(problems), "bad-request")
         now_s = self.planner.now_s()
         limit_s = deadline_s or deployment.definition["deadline_s"] or self._settings.run_timeout
         run = Run(
@@ -171,7 +167,9 @@ class Scheduler:
             return known
         under_way = len(self._active) + self._beginning
         if under_way >= MAX_RUNS:
-            raise TooManyRuns(f"{under_way} runs are under way, which is the limit")
+            raise WorkflowError(
+                f"{under_way} runs are under way, which is the limit", "too-many-runs"
+            )
         self._beginning += 1
         try:
             await self._knowledge.read(name)  # before: who finds the run begun finds it in `_runs`
@@ -186,7 +184,7 @@ class Scheduler:
         try:
             await self.deployments.start_run(deployment, run)
         except WorkflowError as error:
-            self._control.fail(run, str(error), error.reason, int(error.status))
+            self._control.fail(run, str(error), error.reason, error.status)
             raise
         return run
 
@@ -201,7 +199,9 @@ class Scheduler:
             return self._runs[identity]
         record = await self.log.run(identity)
         if record is None:
-            raise UnknownRun(f"run {identity} ended just now, and its result is gone: ask again")
+            raise WorkflowError(
+                f"run {identity} ended just now, and its result is gone: ask again", "run-not-found"
+            )
         run = run_elsewhere(identity, record)
         self._group.create_task(self._follow(run))
         return run
@@ -213,7 +213,7 @@ class Scheduler:
         await run.notify_changed()
 
     async def outcome(self, name: ModelName, identity: str) -> dict[str, Any]:
-        """A run's document. Raises UnknownRun, RegistryUnavailable."""
+        """A run's document. Raises WorkflowError, RegistryUnavailable."""
         run = self._runs.get(identity)
         if run is not None and is_run_of(run.workflow, name):
             return run.published_outcome()
@@ -222,8 +222,9 @@ class Scheduler:
         if record is not None:
             owner = ModelName(record.head["namespace"], record.head["workflow"])
         if record is None or owner is None or not is_run_of(owner, name):
-            raise UnknownRun(
-                f"run {identity!r} of workflow {name} does not exist, or ended long ago"
+            raise WorkflowError(
+                f"run {identity!r} of workflow {name} does not exist, or ended long ago",
+                "run-not-found",
             )
         if record.result is not None:
             return dict(record.result)
@@ -238,7 +239,7 @@ class Scheduler:
     async def cancel(self, name: ModelName, identity: str) -> RunStatus:
         """Cancel a run, whoever owns it; returns how it had ended before, else `CANCELLED`.
 
-        Raises UnknownRun, RegistryUnavailable.
+        Raises WorkflowError, RegistryUnavailable.
         """
         run = self._active.get(identity)
         if run is not None and run.workflow == name:
@@ -400,7 +401,7 @@ class Scheduler:
             if self._active.get(run.identity) is run:  # it has not ended meanwhile
                 await self.deployments.start_run(deployment, run)
         except WorkflowError as error:
-            self._control.fail(run, str(error), error.reason, int(error.status))
+            self._control.fail(run, str(error), error.reason, error.status)
         except RegistryUnavailable:
             if self._active.get(run.identity) is run:
                 await self._give_up(run)  # who finds its lease over takes it

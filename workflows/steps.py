@@ -20,7 +20,7 @@ from common.inference_protocol.tensors import BYTES, TensorReference
 from common.pod_responses import parse_server_timing
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from workflows.errors import InputsLost, StepError, StepLost
+from workflows.errors import InputsLost, StepLost, WorkflowError
 from workflows.plan.planner import Planner
 from workflows.run import Run, RunStatus, RunStep
 from workflows.runner import STREAM, source_of
@@ -87,7 +87,7 @@ class Steps:
     async def execute(self, run: Run, step: RunStep, on_text: Callable[[], None]) -> None:
         """Send a step, whose inputs are there, until a pod answers; sets its outputs.
 
-        `on_text` is called when more has come of the text of a streamed one. Raises StepError,
+        `on_text` is called when more has come of the text of a streamed one. Raises WorkflowError,
         InputsLost.
         """
         inputs = _resolved_inputs(run, step)
@@ -100,7 +100,7 @@ class Steps:
             except StepLost as error:
                 losses += error.was_sent
                 if losses >= MAX_ATTEMPTS:
-                    raise StepError(str(error), "step-lost", 503) from error
+                    raise WorkflowError(str(error), "step-lost", 503) from error
                 pause_s = min(_FIRST_PAUSE_S * 2 ** min(step.attempts - 1, 8), _MAX_PAUSE_S)
                 await asyncio.sleep(max(pause_s, error.pause_s))
             else:
@@ -113,7 +113,7 @@ class Steps:
         inputs: Sequence[StoredTensor],
         on_text: Callable[[], None] = lambda: None,
     ) -> None:
-        """Place a step and send it once. Raises StepError, StepLost, InputsLost."""
+        """Place a step and send it once. Raises WorkflowError, StepLost, InputsLost."""
         step.sent_s = self._planner.now_s()
         pod = step.pod = self._planner.place(run, step)
         following_s = self._planner.following_s(run, step)
@@ -135,7 +135,7 @@ class Steps:
                         stream.feed(chunk)
                 response = Response(begun.status, begun.headers, await begun.read())
         except TooLarge as error:
-            raise StepError(
+            raise WorkflowError(
                 f"the outputs of model {step.model.name} are too large: {error}",
                 "output-too-large",
                 413,
@@ -147,7 +147,7 @@ class Steps:
             ) from error
         outputs = _outputs(step, inputs, response, stream)
         if step.text is not None and step.text.differs:
-            raise StepError(
+            raise WorkflowError(
                 "the pod was lost while the text was generated, and another generated another text",
                 "step-lost",
                 503,
@@ -201,7 +201,7 @@ class Steps:
 def _request(
     run: Run, step: RunStep, inputs: Sequence[StoredTensor]
 ) -> tuple[str, dict[str, str], bytes]:
-    """Path, headers and body of a step's request. Raises StepError."""
+    """Path, headers and body of a step's request. Raises WorkflowError."""
     name = quote(step.model.name)
     path = f"/serving/{quote(step.model.namespace)}/{name}"
     if not step.protocol:
@@ -215,7 +215,7 @@ def _request(
     try:
         body = single_item(inputs[0])
     except InvalidRequest as error:
-        raise StepError(str(error), "bad-input", 400) from error
+        raise WorkflowError(str(error), "bad-input", 400) from error
     is_v1 = step.protocol == "v1" or (step.protocol != "v2" and not is_v2_body(body))
     path += f"/v1/models/{name}:predict" if is_v1 else f"/v2/models/{name}/infer"
     return path, headers, body
@@ -236,7 +236,7 @@ def _stream(run: Run, step: RunStep, on_text: Callable[[], None]) -> CompletionS
 
 
 def _resolved_inputs(run: Run, step: RunStep) -> list[StoredTensor]:
-    """The tensors of a call, references replaced by outputs. Raises StepError."""
+    """The tensors of a call, references replaced by outputs. Raises WorkflowError."""
     found = []
     for name, argument in step.inputs.items():
         source = source_of(argument)
@@ -246,9 +246,9 @@ def _resolved_inputs(run: Run, step: RunStep) -> list[StoredTensor]:
             else:
                 tensor = _output(name, argument["output"], run.steps[source].outputs or {})
         except InvalidRequest as error:
-            raise StepError(str(error), "bad-input", 400) from error
+            raise WorkflowError(str(error), "bad-input", 400) from error
         if not name and tensor.datatype != BYTES:
-            raise StepError(
+            raise WorkflowError(
                 "a positional argument is a text or an image; name the input of numbers: "
                 "model(features=value)",
                 "bad-input",
@@ -271,7 +271,7 @@ def _output(name: str, output: str | None, outputs: Mapping[str, StoredTensor]) 
         text += f'step["{min(outputs)}"]'
     else:
         text = f"takes output {output!r}; the model has: {known}"
-    raise StepError(f"input {name!r} {text}", "unknown-output", 400)
+    raise WorkflowError(f"input {name!r} {text}", "unknown-output", 400)
 
 
 def _outputs(
@@ -280,7 +280,7 @@ def _outputs(
     response: Response,
     stream: CompletionStream | None,
 ) -> dict[str, StoredTensor]:
-    """Raises StepError, StepLost; InputsLost where the pod could not get an input."""
+    """Raises WorkflowError, StepLost; InputsLost where the pod could not get an input."""
     if response.status == 424 and any(each.kept is not None for each in inputs):
         raise InputsLost(response.body[:300].decode("utf-8", "replace"))
     if response.status != 200:
@@ -294,10 +294,10 @@ def _outputs(
     try:
         return read_outputs(response.body, response.headers.get(LENGTH_HEADER))
     except InvalidRequest as error:
-        raise StepError(str(error), "bad-output", 502) from error
+        raise WorkflowError(str(error), "bad-output", 502) from error
 
 
-def _failure(step: RunStep, response: Response) -> StepError | StepLost:
+def _failure(step: RunStep, response: Response) -> WorkflowError | StepLost:
     status, headers = response.status, response.headers
     try:
         error: Any = orjson.loads(response.body)["error"]
@@ -314,4 +314,4 @@ def _failure(step: RunStep, response: Response) -> StepError | StepLost:
     refusal = headers.get("x-pilotlight-not-executed")
     if refusal == "step-queue" or (refusal == "no-memory" and pause):
         return StepLost(f"{refusal}: {text}", was_sent=False)
-    return StepError(f"model {step.model.name}: {text}", reason, status)
+    return WorkflowError(f"model {step.model.name}: {text}", reason, status)

@@ -31,7 +31,7 @@ from common.inference_protocol.tensors import (
     parse_tensor_spec,
 )
 from common.shown_value import shown
-from workflows.errors import StepError, StepLost
+from workflows.errors import StepLost, WorkflowError
 
 _MAX_EMPTY_LISTS: Final = 1 << 16
 """In a tensor without values, which has no bytes whatever its shape says."""
@@ -208,7 +208,7 @@ OPTIONS: Final = (*_WHOLE, *_NUMBERS, "stop")
 
 
 def completion_body(model: str, tensors: Sequence[StoredTensor], step: str) -> bytes:
-    """The request of a streamed step; `step` names it. Raises StepError.
+    """The request of a streamed step; `step` names it. Raises WorkflowError.
 
     Without a temperature the likeliest tokens are taken, and the seed follows from the step, so
     that another attempt gives the same text.
@@ -219,7 +219,7 @@ def completion_body(model: str, tensors: Sequence[StoredTensor], step: str) -> b
         field = "prompt" if tensor.name == "text" else tensor.name
         document[field] = _value(field, tensor)
     if "prompt" not in document:
-        raise StepError(
+        raise WorkflowError(
             f"a step that is iterated takes a text: model {model} was called without one",
             "bad-input",
             400,
@@ -231,7 +231,7 @@ def _value(field: str, tensor: StoredTensor) -> Any:
     try:
         value = plain_value(tensor)
     except InvalidRequest as error:
-        raise StepError(str(error), "bad-input", 400) from error
+        raise WorkflowError(str(error), "bad-input", 400) from error
     is_text = tensor.datatype == BYTES and isinstance(value, str)
     is_number = isinstance(value, int | float)
     match field:
@@ -243,7 +243,7 @@ def _value(field: str, tensor: StoredTensor) -> Any:
             return int(value)
         case _ if field in _NUMBERS and is_number:
             return round(value, 6)  # as written: numbers are FP32
-    raise StepError(
+    raise WorkflowError(
         f"input {field!r} of a step that is iterated was {shown(value)}; it takes one text "
         f"and, as numbers or texts, {', '.join(OPTIONS)}",
         "bad-input",
@@ -260,7 +260,7 @@ class CompletionStream:
         self._pieces: list[str] = []
         self._is_done = False
         self._error: tuple[str, str, int] | None = None
-        """The arguments of a StepError: raised itself, a kept one would be a cycle."""
+        """The arguments of a WorkflowError: raised itself, a kept one would be a cycle."""
 
     def feed(self, data: bytes) -> None:
         """More of the response's body."""
@@ -291,9 +291,9 @@ class CompletionStream:
             self._on_text(piece)
 
     def outputs(self) -> dict[str, StoredTensor]:
-        """The whole text, once the response has ended. Raises StepError, StepLost."""
+        """The whole text, once the response has ended. Raises WorkflowError, StepLost."""
         if self._error is not None:
-            raise StepError(*self._error)
+            raise WorkflowError(*self._error)
         if not self._is_done:
             raise StepLost("the text broke off")
         return {"text": text_tensor("text", "".join(self._pieces))}
@@ -320,15 +320,15 @@ class StreamedText:
 
 
 def text_of(model: str, outputs: Mapping[str, StoredTensor]) -> str:
-    """The text in the outputs of a step that has ended. Raises StepError where there is none."""
+    """The text in the outputs of a step that has ended. Raises WorkflowError without one."""
     texts = {name: each for name, each in outputs.items() if each.datatype == BYTES}
     if "text" in texts or len(texts) == 1:
         try:
             value = plain_value(texts.get("text") or next(iter(texts.values())))
         except InvalidRequest as error:
-            raise StepError(str(error), "bad-output", 502) from error
+            raise WorkflowError(str(error), "bad-output", 502) from error
         return value if isinstance(value, str) else "\n".join(map(str, value))
-    raise StepError(
+    raise WorkflowError(
         f"`async for` iterates a text; the outputs of model {model} are: "
         f"{', '.join(sorted(outputs))}",
         "unknown-output",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workflows.errors import StepError, StepLost
+from workflows.errors import StepLost, WorkflowError
 from workflows.values import (
     CompletionStream,
     StreamedText,
@@ -45,9 +45,9 @@ def test_the_text_does_not_depend_on_how_the_body_is_cut(texts: list[str], size:
     ("body", "error"),
     [
         pytest.param(words("a"), StepLost, id="broke off"),
-        pytest.param(words("a") + event({"error": {"message": "no"}}), StepError, id="failed"),
-        pytest.param(event({"choices": [{}]}) + DONE, StepError, id="no text"),
-        pytest.param(b"data: {\n\n" + DONE, StepError, id="no JSON"),
+        pytest.param(words("a") + event({"error": {"message": "no"}}), WorkflowError, id="failed"),
+        pytest.param(event({"choices": [{}]}) + DONE, WorkflowError, id="no text"),
+        pytest.param(b"data: {\n\n" + DONE, WorkflowError, id="no JSON"),
     ],
 )
 def test_a_stream_that_does_not_end_well_fails(body: bytes, error: type[Exception]) -> None:
@@ -63,7 +63,7 @@ def test_a_stream_that_failed_is_freed_at_once() -> None:
     left = weakref.ref(stream)
     gc.disable()
     try:
-        with contextlib.suppress(StepError):
+        with contextlib.suppress(WorkflowError):
             stream.outputs()
         del stream
         assert left() is None

@@ -15,7 +15,7 @@ from tests import servers
 from tests.registry.redis.clients import until
 from workflows import deployments
 from workflows.deployments import Deployments
-from workflows.errors import BadFile, TooManyFiles, WorkflowError
+from workflows.errors import WorkflowError
 from workflows.run import Run
 from workflows.settings import SchedulerSettings
 
@@ -125,16 +125,16 @@ def test_more_files_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(deployments, "MAX_CHECKS", 1)
     monkeypatch.setattr(deployments, "MAX_WAITING_CHECKS", 1)
 
-    async def deploy_all(count: int) -> list[type[WorkflowError]]:
+    async def deploy_all(count: int) -> list[str]:
         # Nobody listens there: the files define no workflow, so that none is stored.
         registry = Registry(f"redis://127.0.0.1:{servers.free_port()}", "files")
-        found: list[type[WorkflowError]] = []
+        found: list[str] = []
 
         async def deploy(deployed: Deployments, number: int) -> None:
             try:
                 await deployed.deploy(ModelName("default", f"w{number}"), "x = 1")
             except WorkflowError as error:
-                found.append(type(error))
+                found.append(error.reason)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -154,5 +154,5 @@ def test_more_files_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -
         return found
 
     found = asyncio.run(deploy_all(4))
-    assert found[:2] == [TooManyFiles] * 2
-    assert found[2:] == [BadFile] * 3
+    assert found[:2] == ["too-many-files"] * 2
+    assert found[2:] == ["bad-file"] * 3

@@ -6,7 +6,7 @@ import pytest
 
 from registry.domain.model import ModelName
 from tests.workflows.service.alone import new_steps
-from workflows.errors import StepError, StepLost
+from workflows.errors import StepLost, WorkflowError
 from workflows.run import Run, RunStep
 
 BODY = b'{"error": "default/writer needs 5 bytes; models in use occupy the pod\'s memory"}'
@@ -30,7 +30,7 @@ def respond(*headers: str) -> BaseException:
             port = server.sockets[0].getsockname()[1]
             async with asyncio.TaskGroup() as group:
                 steps = new_steps(group, f"http://127.0.0.1:{port}")
-                with pytest.raises((StepError, StepLost)) as failure:
+                with pytest.raises((WorkflowError, StepLost)) as failure:
                     await steps.attempt(Run("run", WRITER, {}, 0.0, 5.0, "auto"), step, [])
                 steps.close()
             return failure.value
@@ -71,5 +71,5 @@ def test_a_step_that_lost_pods_by_chance_is_sent_again_after_a_pause() -> None:
 )
 def test_other_refusals_fail_the_step(headers: tuple[str, ...]) -> None:
     failure = respond(*headers)
-    assert isinstance(failure, StepError)
+    assert isinstance(failure, WorkflowError)
     assert failure.status == 503
