@@ -10,25 +10,9 @@ import pytest
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
 from tests.rendered import MANIFESTS, OBJECTS, kustomized
-from workflows.plan.problem import PodGroup
-from workflows.settings import SchedulerSettings, parse_pod_group
+from workflows.settings import SchedulerSettings
 
 WORKFLOWS, GATEWAY = "pilotlight-workflows", "pilotlight-gateway"
-ADDED = ("POD_INDEX", "PILOTLIGHT_POD_GROUP")
-POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
-
-
-def groups_object(groups: int) -> dict[str, Any]:
-    """The object with which an overlay says how many groups there are."""
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {
-            "name": "pilotlight-workflow-groups",
-            "annotations": {"config.kubernetes.io/local-config": "true"},
-        },
-        "data": {"groups": str(groups)},
-    }
 
 
 @pytest.fixture(scope="module")
@@ -98,37 +82,3 @@ def test_the_controller_reads_graphs_and_the_webhook_checks_them(rendered: Any) 
         for resource in each["resources"]
     ]
     assert "inferencegraphs" in checked
-
-
-def test_each_group_has_a_scheduler() -> None:
-    rendered = kustomized("workflows", "workflow-groups", objects=[groups_object(3)])
-    schedulers = rendered["StatefulSet", WORKFLOWS]
-    variables = container(schedulers)["env"]
-    [index] = [each for each in variables if "valueFrom" in each]
-    assert index["valueFrom"]["fieldRef"]["fieldPath"] == POD_INDEX
-    names = [each["name"] for each in variables]
-    assert names.index(index["name"]) < names.index("PILOTLIGHT_POD_GROUP")  # else not expanded
-    template = environment(schedulers)["PILOTLIGHT_POD_GROUP"]
-    groups = {
-        parse_pod_group(template.replace(f"$({index['name']})", str(number)))
-        for number in range(schedulers["spec"]["replicas"])
-    }
-    assert groups == {PodGroup(number, 3) for number in range(3)}
-
-
-def test_schedulers_with_groups_differ_in_nothing_else(rendered: Any) -> None:
-    grouped = kustomized("workflows", "workflow-groups", objects=[groups_object(3)])
-    ours, theirs = grouped.pop(("StatefulSet", WORKFLOWS)), rendered["Deployment", WORKFLOWS]
-    assert grouped == {name: each for name, each in rendered.items() if each is not theirs}
-    container(ours)["env"][:] = [
-        each for each in container(ours)["env"] if not each["name"].startswith(ADDED)
-    ]
-    assert ours["spec"]["template"] == theirs["spec"]["template"]
-    assert ours["spec"]["selector"] == theirs["spec"]["selector"]
-
-
-def test_schedulers_with_groups_speak_tls() -> None:
-    components = ("workflows", "tls", "workflows-tls", "workflow-groups")
-    with_tls = kustomized(*components, objects=[groups_object(2)])["StatefulSet", WORKFLOWS]
-    assert environment(with_tls)["PILOTLIGHT_TLS_DIR"] == "/etc/pilotlight/tls"
-    assert environment(with_tls)["PILOTLIGHT_POD_GROUP"].endswith("/2")

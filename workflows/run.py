@@ -236,18 +236,6 @@ class Run:
         document["preloads"] = [each.as_json(self.begun_s) for each in self.preloads]
         return document
 
-    def published_outcome(self) -> dict[str, Any]:
-        """Its document for clients, who learn of its end once that is recorded.
-
-        Another scheduler may have taken the run over, and then this end is none.
-        """
-        document = self.outcome()
-        if self.status is RunStatus.RUNNING or self.ended.is_set():
-            return document
-        for name in ("result", "error", "seconds"):
-            document.pop(name, None)
-        return {**document, "status": RunStatus.RUNNING.value}
-
 
 def step_document(step: RunStep, begun_s: float) -> dict[str, Any]:
     """A step with times in seconds since the run began."""

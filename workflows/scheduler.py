@@ -78,7 +78,7 @@ class Scheduler:
         self._unrecorded: dict[str, Run] = {}
         """Ended while the registry did not answer: it is told with the next renewals."""
         self._preloads = Preloads(group, secret, metrics, watch.registry_now_s, tls)
-        self.planner = Planner(watch, self._preloads, metrics, settings.pod_group)
+        self.planner = Planner(watch, self._preloads, metrics)
         self._knowledge = KnowledgeStore(self.log, self.planner.knowledge, watch.registry_now_s)
         self._journal = Journal(self.log, self._lose)
         self._steps = Steps(settings, self.planner, secret, tls)
@@ -216,7 +216,9 @@ class Scheduler:
         """A run's document. Raises WorkflowError, RegistryUnavailable."""
         run = self._runs.get(identity)
         if run is not None and is_run_of(run.workflow, name):
-            return run.published_outcome()
+            if run.status is not RunStatus.RUNNING:
+                await run.ended.wait()  # recorded: another scheduler may have taken it over
+            return run.outcome()
         record = await self.log.run(identity)
         owner = None
         if record is not None:

@@ -8,19 +8,8 @@ from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.redis.server_address import parse_redis_url
 from workflows.plan.policies import SchedulingPolicy, parse_scheduling
-from workflows.plan.problem import WHOLE_POOL, PodGroup
 
 MIB = 1 << 20
-
-
-def parse_pod_group(text: str) -> PodGroup:
-    number, slash, groups = text.partition("/")
-    if not (slash and number.isdecimal() and groups.isdecimal() and int(number) < int(groups)):
-        raise ValueError(
-            f"must be a group's number, from 0 on, and the number of groups, such as 0/4, "
-            f"was {text!r}"
-        )
-    return PodGroup(int(number), int(groups))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +20,6 @@ class SchedulerSettings:
     port: int = option(8090, parse_int(0, 65535), "port to listen on; 0 takes a free one")
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option("default", str, "pool of pods that runs are placed on")
-    pod_group: PodGroup = option(  # noqa: RUF009 - as all other fields
-        WHOLE_POOL,
-        parse_pod_group,
-        "plan over one group of the pool's pods, such as 0/4, the first of four; 0/1: all",
-    )
     gateway_url: str = option("http://127.0.0.1:8080", str, "gateway that steps are sent through")
     scheduling: str = option(
         str(SchedulingPolicy.SPECULATIVE),

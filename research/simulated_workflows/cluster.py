@@ -25,7 +25,6 @@ from workflows.plan.costs import (
     device_queue,
     foreign_steps,
 )
-from workflows.plan.problem import WHOLE_POOL, PodGroup, members
 
 PlacedModels: TypeAlias = "tuple[frozenset[str], ...]"
 """The models on each device, in the order of the devices."""
@@ -66,7 +65,6 @@ class SimulatedCluster:
         host_bytes_per_s: float = HOST_BYTES_PER_S,
         *,
         schedulers: int = 1,
-        is_grouped: bool = False,
     ) -> None:
         self.events = events
         names = list(map(device_name, range(devices)))
@@ -85,18 +83,10 @@ class SimulatedCluster:
         ]
         self.active: dict[int, SimulatedRun] = {}
         self._schedulers = schedulers
-        self._planned_over = [
-            members(names, PodGroup(number, schedulers) if is_grouped else WHOLE_POOL)
-            for number in range(schedulers)
-        ]
 
     def scheduler_of(self, run: int) -> int:
         """The scheduler that owns a run."""
         return run % self._schedulers
-
-    def planned_over(self, run: int) -> list[int]:
-        """The devices over which a run's scheduler plans."""
-        return self._planned_over[self.scheduler_of(run)]
 
     def fill(self, placement: PlacedModels) -> None:
         """What is loaded before the first request."""

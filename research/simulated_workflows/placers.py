@@ -285,7 +285,7 @@ class SpeculativePlacer:
         """A schedule, and the devices that its placements mean."""
         cluster = self._cluster
         models = {step.model for step in steps}
-        devices = cluster.planned_over(run.number)
+        devices = list(range(len(cluster.devices)))
         queues = cluster.queues(run, devices)
         sent = {
             step.number: (step.device, self._ends_in_s(step) if step.end_s is None else 0.0)

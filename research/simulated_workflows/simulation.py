@@ -58,8 +58,6 @@ class WorkflowTask:
     planning_s: float = 0.0
     """Time of a scheduler for one plan."""
     schedulers: int = 1
-    is_grouped: bool = False
-    """Each scheduler plans over a group of the devices of its own."""
     is_filtered: bool = False
     """Plans weigh a few devices only, as the live scheduler's."""
     is_always_loading: bool = False
@@ -103,7 +101,6 @@ class WorkflowSimulation:
             self.on_end,
             task.host_bytes_per_s,
             schedulers=task.schedulers,
-            is_grouped=task.is_grouped,
         )
         self.devices: Sequence[CountedDevice] = self.cluster.devices
         self._placer = self._make_placer(task)

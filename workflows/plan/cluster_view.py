@@ -34,12 +34,6 @@ ASSUMED_REQUEST_S: Final = 0.05
 """Device time of a request of an unknown model. Chosen."""
 
 
-def accepting_pods(state: ClusterState) -> list[PodState]:
-    return sorted(
-        (pod for pod in state.pods.values() if pod.is_accepting), key=lambda pod: pod.name
-    )
-
-
 def links(state: ClusterState) -> Links:
     """Costs of transfers, as far as they are measured.
 

@@ -19,9 +19,7 @@ from workflows.plan.plans import Plan, PlannedStep, announced_arrivals, plan_doc
 from workflows.plan.pods import PodQueues
 from workflows.plan.policies import SchedulingPolicy
 from workflows.plan.problem import (
-    WHOLE_POOL,
     Placement,
-    PodGroup,
     Schedule,
     SchedulingProblem,
     SchedulingProblemError,
@@ -48,14 +46,8 @@ _MAX_PLANS: Final = 16
 class Planner:
     """Assigns steps to pods. Owned by the event loop; decides without an await."""
 
-    def __init__(
-        self,
-        watch: ClusterWatch,
-        preloads: Preloads,
-        metrics: SchedulerMetrics,
-        group: PodGroup = WHOLE_POOL,
-    ) -> None:
-        self._pods = PodQueues(watch, group)
+    def __init__(self, watch: ClusterWatch, preloads: Preloads, metrics: SchedulerMetrics) -> None:
+        self._pods = PodQueues(watch)
         self._preloads = preloads
         self._metrics = metrics
         self._plans: dict[str, Plan] = {}

@@ -23,14 +23,7 @@ from workflows.plan.costs import (
 )
 from workflows.plan.plans import Plan
 from workflows.plan.policies import greedy
-from workflows.plan.problem import (
-    WHOLE_POOL,
-    Placement,
-    PodGroup,
-    SchedulingProblemError,
-    Step,
-    members,
-)
+from workflows.plan.problem import Placement, SchedulingProblemError, Step
 from workflows.run import Run, RunStep
 from workflows.values import outputs_bytes
 
@@ -108,10 +101,8 @@ class AssignedSteps:
 class PodQueues:
     """The local copy of the registry, with the steps that this scheduler has put on pods."""
 
-    def __init__(self, watch: ClusterWatch, group: PodGroup = WHOLE_POOL) -> None:
-        """`group`: the pods that this scheduler plans over."""
+    def __init__(self, watch: ClusterWatch) -> None:
         self._watch = watch
-        self._group = group
         self.steps = AssignedSteps()
         self._output_bytes: dict[str, float] = {}
 
@@ -135,9 +126,9 @@ class PodQueues:
         return pod is not None and pod.is_accepting
 
     def accepting(self) -> list[PodState]:
-        """Those of this scheduler's group, by name."""
-        pods = cluster_view.accepting_pods(self.state)
-        return [pods[at] for at in members([pod.name for pod in pods], self._group)]
+        """By name."""
+        pods = (pod for pod in self.state.pods.values() if pod.is_accepting)
+        return sorted(pods, key=lambda pod: pod.name)
 
     def queue(self, pod: PodState, run: Run, now_s: float) -> DeviceQueue:
         """The device's queue without the steps of this run that are placed anew."""

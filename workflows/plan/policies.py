@@ -25,7 +25,8 @@ def place_in_call_order(
     busy_until_s: dict[int, float] = {}
     loaded: set[tuple[int, str]] = set()
     by_name = devices_by_name(problem)
-    order = _call_order(problem)
+    dependents(problem.steps)  # refuses inputs that come later
+    order = [step for step in range(len(problem.steps)) if step not in problem.placed]
     for step in order:
         model = problem.steps[step].model
         options = []
@@ -50,20 +51,6 @@ def place_in_call_order(
 
 def devices_by_name(problem: SchedulingProblem) -> list[int]:
     return sorted(range(len(problem.devices)), key=problem.devices.__getitem__)
-
-
-def _call_order(problem: SchedulingProblem) -> list[int]:
-    """The steps not yet placed, each after its inputs, otherwise as called."""
-    dependents(problem.steps)  # refuses circles
-    done = set(problem.placed)
-    waiting = [step for step in range(len(problem.steps)) if step not in done]
-    order: list[int] = []
-    while waiting:
-        step = next(step for step in waiting if done.issuperset(problem.steps[step].inputs))
-        waiting.remove(step)
-        done.add(step)
-        order.append(step)
-    return order
 
 
 def _ready_s(

@@ -3,7 +3,6 @@
 Zhang et al. 2025 (DyOrc), section 5.3; a step is their task, a device their worker.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ class Step:
 
     model: str
     inputs: tuple[int, ...] = ()
-    """Positions of the steps whose outputs it takes."""
+    """Positions of the steps whose outputs it takes, all before its own."""
     calls: int = 1
     """Number of calls that it represents, which run as one batch."""
 
@@ -77,21 +76,20 @@ class Schedule:
 
 
 def dependents(steps: Sequence[Step]) -> list[list[int]]:
-    """By step, the steps that take its output.
+    """By step, the steps that take its output. Inputs come before the steps that take them.
 
-    Raises SchedulingProblemError for an input that does not exist and for a cycle.
+    Raises SchedulingProblemError for an input that does not.
     """
     found: list[list[int]] = [[] for _ in steps]
     for index, step in enumerate(steps):
         for source in step.inputs:
-            if not 0 <= source < len(steps):
+            if not 0 <= source < index:
                 raise SchedulingProblemError(
-                    f"step {index} ({step.model}) takes the output of step {source}; "
-                    f"the run has steps 0 to {len(steps) - 1}"
+                    f"step {index} ({step.model}) takes the output of step {source}, which does "
+                    "not come before it"
                 )
             if index not in found[source]:
                 found[source].append(index)
-    _refuse_cycles(steps, found)
     return found
 
 
@@ -103,21 +101,6 @@ def kinds_of(steps: Sequence[Step]) -> list[int]:
         kinds.setdefault((step.model, step.calls, step.inputs, followers), len(kinds))
         for step, followers in zip(steps, after, strict=True)
     ]
-
-
-def _refuse_cycles(steps: Sequence[Step], after: Sequence[Sequence[int]]) -> None:
-    missing = [len(set(step.inputs)) for step in steps]
-    ready = [index for index, count in enumerate(missing) if count == 0]
-    reached = 0
-    while ready:
-        reached += 1
-        for follower in after[ready.pop()]:
-            missing[follower] -= 1
-            if missing[follower] == 0:
-                ready.append(follower)
-    if reached < len(steps):
-        circle = [index for index, count in enumerate(missing) if count > 0]
-        raise SchedulingProblemError(f"steps {circle} wait for each other's outputs")
 
 
 def end_of_step(
@@ -180,31 +163,3 @@ def candidate_devices(
     shared = {*several, *outputs_at, *emptiest(range(len(free_s)))}
     by_model = {model: sorted(shared.union(emptiest(holders.get(model, ())))) for model in models}
     return [by_model[step.model] for step in steps]
-
-
-@dataclass(frozen=True, slots=True)
-class PodGroup:
-    """One of several groups of pods, so that planning time does not grow with the cluster.
-
-    Zhang et al. 2025, section 8.5: large clusters are split behind a load balancer. A pod's group
-    follows from its name alone: groups are disjoint, and none changes when other pods come and go.
-    """
-
-    number: int = 0
-    """From 0 on."""
-    groups: int = 1
-
-    def holds(self, pod: str) -> bool:
-        if self.groups == 1:
-            return True
-        digest = hashlib.blake2b(pod.encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "big") % self.groups == self.number
-
-
-WHOLE_POOL: Final = PodGroup()
-
-
-def members(pods: Sequence[str], group: PodGroup) -> list[int]:
-    """Indices of the group's pods; of all pods if the group is empty."""
-    own = [at for at, pod in enumerate(pods) if group.holds(pod)]
-    return own or list(range(len(pods)))

@@ -239,21 +239,10 @@ def _earlier_twins(alike: Sequence[int], steps: Sequence[Step]) -> list[list[int
 
 def _longest_rests(after: Sequence[Sequence[int]], shortest_s: Sequence[float]) -> list[float]:
     """By step, the least time between its end and the run's: computation on its longest path."""
-    rests: dict[int, float] = {}
-    for step in range(len(after)):
-        _find_rest(step, after, shortest_s, rests)
-    return [rests[step] for step in range(len(after))]
-
-
-def _find_rest(
-    step: int, after: Sequence[Sequence[int]], shortest_s: Sequence[float], rests: dict[int, float]
-) -> float:
-    if step not in rests:
-        found = (
-            shortest_s[each] + _find_rest(each, after, shortest_s, rests) for each in after[step]
-        )
-        rests[step] = max(found, default=0.0)
-    return rests[step]
+    rests = [0.0] * len(after)
+    for step in reversed(range(len(after))):
+        rests[step] = max((shortest_s[each] + rests[each] for each in after[step]), default=0.0)
+    return rests
 
 
 def _mask(steps: Iterable[int]) -> int:

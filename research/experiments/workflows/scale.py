@@ -44,12 +44,10 @@ CANDIDATES_MS: Final = {
 """Of a plan that weighs a few."""
 SCHEDULERS: Final = 8
 """Of the second way. Chosen."""
-GROUP_DEVICES: Final = 32
-"""The paper's split: a scheduler for so many devices, over all of which it plans."""
 BUSY_DEVICES: Final = 32
 """As many are busy for `LOAD_SHARE` of their time at the rate of all runs."""
 MINUTES: Final = 1
-_WAYS: Final = ("one scheduler", f"{SCHEDULERS} schedulers", f"groups of {GROUP_DEVICES}")
+_WAYS: Final = ("one scheduler", f"{SCHEDULERS} schedulers")
 _NOTES: Final = (
     "Simulated; plans' times are charged, measured once by `make bench-workflows`.",
     "One scheduler plans over all devices; it is not simulated beyond 128, where each plan takes "
@@ -57,14 +55,11 @@ _NOTES: Final = (
     f"Each of {SCHEDULERS} schedulers plans the runs that it owns, over the candidates of all "
     "devices. Of the others' steps it knows those that were sent, by model and device, without "
     "delay, as live ones do from the registry.",
-    f"Groups: a scheduler for {GROUP_DEVICES} devices, more or fewer by chance of their names; "
-    "each plans over all devices of its group, charged as for that number, and runs go to groups "
-    "in turn.",
 )
 
 
 def run(settings: Settings) -> Result:
-    """Mean latency by number of devices: one scheduler over all, several, and one per group."""
+    """Mean latency by number of devices: one scheduler over all, and several."""
     file = settings.required_file(FILE)
     seeds = settings.seeds or (durations.SEEDS[:1] if settings.is_quick else durations.SEEDS)
     sizes = DEVICES[:3] if settings.is_quick else DEVICES
@@ -97,22 +92,10 @@ def scale_tasks(file: Path, seeds: Sequence[int], sizes: Sequence[int]) -> list[
                     replace(several, planning_s=planning_s, schedulers=1, is_filtered=False)
                 )
             tasks.append(several)
-            if devices > GROUP_DEVICES:
-                tasks.append(
-                    replace(
-                        several,
-                        planning_s=ALL_DEVICES_MS[GROUP_DEVICES] / 1e3,
-                        schedulers=devices // GROUP_DEVICES,
-                        is_grouped=True,
-                        is_filtered=False,
-                    )
-                )
     return tasks
 
 
 def _way(task: WorkflowTask) -> str:
-    if task.is_grouped:
-        return _WAYS[2]
     return _WAYS[0] if task.schedulers == 1 else _WAYS[1]
 
 

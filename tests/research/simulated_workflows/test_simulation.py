@@ -193,22 +193,5 @@ def test_several_schedulers_lose_no_step(trace: Path) -> None:
     assert all(run.is_over for run in simulation.runs)
 
 
-def test_groups_of_devices_run_the_steps_of_their_scheduler_only(trace: Path) -> None:
-    asked = replace(
-        task(trace, "gill", "speculative"),
-        devices=12,
-        schedulers=3,
-        is_grouped=True,
-        is_filtered=True,
-    )
-    simulation = WorkflowSimulation(asked)
-    result = simulation.run()
-    assert result.requests == len(simulation.runs) >= 20
-    groups = [simulation.cluster.planned_over(number) for number in range(3)]
-    assert sorted(device for group in groups for device in group) == list(range(12))
-    for run in simulation.runs:
-        assert {step.device for step in run.steps} <= set(groups[run.number % 3])
-
-
 def _request() -> WorkflowRequest:
     return GENERATORS["debate"](random.Random(1))

@@ -13,7 +13,6 @@ from registry.redis.watch import ClusterWatch
 from tests.workflows.service.alone import new_planner
 from workflows.plan.pods import PodQueues
 from workflows.plan.policies import SchedulingPolicy
-from workflows.plan.problem import PodGroup
 from workflows.run import Run, RunStep, StepState
 
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")
@@ -44,15 +43,6 @@ def test_a_deleted_model_fails_no_other_step(pods: PodQueues) -> None:
     pods.steps.assign("other", 0, "p", pods.key(JUDGE), ready_s=0.0)
     del pods.state.models[JUDGE]
     assert pods.place_alone(run, step) == ""  # the gateway chooses
-
-
-def test_schedulers_of_groups_divide_the_pods_among_them() -> None:
-    watch, names = _watch(), [f"pod-{number:02}" for number in range(16)]
-    for name in names:
-        watch.state.pods[name] = _pod(name)
-    groups = [PodQueues(watch, PodGroup(number, 3)).accepting() for number in range(3)]
-    assert all(groups)
-    assert sorted(pod.name for group in groups for pod in group) == names
 
 
 async def test_outputs_of_a_step_that_the_gateway_placed_are_freed_where_its_model_is() -> None:
