@@ -298,11 +298,9 @@ class Deployments:
     async def start_run(self, deployment: Deployment, run: Run) -> None:
         """Execute a run's function in the workflow's runner. Raises WorkflowError."""
         run.host = deployment
-        async with deployment.starting:
-            if deployment.runner is None:
-                deployment.runner = await self._start_runner(deployment)
+        runner = await self._runner_of(deployment)
         if run.host is deployment:
-            self._begin(deployment, deployment.runner, run)
+            self._begin(deployment, runner, run)
         else:  # it ended meanwhile
             self._retire_replaced(deployment)
 
@@ -322,6 +320,12 @@ class Deployments:
                 "execution": run.awaited,
             }
         )
+
+    async def _runner_of(self, deployment: Deployment) -> RunnerProcess:
+        async with deployment.starting:
+            if deployment.runner is None:
+                deployment.runner = await self._start_runner(deployment)
+            return deployment.runner
 
     async def _start_runner(self, deployment: Deployment) -> RunnerProcess:
         def on_message(message: dict[str, Any]) -> None:
@@ -378,9 +382,7 @@ class Deployments:
     async def _resume(self, deployment: Deployment) -> None:
         runs = list(deployment.runs.values())
         try:
-            async with deployment.starting:
-                if deployment.runner is None:
-                    deployment.runner = await self._start_runner(deployment)
+            runner = await self._runner_of(deployment)
         except Exception:
             logger.exception("no runner for resumed runs")
             for run in runs:
@@ -393,7 +395,7 @@ class Deployments:
             run.deliveries.extendleft(reversed(run.delivered))
             run.delivered.clear()
             self._on_resumed(run)
-            self._begin(deployment, deployment.runner, run)
+            self._begin(deployment, runner, run)
         self._retire_replaced(deployment)
 
     def send(self, run: Run, message: Mapping[str, Any]) -> None:

@@ -71,7 +71,7 @@ class Planner:
         knowledge, now_s = self.knowledge[run.workflow], self.now_s()
         before = run.models[: step.number]
         plan = self._plans.get(run.identity)
-        self._pods.steps.forget(run.identity, step.number, plan)
+        self._pods.steps.remove(run.identity, step.number)
         step.predicted = plan is not None and plan.foresees(
             step.number, step.model.name, step.sources
         )
@@ -142,7 +142,9 @@ class Planner:
         if is_learned:
             call = ObservedCall(run.models, END, run.features, self.now_s())
             self.knowledge[run.workflow].observe(call)
-        self._pods.steps.forget_all(run.identity, self._plans.pop(run.identity, None))
+        plan = self._plans.pop(run.identity, None)
+        for number in range(len(plan.steps) if plan is not None else 0):
+            self._pods.steps.remove(run.identity, number)
         for step in run.steps:
             self.ended(run, step)
         self._preloads.withdraw(run.identity, set())
@@ -153,7 +155,7 @@ class Planner:
             (ModelName(plan.namespace, step.model), step)
             for run, plan in self._plans.items()
             for number, step in enumerate(plan.steps)
-            if self._pods.steps.is_unsent(run, number, step.pod)
+            if self._pods.steps.is_unsent(run, number)
         )
 
     # Planning
@@ -294,12 +296,13 @@ class Planner:
 
     def _expect(self, run: Run, plan: Plan) -> None:
         """Count the plan's predicted steps at their pods, in place of those of an older plan."""
-        steps = self._pods.steps
-        steps.forget_all(run.identity, self._plans.get(run.identity))
+        steps, older = self._pods.steps, self._plans.get(run.identity)
+        for number in range(len(plan.steps), len(older.steps) if older is not None else 0):
+            steps.remove(run.identity, number)
         self._plans[run.identity] = plan
         for number, step in enumerate(plan.steps[len(run.steps) :], start=len(run.steps)):
             key = self._pods.key(ModelName(run.workflow.namespace, step.model))
-            steps.expect(run.identity, number, step.pod, key, start_s=step.start_s)
+            steps.assign(run.identity, number, step.pod, key, ready_s=step.start_s)
 
     def _assign(self, run: Run, step: RunStep, pod: str) -> None:
         """Note that a step is to run at a pod, which later plans count."""

@@ -21,7 +21,6 @@ from workflows.plan.costs import (
     foreign_steps,
     scheduling_problem,
 )
-from workflows.plan.plans import Plan
 from workflows.plan.policies import greedy
 from workflows.plan.problem import Placement, SchedulingProblemError, Step
 from workflows.run import Run, RunStep
@@ -31,13 +30,12 @@ logger = logging.getLogger(__name__)
 
 
 class AssignedSteps:
-    """Owned by the event loop. Steps are named by run and number."""
+    """By pod, the steps that are planned there and not over. Owned by the event loop."""
 
     def __init__(self) -> None:
-        self._assigned: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
-        """By pod: steps that are to run there and are not over."""
-        self._expected: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
-        """By pod: steps that are predicted to run there."""
+        self._steps: dict[str, dict[tuple[str, int], AssignedStep]] = defaultdict(dict)
+        self._pods: dict[tuple[str, int], str] = {}
+        """By run and number of a step."""
 
     def assign(
         self,
@@ -49,52 +47,34 @@ class AssignedSteps:
         ready_s: float,
         sent_s: float | None = None,
     ) -> None:
-        """A step is to run at a pod, and nowhere else."""
+        """A step, perhaps a predicted one, is to run at a pod, and nowhere else."""
         self.remove(run, number)
-        self._assigned[pod][run, number] = AssignedStep(key, ready_s, sent_s)
+        self._pods[run, number] = pod
+        self._steps[pod][run, number] = AssignedStep(key, ready_s, sent_s)
 
     def remove(self, run: str, number: int) -> None:
-        for steps in self._assigned.values():
-            steps.pop((run, number), None)
+        pod = self._pods.pop((run, number), None)
+        if pod is not None:
+            del self._steps[pod][run, number]
 
-    def is_unsent(self, run: str, number: int, pod: str) -> bool:
-        """Whether a step is predicted or to run at a pod, and was not sent there."""
-        if (run, number) in self._expected[pod]:
-            return True
-        assigned = self._assigned[pod].get((run, number))
-        return assigned is not None and assigned.sent_s is None
-
-    def expect(self, run: str, number: int, pod: str, key: str, *, start_s: float) -> None:
-        self._expected[pod][run, number] = AssignedStep(key, start_s)
-
-    def forget(self, run: str, number: int, plan: Plan | None) -> None:
-        """A step is not predicted any more."""
-        if plan is not None and number < len(plan.steps):
-            self._expected[plan.steps[number].pod].pop((run, number), None)
-
-    def forget_all(self, run: str, plan: Plan | None) -> None:
-        """No step of a plan is predicted any more."""
-        for number in range(len(plan.steps) if plan is not None else 0):
-            self.forget(run, number, plan)
+    def is_unsent(self, run: str, number: int) -> bool:
+        """Whether a step is to run at a pod, and was not sent there."""
+        pod = self._pods.get((run, number))
+        return pod is not None and self._steps[pod][run, number].sent_s is None
 
     def at(self, pod: str, run: str, now_s: float) -> list[AssignedStep]:
         """What a plan of `run` counts at a pod: without its steps that are placed anew.
 
         Times in seconds from now.
         """
-        steps = [
+        return [
             AssignedStep(
                 each.model,
                 max(0.0, each.ready_s - now_s),
                 None if each.sent_s is None else min(0.0, each.sent_s - now_s),
             )
-            for (identity, _), each in self._assigned[pod].items()
+            for (identity, _), each in self._steps[pod].items()
             if identity != run or each.sent_s is not None
-        ]
-        return steps + [
-            AssignedStep(each.model, max(0.0, each.ready_s - now_s))
-            for (identity, _), each in self._expected[pod].items()
-            if identity != run
         ]
 
 

@@ -5,9 +5,9 @@ delivered one at a time, each when the code has nothing else to do, in the order
 """
 
 import asyncio
+import contextlib
 import inspect
 import random
-import re
 import socket
 import traceback
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -18,6 +18,7 @@ from typing import Any, Final
 import orjson
 
 from common.frames import BadFrame, frame
+from common.sizes import parse_duration_s
 from workflows.runner import STREAM, Printed
 
 MAX_MESSAGE_CHARACTERS: Final = 1000
@@ -48,8 +49,6 @@ MAX_TEXT_LENGTH: Final = 32 * 1024**2
 """orjson takes eight times a text's length in memory, and ends the process where it gets less."""
 
 
-_DURATION: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
-_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TYPES: Final = {str: "text", int: "whole number", float: "number", bool: "boolean",
                  list: "list", dict: "object"}  # fmt: skip
 
@@ -102,10 +101,10 @@ def _type_name(annotation: object) -> str:
 
 def parse_deadline(text: object) -> float:
     """Seconds of a duration such as `10s`. Raises BadDefinitionError."""
-    match = _DURATION.fullmatch(text) if isinstance(text, str) else None
-    if match is None or float(match[1]) <= 0:
-        raise BadDefinitionError(f"deadline must be a duration such as '10s', was {text!r}")
-    return float(match[1]) * _SECONDS[match[2]]
+    with contextlib.suppress(ValueError):
+        if isinstance(text, str) and (seconds := parse_duration_s(text)) > 0:
+            return seconds
+    raise BadDefinitionError(f"deadline must be a duration such as '10s', was {text!r}")
 
 
 def define(function: Callable[..., Any], deadline: str | None) -> Workflow:
