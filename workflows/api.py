@@ -25,7 +25,7 @@ from registry.errors import RegistryUnavailable
 from workflows.deployments import not_deployed
 from workflows.errors import WorkflowError
 from workflows.metrics import SchedulerMetrics
-from workflows.plan.policies import parse_scheduling
+from workflows.plan.problem import parse_scheduling
 from workflows.run import ANY_WORKFLOW, Run, RunStatus
 from workflows.scheduler import Scheduler
 

@@ -7,7 +7,7 @@ from common.settings_table import option, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.redis.server_address import parse_redis_url
-from workflows.plan.policies import SchedulingPolicy, parse_scheduling
+from workflows.plan.problem import SchedulingPolicy, parse_scheduling
 
 MIB = 1 << 20
 

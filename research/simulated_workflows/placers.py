@@ -18,8 +18,16 @@ from research.simulated_workflows.cluster import COSTS, PlacedModels, SimulatedC
 from research.simulated_workflows.constants import LINKS
 from research.simulated_workflows.devices import SimulatedRun, SimulatedStep
 from workflows.plan.costs import scheduling_problem
-from workflows.plan.policies import devices_by_name, greedy, place_in_call_order
-from workflows.plan.problem import Placement, Schedule, SchedulingProblem, Step, candidate_devices
+from workflows.plan.problem import (
+    Placement,
+    Schedule,
+    SchedulingProblem,
+    Step,
+    candidate_devices,
+    devices_by_name,
+    greedy,
+    place_in_call_order,
+)
 from workflows.plan.speculative import (
     FEW_STATES,
     MAX_STATES,

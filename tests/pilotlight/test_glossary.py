@@ -12,7 +12,7 @@ from registry.domain.application import SelectionPolicy
 from registry.domain.model import LoadingPolicyName, PlacementName, RoutingPolicy, Tier
 from registry.inference_service.annotations import KEYS, PREFIX
 from tests.servers import REPOSITORY
-from workflows.plan.policies import SchedulingPolicy
+from workflows.plan.problem import SchedulingPolicy
 
 SECTIONS = {
     "Where a model is: tiers": Tier,

@@ -21,8 +21,7 @@ from workflows.plan.costs import (
     foreign_steps,
     scheduling_problem,
 )
-from workflows.plan.policies import greedy
-from workflows.plan.problem import Placement, SchedulingProblemError, Step
+from workflows.plan.problem import Placement, SchedulingProblemError, Step, greedy
 from workflows.run import Run, RunStep
 from workflows.values import outputs_bytes
 

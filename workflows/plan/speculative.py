@@ -13,14 +13,15 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from workflows.plan.policies import devices_by_name, greedy
 from workflows.plan.problem import (
     Placement,
     Schedule,
     SchedulingProblem,
     Step,
     dependents,
+    devices_by_name,
     end_of_step,
+    greedy,
     kinds_of,
 )
 

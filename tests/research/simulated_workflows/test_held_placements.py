@@ -1,7 +1,7 @@
 """The placement that was held longest, completed with the models that it lacks."""
 
 from research.simulated_workflows.cluster import PlacedModels
-from research.simulated_workflows.held_placements import HeldPlacements
+from research.simulated_workflows.simulation import HeldPlacements
 
 SIZES = {"a": 4.0, "b": 4.0, "c": 4.0}
 

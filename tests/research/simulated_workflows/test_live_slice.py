@@ -28,7 +28,7 @@ from research.simulated_workflows.simulation import WorkflowSimulation, Workflow
 from workflows.metrics import SchedulerMetrics
 from workflows.plan import cluster_view
 from workflows.plan.planner import Planner
-from workflows.plan.policies import SchedulingPolicy
+from workflows.plan.problem import SchedulingPolicy
 from workflows.preloads import Preloads
 from workflows.run import Run, RunStep, StepState
 from workflows.values import StoredTensor

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from research.simulated_workflows.placers import round_robin
 from tests.workflows.scheduling.random_problems import earliest_finish_s, problems
-from workflows.plan.policies import greedy
 from workflows.plan.problem import (
     Placement,
     Schedule,
     SchedulingProblem,
     SchedulingProblemError,
     Step,
+    greedy,
 )
 from workflows.plan.speculative import speculative
 

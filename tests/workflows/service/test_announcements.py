@@ -4,7 +4,7 @@ import pytest
 
 from registry.domain.demand import ArrivalHint
 from registry.domain.model import ModelName
-from workflows.plan.plans import PlannedStep, announced_arrivals
+from workflows.plan.planner import PlannedStep, announced_arrivals
 
 
 def _announced(*steps: tuple[str, float, float]) -> list[ArrivalHint]:

@@ -12,7 +12,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from tests.workflows.service.alone import new_planner
 from workflows.plan.pods import PodQueues
-from workflows.plan.policies import SchedulingPolicy
+from workflows.plan.problem import SchedulingPolicy
 from workflows.run import Run, RunStep, StepState
 
 WRITER, JUDGE = ModelName("default", "writer"), ModelName("default", "judge")

@@ -11,7 +11,7 @@ from registry.redis.client import Registry
 from registry.redis.reports import ArrivalHints
 from tests import servers
 from tests.workflows.service.harness import TWO_STEPS, WorkflowHarness, runners_of
-from workflows.plan.policies import SchedulingPolicy
+from workflows.plan.problem import SchedulingPolicy
 
 pytestmark = pytest.mark.slow
 
