@@ -79,26 +79,20 @@ class RunnerProcess:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
                 found = await self._child.receive()
         except TimeoutError:
-            await self.stop()
-            raise WorkflowError(
-                f"the file did not load within {LOAD_TIMEOUT_S:g} s", "bad-file"
-            ) from None
+            fault = f"the file did not load within {LOAD_TIMEOUT_S:g} s"
         except BadFrame as error:
-            await self.stop()
-            raise WorkflowError(f"the file broke its runner: {error}", "bad-file") from error
-        match reply := None if found is None else found[0]:
-            case {"type": "loaded"} if reply is not None:
-                return reply
-            case {"type": "refused", "message": str(message), "line": line}:
-                await self.stop()
-                where = f" (line {line})" if line else ""
-                raise WorkflowError(
-                    f"{message}{where}", "bad-file", line=line if isinstance(line, int) else None
-                )
+            fault = f"the file broke its runner: {error}"
+        else:
+            match reply := None if found is None else found[0]:
+                case {"type": "loaded"} if reply is not None:
+                    return reply
+                case {"type": "refused", "message": str(message), "line": int() | None as line}:
+                    await self.stop()
+                    where = f" (line {line})" if line else ""
+                    raise WorkflowError(f"{message}{where}", "bad-file", line=line)
+            fault = "the file ended its runner while it was loaded"
         status = await self.stop()
-        raise WorkflowError(
-            f"the file ended its runner (status {status}) while it was loaded", "bad-file"
-        )
+        raise WorkflowError(f"{fault} (status {status})", "bad-file")
 
     async def _start(self) -> Child:
         settings = (self._settings.runner_memory, MAX_STEPS)
@@ -150,6 +144,11 @@ class RunnerProcess:
         if self._child is not None:
             self._child.kill()
 
+    def end(self) -> None:
+        """Kill it; its runs are not resumed."""
+        self.is_stopping = True
+        self.kill()
+
     async def stop(self) -> int | None:
         """End the process; its exit status."""
         return None if self._child is None else await self._child.end(grace_s=0.0)
@@ -179,7 +178,7 @@ class Deployment:
     definition: Mapping[str, Any]
     runner: RunnerProcess | None = None
     runs: dict[str, Run] = field(default_factory=dict)
-    """Begun in its runner."""
+    """Begun in its runner, by execution; what an earlier one of a run still sends is ignored."""
     read_s: float = field(default_factory=time.monotonic)
     kills: int = 0
     """How often its runner has ended with runs in it since a run succeeded."""
@@ -289,8 +288,7 @@ class Deployments:
     def _retire(self, deployment: Deployment) -> None:
         """A runner of an older file ends with its last run."""
         if deployment.runner is not None and not deployment.runs:
-            deployment.runner.is_stopping = True
-            deployment.runner.kill()
+            deployment.runner.end()
             deployment.runner = None  # a run that has found the older file starts another
 
     # Runs
@@ -305,8 +303,8 @@ class Deployments:
             self._retire_replaced(deployment)
 
     def _begin(self, deployment: Deployment, runner: RunnerProcess, run: Run) -> None:
-        deployment.runs[run.identity] = run
-        run.awaited = next(self._executions)
+        run.execution = str(next(self._executions))
+        deployment.runs[run.execution] = run
         run.called = run.yielded = 0
         run.printed = Printed()
         run.fetches.clear()
@@ -314,10 +312,10 @@ class Deployments:
         runner.send(
             {
                 "type": "run",
-                "run": run.identity,
+                "run": run.execution,
+                "seed": run.identity,
                 "arguments": run.arguments,
                 "begun_s": run.begun_s,
-                "execution": run.awaited,
             }
         )
 
@@ -330,12 +328,8 @@ class Deployments:
     async def _start_runner(self, deployment: Deployment) -> RunnerProcess:
         def on_message(message: dict[str, Any]) -> None:
             run = deployment.runs.get(str(message.get("run")))
-            if run is None:
-                return
-            if not run.awaited:
+            if run is not None:
                 self._on_message(run, message)
-            elif message.get("type") == "begun" and message.get("execution") == run.awaited:
-                run.awaited = 0
 
         def on_exit(runner: RunnerProcess) -> None:
             self._on_exit(deployment, runner)
@@ -389,7 +383,7 @@ class Deployments:
                 self._on_stopped(run)
             return
         for run in runs:
-            if run.identity not in deployment.runs:
+            if deployment.runs.pop(run.execution, None) is None:
                 continue
             run.resumptions += 1
             run.deliveries.extendleft(reversed(run.delivered))
@@ -401,14 +395,14 @@ class Deployments:
     def send(self, run: Run, message: Mapping[str, Any]) -> None:
         """Send to the runner that executes the run, if it is there. Raises BadFrame."""
         if isinstance(run.host, Deployment) and run.host.runner is not None:
-            run.host.runner.send(message)
+            run.host.runner.send({**message, "run": run.execution})
 
     def forget(self, run: Run) -> None:
         """A run is over."""
         deployment, run.host = run.host, None
         if not isinstance(deployment, Deployment):
             return
-        deployment.runs.pop(run.identity, None)
+        deployment.runs.pop(run.execution, None)
         if run.status is RunStatus.SUCCEEDED:
             deployment.kills = 0
         self._retire_replaced(deployment)
@@ -434,8 +428,7 @@ class Deployments:
     def stop(self) -> None:
         """End all runners."""
         for runner in self._runners:
-            runner.is_stopping = True
-            runner.kill()
+            runner.end()
 
 
 _CHECKS: Final[Mapping[str, Callable[[Any], bool]]] = {

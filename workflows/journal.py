@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from registry.domain.model import ModelName
 from registry.errors import RegistryUnavailable
-from registry.redis.workflow_log import GAP, RunRecord, TakenRun, WorkflowLog
+from registry.redis.workflow_log import GAP, TakenRun, WorkflowLog
 from workflows.predict import WorkflowKnowledge
 from workflows.run import Delivery, RecordedStep, Run, RunStatus, RunStep
 from workflows.values import StoredTensor, outputs_bytes
@@ -118,19 +118,15 @@ def _delivery_entry(delivery: Delivery) -> dict[str, Any]:
 
 def resumed_run(taken: TakenRun) -> Run:
     """A run as its journal tells it."""
-    run = _run_of(taken.run, taken.head)
+    run = run_of(taken.run, taken.head)
     run.token, run.journalled = taken.token, len(taken.entries)
     run.resumptions = int(taken.head.get("resumptions", 0)) + 1
     run.recorded, run.deliveries = read_entries(taken.entries)
     return run
 
 
-def run_elsewhere(identity: str, record: RunRecord) -> Run:
-    """A run that another scheduler executes, for a client that waits for it here."""
-    return _run_of(identity, record.head)
-
-
-def _run_of(identity: str, head: Mapping[str, Any]) -> Run:
+def run_of(identity: str, head: Mapping[str, Any]) -> Run:
+    """A run as it began, perhaps at another scheduler."""
     return Run(
         identity,
         ModelName(str(head["namespace"]), str(head["workflow"])),

@@ -179,8 +179,8 @@ class Run:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     ended_s: float = 0.0
-    awaited: int = 0
-    """The execution that its runner is to begin; what comes before is of an earlier one."""
+    execution: str = ""
+    """Names this execution of its code among those of its deployment."""
     host: object = None
     """The deployment whose runner executes it."""
     timer: asyncio.TimerHandle | None = None

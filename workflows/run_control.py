@@ -254,7 +254,7 @@ class RunControl:
             self._send_reply(run, step, message)
 
     def _send_reply(self, run: Run, step: RunStep, message: Mapping[str, Any]) -> None:
-        head = {"run": run.identity, "step": step.number}
+        head = {"step": step.number}
         try:
             self._send(run, {**head, **message})
         except BadFrame as problem:
@@ -297,7 +297,7 @@ class RunControl:
             for task in (step.task, step.fetching):
                 if task is not None:
                     task.cancel()
-        self._send(run, {"run": run.identity, "type": "cancel"})
+        self._send(run, {"type": "cancel"})
         self._planner.end(run, is_learned=is_learned)
 
     def deadline_timer(self, run: Run) -> asyncio.TimerHandle:

@@ -19,14 +19,7 @@ from registry.redis.watch import ClusterWatch
 from registry.redis.workflow_log import TakenRun, WorkflowLog
 from workflows.deployments import Deployments, argument_problems
 from workflows.errors import WorkflowError
-from workflows.journal import (
-    LEASE_S,
-    Journal,
-    KnowledgeStore,
-    adopt_result,
-    resumed_run,
-    run_elsewhere,
-)
+from workflows.journal import LEASE_S, Journal, KnowledgeStore, adopt_result, resumed_run, run_of
 from workflows.metrics import SchedulerMetrics
 from workflows.plan.planner import Planner
 from workflows.predict import request_features
@@ -202,7 +195,7 @@ class Scheduler:
             raise WorkflowError(
                 f"run {identity} ended just now, and its result is gone: ask again", "run-not-found"
             )
-        run = run_elsewhere(identity, record)
+        run = run_of(identity, record.head)
         self._group.create_task(self._follow(run))
         return run
 

@@ -184,34 +184,24 @@ class Runner:
     def _start(self, message: dict[str, Any]) -> None:
         if self._workflow is None:
             raise RuntimeError("a run before the file was loaded")
-        self._drop(str(message["run"]))
-        begun = {key: message.get(key) for key in ("run", "execution")}
-        self._send({"type": "begun", **begun})  # what was sent before is of an earlier execution
         run = ExecutingRun(
-            message["run"], float(message["begun_s"]), self._write, max_steps=self._max_steps
+            message["run"],
+            message["seed"],
+            float(message["begun_s"]),
+            self._write,
+            max_steps=self._max_steps,
         )
-        self._runs[run.identity] = run
+        self._runs[run.execution] = run
         task = run.start(self._workflow, message["arguments"])
         self._tasks.add(task)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            if self._runs.get(run.identity) is run:
-                del self._runs[run.identity]
+            self._runs.pop(run.execution, None)
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error  # of this module: what the user's code raises has been sent
 
         task.add_done_callback(ended)
-
-    def _drop(self, identity: str) -> None:
-        """End an execution of a run that begins anew; what was sent for it is not for the new one.
-
-        A scheduler that lost a run may take it over again before the old execution has ended.
-        """
-        self._replies = deque(each for each in self._replies if each.get("run") != identity)
-        run = self._runs.pop(identity, None)
-        if run is not None:
-            run.drop()
 
     def _send(self, message: dict[str, Any]) -> None:
         self._write(frame(message))
@@ -259,7 +249,7 @@ class Runner:
     def _forget_left(self, run: ExecutingRun) -> None:
         """Let go of tasks that wait for each other; the interpreter collects them."""
         if run.is_left:
-            self._runs.pop(run.identity, None)
+            self._runs.pop(run.execution, None)
             self._tasks = {each for each in self._tasks if each is not run.task}
 
     def sample(self, _number: int, _frame: FrameType | None) -> None:

@@ -120,12 +120,21 @@ class ExecutingRun:
     """A run's function, executed by a task. Owned by the event loop."""
 
     def __init__(
-        self, identity: str, begun_s: float, write: Callable[[bytes], None], *, max_steps: int
+        self,
+        execution: str,
+        seed: str,
+        begun_s: float,
+        write: Callable[[bytes], None],
+        *,
+        max_steps: int,
     ) -> None:
-        """`write` takes frames."""
-        self.identity = identity
+        """`execution`: its name in messages; `seed`: the same when the run is resumed.
+
+        `write` takes frames.
+        """
+        self.execution = execution
         self.begun_s = begun_s
-        self.random = random.Random(identity)
+        self.random = random.Random(seed)
         self.busy_s = 0.0
         """Time for which it kept the loop busy since the loop was idle."""
         self.interruptions = 0
@@ -160,7 +169,7 @@ class ExecutingRun:
             )
         number = self._steps
         message = {
-            "run": self.identity,
+            "run": self.execution,
             "type": "step",
             "step": number,
             "model": model,
@@ -215,7 +224,7 @@ class ExecutingRun:
 
     def send(self, **message: Any) -> None:
         """Send a message after the calls before it. Raises BadFrame."""
-        framed = frame({"run": self.identity, **message})
+        framed = frame({"run": self.execution, **message})
         self._send_held()
         self._send_printed()
         self._write(framed)
@@ -229,7 +238,7 @@ class ExecutingRun:
     def _send_printed(self) -> None:
         text, self._unsent = self._unsent, ""
         if text:
-            self._write(frame({"run": self.identity, "type": "printed", "text": text}))
+            self._write(frame({"run": self.execution, "type": "printed", "text": text}))
 
     def start(self, workflow: Workflow, arguments: Mapping[str, Any]) -> asyncio.Task[None]:
         self.task = asyncio.create_task(self._execute(workflow, arguments))
@@ -264,11 +273,6 @@ class ExecutingRun:
         self.send(
             type="failed", error={"message": text, "reason": reason, "status": status, **details}
         )
-
-    def drop(self) -> None:
-        """End it; nobody hears of it any more."""
-        self._write = lambda _: None
-        self.cancel()
 
     def _report_cancelled(self) -> None:
         if self._is_deadlocked:

@@ -26,7 +26,7 @@ def messages_of(
             sent.append(orjson.loads(frame[LENGTHS.size :]))
             on_message(executing, sent[-1])
 
-        executing = ExecutingRun(identity, 0.0, on_frame, max_steps=max_steps)
+        executing = ExecutingRun("1", identity, 0.0, on_frame, max_steps=max_steps)
         found = workflow if isinstance(workflow, Workflow) else Workflow(workflow)
         await executing.start(found, arguments)
 

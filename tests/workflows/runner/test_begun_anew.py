@@ -14,7 +14,7 @@ from pilotlight.workflow import model, workflow
 async def f(text: str):
     return (await model("writer")(text))["text"]
 """
-RUN = {"type": "run", "run": "r", "arguments": {"text": "a"}, "begun_s": 0.0}
+RUN = {"type": "run", "seed": "r", "arguments": {"text": "a"}, "begun_s": 0.0}
 
 
 def test_a_run_begun_anew_is_not_cancelled_by_its_old_owner() -> None:
@@ -25,8 +25,10 @@ def test_a_run_begun_anew_is_not_cancelled_by_its_old_owner() -> None:
         found = loop.run_until_complete(_exchange(Runner(selector, 10), ours, theirs))
     finally:
         loop.close()
-    begun = ["begun", "step", "fetch"]
-    assert [each["type"] for each in found] == [*begun, *begun, "done"]
+    by_execution = {
+        name: [each["type"] for each in found if each["run"] == name] for name in ("1", "2")
+    }
+    assert by_execution == {"1": ["step", "fetch", "cancelled"], "2": ["step", "fetch", "done"]}
     assert found[-1]["result"] == "b"
 
 
@@ -44,11 +46,11 @@ async def _exchange(
 
     writer.write(frame({"type": "load", "source": SOURCE}))
     assert (await read())["type"] == "loaded"
-    writer.write(frame(RUN))
-    found = [await read() for _ in range(3)]
-    writer.write(frame({"type": "cancel", "run": "r"}) + frame(RUN))
+    writer.write(frame({**RUN, "run": "1"}))
+    found = [await read() for _ in range(2)]
+    writer.write(frame({"type": "cancel", "run": "1"}) + frame({**RUN, "run": "2"}))
     found += [await read() for _ in range(3)]
-    outputs = {"type": "outputs", "run": "r", "step": 0, "outputs": {"text": "b"}}
+    outputs = {"type": "outputs", "run": "2", "step": 0, "outputs": {"text": "b"}}
     writer.write(frame(outputs))
     found.append(await read())
     writer.close()

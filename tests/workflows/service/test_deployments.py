@@ -89,7 +89,7 @@ async def test_a_run_taken_over_again_is_not_cancelled_with_its_earlier_executio
         found, lost, again = await deployed.find(NAME), a_run("same"), a_run("same")
         await deployed.start_run(found, lost)
         await until(lambda: (lost, "fetch") in received, what="the run waits")
-        deployed.send(lost, {"run": "same", "type": "cancel"})
+        deployed.send(lost, {"type": "cancel"})
         deployed.forget(lost)
         time.sleep(0.5)  # noqa: ASYNC251 - it reports its end before this loop reads anything
         await deployed.start_run(found, again)
@@ -98,11 +98,18 @@ async def test_a_run_taken_over_again_is_not_cancelled_with_its_earlier_executio
 
 
 async def test_runners_of_replaced_files_end_with_the_scheduler(redis: servers.RedisServer) -> None:
-    async with asyncio.timeout(30), deploying(redis.url) as deployed:
+    received: list[tuple[Run, str]] = []
+
+    async with (
+        asyncio.timeout(30),
+        deploying(
+            redis.url, lambda run, message: received.append((run, message["type"]))
+        ) as deployed,
+    ):
         await deployed.deploy(NAME, WAITING)
         found, run = await deployed.find(NAME), a_run("waits")
         await deployed.start_run(found, run)
-        await until(lambda: not run.awaited, what="the run has begun")
+        await until(lambda: (run, "fetch") in received, what="the run waits")
         await deployed.deploy(NAME, ONE)
         assert found.runner is not None
 

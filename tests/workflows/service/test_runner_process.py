@@ -25,8 +25,8 @@ async def test_a_runner_outlives_a_pause_of_its_scheduler(monkeypatch: pytest.Mo
     await asyncio.sleep(3 * interval_s)  # a few pings, which are answered
     time.sleep(2 * interval_s * runner_process.MAX_UNANSWERED)  # noqa: ASYNC251 - the pause
     await asyncio.sleep(3 * interval_s)  # it would be killed in the first of them
-    runner.send({"type": "run", "run": "a", "arguments": {}, "begun_s": 0.0})
+    runner.send({"type": "run", "run": "1", "seed": "a", "arguments": {}, "begun_s": 0.0})
     await until(lambda: received or exits, what="an answer")
-    assert (exits, received[0]["type"]) == ([], "begun")
+    assert (exits, received[0]["type"]) == ([], "done")
     await runner.stop()
     await task
