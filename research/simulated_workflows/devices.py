@@ -16,7 +16,7 @@ from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from research.simulated_workflows.applications import WorkflowRequest
 from research.simulated_workflows.constants import HOST_BYTES_PER_S, MODELS, load_seconds
-from workflows.plan.cluster_view import eviction_seconds
+from workflows.plan.pods import eviction_seconds
 
 
 @dataclass(eq=False, slots=True)

@@ -15,9 +15,8 @@ from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_state import PodState
 from registry.redis.watch import ClusterWatch
 from workflows.metrics import SchedulerMetrics
-from workflows.plan import cluster_view
 from workflows.plan.costs import scheduling_problem
-from workflows.plan.pods import PodQueues
+from workflows.plan.pods import PodQueues, holders_by_model, is_worth_loading, links, load_seconds
 from workflows.plan.problem import (
     Placement,
     Schedule,
@@ -346,7 +345,7 @@ class Planner:
         candidates = candidate_devices(
             wanted,
             free_s=[queue.free_s for queue in queues],
-            holders=cluster_view.holders_by_model(self._pods.state, positions, list(costs)),
+            holders=holders_by_model(self._pods.state, positions, list(costs)),
             outputs_at=set(sent.values()),
         )
         used = sorted({device for each in candidates for device in each})
@@ -358,7 +357,7 @@ class Planner:
             end_s = step.sent_s + costs[wanted[number].model].batch_s(1) - now_s
             left_s = 0.0 if step.is_over else max(end_s, 0.0)
             placed[number] = Placement(position_of[device], 0.0, left_s)
-        links = cluster_view.links(self._pods.state)
+        transfers = links(self._pods.state)
         problem: SchedulingProblem | None = None
 
         def place(way: MergedSteps, fixed: Mapping[int, Placement]) -> Schedule:
@@ -367,7 +366,7 @@ class Planner:
                 way.steps,
                 devices,
                 costs,
-                links,
+                transfers,
                 allowed=[[position_of[each] for each in candidates[at]] for at in way.calls_of()],
                 placed=fixed,
             )
@@ -389,13 +388,11 @@ class Planner:
             pod = state.pods.get(step.pod)
             if spec is None or pod is None or (step.pod, spec.key) in wanted:
                 continue
-            load_s = cluster_view.load_seconds(state, pod, spec.key, now_s)
+            load_s = load_seconds(state, pod, spec.key, now_s)
             is_known = number < len(run.steps)
             if load_s <= 0.0:
                 continue
-            if is_known or cluster_view.is_worth_loading(
-                state, pod, spec.key, now_s, load_s, step.probability
-            ):
+            if is_known or is_worth_loading(state, pod, spec.key, now_s, load_s, step.probability):
                 wanted.add((step.pod, spec.key))
                 preload = self._preloads.want(
                     run.identity, pod, spec, due_s=step.start_s, is_predicted=not is_known

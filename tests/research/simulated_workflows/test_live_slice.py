@@ -26,7 +26,7 @@ from research.simulated_workflows.devices import SimulatedRun, SimulatedStep
 from research.simulated_workflows.placers import Placer
 from research.simulated_workflows.simulation import WorkflowSimulation, WorkflowTask
 from workflows.metrics import SchedulerMetrics
-from workflows.plan import cluster_view
+from workflows.plan import pods
 from workflows.plan.planner import Planner
 from workflows.plan.problem import SchedulingPolicy
 from workflows.preloads import Preloads
@@ -132,7 +132,7 @@ class ReplayingPlacer:
 
 @pytest.fixture
 def live(monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePlanner]:
-    monkeypatch.setattr(cluster_view, "LINKS", constants.LINKS)
+    monkeypatch.setattr(pods, "LINKS", constants.LINKS)
     watch = ClusterWatch(Registry("redis://127.0.0.1:1/0", "nowhere"))
     preloads = Preloads(asyncio.TaskGroup(), PodSecret(""), SchedulerMetrics(), lambda: 0.0)
     found = LivePlanner(Planner(watch, preloads, SchedulerMetrics()), watch.state)

@@ -15,8 +15,8 @@ from tests.runtime.serving.test_step_tensors import (
     kept_output,
     reference_of,
 )
-from workflows.plan.cluster_view import LINKS, device_of, links, model_costs
 from workflows.plan.costs import DeviceQueue
+from workflows.plan.pods import LINKS, device_of, links, model_costs
 
 __all__ = ["doubling"]
 CLASS = size_class(LARGE.nbytes)

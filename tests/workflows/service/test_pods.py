@@ -7,8 +7,8 @@ from registry.domain.model import Tier
 from registry.domain.pod import PodInfo
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
-from workflows.plan.cluster_view import device_of, is_worth_loading
 from workflows.plan.costs import DeviceQueue
+from workflows.plan.pods import device_of, is_worth_loading
 
 NOW_S = 1_000.0
 WARM = Residency(Tier.DEVICE, None, 0.0, 100)
