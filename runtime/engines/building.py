@@ -105,24 +105,20 @@ def library_engine(path: Path) -> Engine:
     if path.suffix in CODE_SUFFIXES:
         raise ModelUnsupported(f"{path.name}: {PICKLE_ADVICE}")
     if path.suffix == ONNX_SUFFIX:
-        from runtime.engines.libraries.onnx_engine import OnnxEngine
+        from runtime.engines.libraries.onnx_engine import onnx_engine
 
-        return OnnxEngine(path)
+        return onnx_engine(path)
+    from runtime.engines.libraries.library import lightgbm_engine, sklearn_engine, xgboost_engine
+
     if path.suffix == SKOPS_SUFFIX:
-        from runtime.engines.libraries.library import SklearnEngine
-
-        return SklearnEngine(path)
+        return sklearn_engine(path)
     with path.open("rb") as file:
         start = file.read(len(LIGHTGBM_START))
     if start == LIGHTGBM_START:
-        from runtime.engines.libraries.library import LightgbmEngine
-
-        return LightgbmEngine(path)
+        return lightgbm_engine(path)
     if path.suffix == LIGHTGBM_SUFFIX:
         raise ModelInvalid(f"{path.name} does not begin as a model of LightGBM does ('tree')")
-    from runtime.engines.libraries.library import XgboostEngine
-
-    return XgboostEngine(path)
+    return xgboost_engine(path)
 
 
 def check_format(declared: str, folder: Path) -> None:

@@ -21,13 +21,8 @@ import numpy as np
 import torch
 
 from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
-from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.network import (
-    build_transformer,
-    digest_of,
-    parameter_slot,
-    without_memory,
-)
+from runtime.engines.networks.configuration import read_json, without_memory
+from runtime.engines.networks.network import build_transformer, digest_of, parameter_slot
 from runtime.errors import LoadFailed, ModelInvalid, ModelUnsupported
 from runtime.storage.listing import PIPELINE_INDEX
 from runtime.weights.safetensors_files import StoredTensor

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import orjson
@@ -21,7 +22,6 @@ from runtime.engines.libraries.rows import (
     check_features,
     columns,
     import_library,
-    lightgbm_signature,
     matrix,
     numbers,
     one_line,
@@ -34,30 +34,28 @@ if TYPE_CHECKING:
     import torch
 
 
-class LibraryModel(Protocol):
-    """A loaded model. `infer` runs in the device's thread only."""
+_DEFAULT_NAMES: Final = re.compile(r"Column_\d+")
+"""LightGBM's, of features without names."""
 
-    signature: TabularSignature
-    """Its inputs; its outputs are known from its first inference."""
+Load: TypeAlias = "Callable[[memoryview, ModelFolder, torch.device, int], Any]"
+"""From the mapped file, valid only during the call, on a device, with so many threads.
 
-    def check(self, inputs: Sequence[Tensor]) -> None:
-        """Raise InvalidRequest if the model does not take these inputs."""
-
-    def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs, row by row; raises InvalidRequest."""
+Raises any error of the library, or LoadFailed.
+"""
 
 
 class LibraryEngine(Engine):
-    """An engine of models in one file, whose weights stay in the memory of the CPU."""
+    """The engine of a model in one file, whose weights stay in the memory of the CPU."""
 
     uses_device = False
-    memory_ratio = 1.0
-    """Bytes of a loaded model per byte of its file; an estimate, not measured."""
-    fixed_bytes = 0
-    """Bytes of a loaded model in addition, whatever its size; an estimate, too."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(
+        self, name: str, path: Path, load: Load, *, fixed_bytes: int, memory_ratio: float = 1.0
+    ) -> None:
+        """A loaded model takes `memory_ratio` times its file and `fixed_bytes`: estimates."""
+        self.name = name
+        self._path, self._load = path, load
+        self._fixed_bytes, self._memory_ratio = fixed_bytes, memory_ratio
 
     def skeleton_key(self, model: ModelFolder) -> str:
         return self.name
@@ -71,17 +69,7 @@ class LibraryEngine(Engine):
 
     def working_bytes(self, weight_bytes: int) -> int:
         """Bytes of a loaded model beyond the file's size, which is always reserved."""
-        return self.fixed_bytes + int(max(0.0, self.memory_ratio - 1.0) * weight_bytes)
-
-    @abstractmethod
-    def load(
-        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
-    ) -> Any:
-        """Load the model: a `LibraryModel`, or an ONNX session.
-
-        `content` is the mapped file, valid only during the call. Raises any error of the library,
-        or LoadFailed.
-        """
+        return self._fixed_bytes + int((self._memory_ratio - 1.0) * weight_bytes)
 
     def _load_checked(
         self,
@@ -90,111 +78,107 @@ class LibraryEngine(Engine):
         device: torch.device,
         threads: int,
     ) -> Any:
-        content = weights[self.path.name].numpy().data
+        content = weights[self._path.name].numpy().data
         try:
-            return self.load(content, model, device=device, threads=threads)
+            return self._load(content, model, device, threads)
         except (EngineMissing, ModelInvalid, MemoryError):
             raise
         except Exception as error:  # each library has errors of its own
             raise ModelInvalid(
-                f"{self.name} cannot read {self.path.name}:"
+                f"{self.name} cannot read {self._path.name}:"
                 f" {type(error).__name__}: {one_line(error)}"
             ) from None
 
 
-class XgboostEngine(LibraryEngine):
-    name = "xgboost"
-    fixed_bytes = 256 * 1024
+class BoosterModel:
+    """Answers as `Booster.predict` does: margins, probabilities, values or classes.
 
-    def load(
-        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
-    ) -> LibraryModel:
-        check_xgboost(content.tobytes())
-        xgboost = import_library("xgboost", "xgboost")
-        booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(content))
-        return XgboostModel(xgboost, booster, threads)
+    `infer` runs in the device's thread only.
+    """
 
-
-class XgboostModel:
-    """Answers as `Booster.predict` does: margins, probabilities or classes by its objective."""
-
-    def __init__(self, xgboost: Any, booster: Any, threads: int) -> None:
-        self._xgboost, self._booster, self._threads = xgboost, booster, threads
-        self._names: Sequence[str] | None = booster.feature_names
-        self._count = int(booster.num_features())
-        learner = orjson.loads(booster.save_config())["learner"]
-        self._is_linear = learner["gradient_booster"]["name"] == "gblinear"
-        self.signature = TabularSignature(
-            columns(self._names) if self._names else matrix(self._count)
-        )
+    def __init__(
+        self,
+        predict: Callable[[Any], Any],
+        names: Sequence[str] | None,
+        count: int,
+        *,
+        dtype: type[np.floating[Any]],
+        error: type[Exception],
+    ) -> None:
+        """`error`: the library's."""
+        self._predict, self._names, self._count = predict, names, count
+        self._dtype, self._error = dtype, error
+        is_named = names is not None and not all(map(_DEFAULT_NAMES.fullmatch, names))
+        self.signature = TabularSignature(columns(names or ()) if is_named else matrix(count))
 
     def check(self, inputs: Sequence[Tensor]) -> None:
+        """Raise InvalidRequest if the model does not take these inputs."""
         check_features(inputs, count=self._count or None, names=self._names, may_lack_columns=True)
 
     def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        rows = numbers(inputs, self._names, np.float32)
+        """The outputs, row by row; raises InvalidRequest."""
+        rows = numbers(inputs, self._names, self._dtype)
+        try:
+            return (output_tensor(np.asarray(self._predict(rows))),)
+        except (self._error, ValueError) as error:
+            raise InferenceFailed(f"the booster: {error}") from error
+
+
+LibraryModel = BoosterModel | SklearnModel
+
+
+def xgboost_engine(path: Path) -> LibraryEngine:
+    return LibraryEngine("xgboost", path, _load_xgboost, fixed_bytes=256 * 1024)
+
+
+def _load_xgboost(
+    content: memoryview, model: ModelFolder, device: torch.device, threads: int
+) -> BoosterModel:
+    check_xgboost(content.tobytes())
+    xgboost = import_library("xgboost", "xgboost")
+    booster = xgboost.Booster({"nthread": threads}, model_file=bytearray(content))
+    names = booster.feature_names
+    learner = orjson.loads(booster.save_config())["learner"]
+    is_linear = learner["gradient_booster"]["name"] == "gblinear"
+
+    def predict(rows: Any) -> Any:
         if np.isinf(rows).any():
             raise InvalidRequest("features must be finite numbers or NaN, one was infinite")
-        try:
-            if self._is_linear:
-                matrix = self._xgboost.DMatrix(
-                    rows, nthread=self._threads, feature_names=self._names
-                )
-                return (output_tensor(self._booster.predict(matrix)),)
-            # Same values, without a copy into a DMatrix.
-            found = self._booster.inplace_predict(rows, validate_features=False)
-        except (self._xgboost.core.XGBoostError, ValueError) as error:
-            raise InferenceFailed(f"xgboost: {error}") from error
-        return (output_tensor(np.asarray(found)),)
+        if is_linear:
+            return booster.predict(xgboost.DMatrix(rows, nthread=threads, feature_names=names))
+        # Same values, without a copy into a DMatrix.
+        return booster.inplace_predict(rows, validate_features=False)
+
+    count, error = int(booster.num_features()), xgboost.core.XGBoostError
+    return BoosterModel(predict, names, count, dtype=np.float32, error=error)
 
 
-class LightgbmEngine(LibraryEngine):
-    name = "lightgbm"
-    fixed_bytes = 256 * 1024
-
-    def load(
-        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
-    ) -> LibraryModel:
-        text = str(content, "utf-8")
-        check_lightgbm(text)
-        lightgbm = import_library("lightgbm", "lightgbm")
-        signature = lightgbm_signature(text.partition("\nTree=")[0])
-        return LightgbmModel(lightgbm, lightgbm.Booster(model_str=text), threads, signature)
+def lightgbm_engine(path: Path) -> LibraryEngine:
+    return LibraryEngine("lightgbm", path, _load_lightgbm, fixed_bytes=256 * 1024)
 
 
-class LightgbmModel:
-    """Answers as `Booster.predict` does: probabilities for classifiers, values for regressions."""
-
-    def __init__(
-        self, lightgbm: Any, booster: Any, threads: int, signature: TabularSignature
-    ) -> None:
-        self.signature = signature
-        self._lightgbm, self._booster, self._threads = lightgbm, booster, threads
-        self._names: Sequence[str] = booster.feature_name()
-
-    def check(self, inputs: Sequence[Tensor]) -> None:
-        check_features(inputs, count=len(self._names), names=self._names, may_lack_columns=True)
-
-    def infer(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        rows = numbers(inputs, self._names, np.float64)
-        try:
-            found = self._booster.predict(rows, num_threads=self._threads)
-        except (self._lightgbm.basic.LightGBMError, ValueError) as error:
-            raise InferenceFailed(f"lightgbm: {error}") from error
-        return (output_tensor(np.asarray(found)),)
+def _load_lightgbm(
+    content: memoryview, model: ModelFolder, device: torch.device, threads: int
+) -> BoosterModel:
+    text = str(content, "utf-8")
+    check_lightgbm(text)
+    lightgbm = import_library("lightgbm", "lightgbm")
+    booster = lightgbm.Booster(model_str=text)
+    names, error = booster.feature_name(), lightgbm.basic.LightGBMError
+    predict = partial(booster.predict, num_threads=threads)
+    return BoosterModel(predict, names, len(names), dtype=np.float64, error=error)
 
 
-class SklearnEngine(LibraryEngine):
-    name = "sklearn"
-    memory_ratio = 3.0  # skops files are compressed
-    fixed_bytes = 64 * 1024
+def sklearn_engine(path: Path) -> LibraryEngine:
+    """`memory_ratio`: skops files are compressed."""
+    load = partial(_load_sklearn, path.name)
+    return LibraryEngine("sklearn", path, load, fixed_bytes=64 * 1024, memory_ratio=3.0)
 
-    def load(
-        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
-    ) -> LibraryModel:
-        import_library("sklearn", "sklearn")
-        import_library("skops.io", "sklearn")
-        estimator = read_estimator(content.tobytes(), self.path.name)
-        return SklearnModel(
-            estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION
-        )
+
+def _load_sklearn(
+    name: str, content: memoryview, model: ModelFolder, device: torch.device, threads: int
+) -> SklearnModel:
+    import_library("sklearn", "sklearn")
+    import_library("skops.io", "sklearn")
+    estimator = read_estimator(content.tobytes(), name)
+    return SklearnModel(estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION)

@@ -58,42 +58,42 @@ _ATTRIBUTE: Final = (
 )
 
 
-class OnnxEngine(LibraryEngine):
-    name = "onnx"
-    memory_ratio = 1.5
-    fixed_bytes = 512 * 1024
+def onnx_engine(path: Path) -> LibraryEngine:
+    load = partial(_load, path)
+    return LibraryEngine("onnx", path, load, fixed_bytes=512 * 1024, memory_ratio=1.5)
 
-    def load(
-        self, content: memoryview, model: ModelFolder, *, device: torch.device, threads: int
-    ) -> OnnxModel:
-        """From the file: a graph of bytes alone may read files of the pod's working directory.
 
-        onnxruntime refuses tensors, also of inner graphs, in files outside the model's folder.
-        """
-        allowance = load_allowance(sum(tensor.size_bytes for tensor in model.tensors))
-        folded_bytes = folding_limit(content, allowance)
-        onnxruntime = import_library("onnxruntime", "onnx")
-        with _REGISTRATION:  # of the cached call: two would make two arenas
-            bound_inferences(model.pod_bytes // 2)
-        options = session_options(onnxruntime, threads)
-        for limit, value in (
-            ("optimization.constant_folding_max_output_size_in_bytes", folded_bytes),
-            ("session.function_expansion_node_limit", INLINED_NODES),
-            ("session.function_expansion_byte_limit", allowance),
-        ):
-            options.add_session_config_entry(limit, str(value))
-        providers = [CPU_PROVIDER]
-        if device.type == "cuda" and CUDA_PROVIDER in onnxruntime.get_available_providers():
-            providers.insert(0, CUDA_PROVIDER)
-        read = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers)
-        try:
-            session = read(str(self.path))
-        except Exception as error:  # onnxruntime's errors have no common class
-            missing = MISSING.search(str(error))
-            if missing is None:
-                raise
-            session = _read_with_replaced_locale(read, content, missing[1])
-        return OnnxModel(session, onnxruntime.RunOptions())
+def _load(
+    path: Path, content: memoryview, model: ModelFolder, device: torch.device, threads: int
+) -> OnnxModel:
+    """From the file: a graph of bytes alone may read files of the pod's working directory.
+
+    onnxruntime refuses tensors, also of inner graphs, in files outside the model's folder.
+    """
+    allowance = load_allowance(sum(tensor.size_bytes for tensor in model.tensors))
+    folded_bytes = folding_limit(content, allowance)
+    onnxruntime = import_library("onnxruntime", "onnx")
+    with _REGISTRATION:  # of the cached call: two would make two arenas
+        bound_inferences(model.pod_bytes // 2)
+    options = session_options(onnxruntime, threads)
+    for limit, value in (
+        ("optimization.constant_folding_max_output_size_in_bytes", folded_bytes),
+        ("session.function_expansion_node_limit", INLINED_NODES),
+        ("session.function_expansion_byte_limit", allowance),
+    ):
+        options.add_session_config_entry(limit, str(value))
+    providers = [CPU_PROVIDER]
+    if device.type == "cuda" and CUDA_PROVIDER in onnxruntime.get_available_providers():
+        providers.insert(0, CUDA_PROVIDER)
+    read = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers)
+    try:
+        session = read(str(path))
+    except Exception as error:  # onnxruntime's errors have no common class
+        missing = MISSING.search(str(error))
+        if missing is None:
+            raise
+        session = _read_with_replaced_locale(read, content, missing[1])
+    return OnnxModel(session, onnxruntime.RunOptions())
 
 
 def _read_with_replaced_locale(read: Callable[[str], Any], content: memoryview, locale: str) -> Any:

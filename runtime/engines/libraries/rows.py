@@ -7,7 +7,6 @@ answers them; what it takes is known from the training of its encoders. Imports 
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -172,18 +171,6 @@ def import_library(module: str, extra: str) -> ModuleType:
             f"the pod has no {module} ({error}); add it to the image with"
             f" pip install 'pilotlight[{extra}]'"
         ) from error
-
-
-_DEFAULT_NAMES: Final = re.compile(r"Column_\d+")
-"""LightGBM's, of features without names."""
-
-
-def lightgbm_signature(head: str) -> TabularSignature:
-    """From the lines before the first tree; raises KeyError."""
-    fields = dict(line.split("=", 1) for line in head.splitlines() if "=" in line)
-    names = fields["feature_names"].split(" ")
-    are_named = not all(_DEFAULT_NAMES.fullmatch(name) for name in names)
-    return TabularSignature(columns(names) if are_named else matrix(len(names)))
 
 
 A_TEXT: Final = np.asarray(["text"], dtype=object)

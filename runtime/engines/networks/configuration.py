@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from common.shown_value import kind_of
 from registry.domain.model import Task
@@ -13,6 +18,8 @@ from runtime.storage.listing import MODULES
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+_BUILD_LOCK = threading.Lock()
 
 TASK_OF_SUFFIX = {
     "ForConditionalGeneration": Task.TEXT_TO_TEXT,
@@ -129,3 +136,16 @@ def _parsed(path: Path) -> Any:
         raise ModelInvalid(f"the model has no {path.name}") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ModelInvalid(f"{path.name} is not valid JSON: {error}") from error
+
+
+@contextmanager
+def without_memory(failure: str) -> Iterator[None]:
+    """Build a network whose tensors have no memory; raises ModelInvalid, beginning with `failure`.
+
+    Building replaces functions of `torch.nn.init` for the whole process: one at a time, 30 ms each.
+    """
+    try:
+        with _BUILD_LOCK, torch.device("meta"):
+            yield
+    except Exception as error:  # architectures fail on invalid shapes in different ways
+        raise ModelInvalid(f"{failure}: {error}") from error

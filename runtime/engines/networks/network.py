@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,7 @@ import torch
 from registry.domain.model import Task
 from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
 from runtime.engines.networks.changed_layers import Adapter, read_quantisation
-from runtime.engines.networks.configuration import read_config, task_in
+from runtime.engines.networks.configuration import read_config, task_in, without_memory
 from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
 from runtime.engines.networks.torch_calls import DefaultDtype, shorten_calls
 from runtime.errors import ModelInvalid
@@ -26,8 +24,6 @@ from runtime.weights.safetensors_files import StoredTensor
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-
-_BUILD_LOCK = threading.Lock()
 
 Prepare = Callable[["PreTrainedModel"], "Mapping[str, str]"]
 """Changes a network; returns the names in it of tensors that are no part of the checkpoint."""
@@ -82,19 +78,6 @@ def build_transformer(
     if any(each.convert is not None for each in reading.conversions or ()):
         raise ModelInvalid(f"{folder.name} has tensors to join, which parts of pipelines cannot")
     return network, _prepare(network, reading, tensors, device)
-
-
-@contextmanager
-def without_memory(failure: str) -> Iterator[None]:
-    """Build a network whose tensors have no memory; raises ModelInvalid, beginning with `failure`.
-
-    Building replaces functions of `torch.nn.init` for the whole process: one at a time, 30 ms each.
-    """
-    try:
-        with _BUILD_LOCK, torch.device("meta"):
-            yield
-    except Exception as error:  # architectures fail on invalid shapes in different ways
-        raise ModelInvalid(f"{failure}: {error}") from error
 
 
 def _prepare(

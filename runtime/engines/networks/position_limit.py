@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from runtime.engines.networks.network import without_memory
+from runtime.engines.networks.configuration import without_memory
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
