@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from registry.domain.model import Task
-from runtime.engines.networks.configuration import read_config, task_in
-from runtime.engines.networks.position_limit import position_limit
+from runtime.engines.networks.configuration import position_limit, read_config, task_in
 from runtime.generation.limits import GenerationLimits
 from runtime.weights.safetensors_files import DTYPES, SCALE_NAMES, StoredTensor
 

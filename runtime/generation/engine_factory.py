@@ -18,7 +18,7 @@ import torch
 
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.queue import DeviceModel
-from runtime.engines.networks.position_limit import is_never_padded, position_limit, tolerance
+from runtime.engines.networks.configuration import is_never_padded, position_limit, tolerance
 from runtime.errors import DeviceFull, ModelInvalid
 from runtime.generation.cache_memory import DEFAULT_CONTEXT
 from runtime.generation.engine import GenerationEngine

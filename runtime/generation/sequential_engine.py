@@ -21,7 +21,7 @@ from transformers import GenerationConfig
 from common.inference_protocol import PodError
 from runtime.device.device_errors import is_out_of_memory
 from runtime.device.queue import DeviceModel
-from runtime.engines.networks.position_limit import output_limit
+from runtime.engines.networks.configuration import output_limit
 from runtime.errors import InferenceFailed, NoRoomToInfer
 from runtime.generation.cache_memory import PAGE_TOKENS, cache_shape
 from runtime.generation.engine import Sampling, SamplingDefaults, TokenChunk, finish_of

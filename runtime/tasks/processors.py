@@ -19,8 +19,7 @@ from runtime.device.device_tensor import torch_inputs
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
 from runtime.engines.building import engine_name, is_pipeline, library_path, program_path
-from runtime.engines.networks.configuration import read_config, task_in
-from runtime.engines.networks.position_limit import is_never_padded, tolerance
+from runtime.engines.networks.configuration import is_never_padded, read_config, task_in, tolerance
 from runtime.errors import ModelInvalid
 from runtime.tasks.classification import FillMask, TextClassification, TokenClassification
 from runtime.tasks.embedding import Embedding

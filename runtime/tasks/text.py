@@ -24,8 +24,7 @@ from common.inference_protocol.tensors import (
 )
 from common.shown_value import shown
 from registry.domain.model import OWN, TaskOptions
-from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.position_limit import position_limit
+from runtime.engines.networks.configuration import position_limit, read_json
 from runtime.errors import InvalidExpression, ModelInvalid
 from runtime.storage.listing import ASSET_SUFFIXES
 from runtime.tasks.task import PaddedBatching, Processor, TensorRule, texts_of

@@ -23,8 +23,7 @@ from common.inference_protocol.tensors import (
 )
 from common.shown_value import shown
 from runtime.device.device_tensor import torch_inputs
-from runtime.engines.networks.configuration import read_json
-from runtime.engines.networks.position_limit import output_limit
+from runtime.engines.networks.configuration import output_limit, read_json
 from runtime.errors import ModelInvalid
 from runtime.tasks.task import TensorRule, texts_of
 from runtime.tasks.text import TEXT_TYPE, TextModel

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import named_arrays, numeric_tensor
 from registry.domain.model import TaskOptions
-from runtime.engines.networks.position_limit import output_limit, position_limit
+from runtime.engines.networks.configuration import output_limit, position_limit
 from runtime.tasks.embedding import Embedding
 from runtime.tasks.processors import load_processor
 from tests.runtime.networks import load_network
