@@ -1,4 +1,4 @@
-"""Linear layers that compute more than torch's: with LoRA adapters, or with weights of 8 bits.
+"""Changed layers: with LoRA adapters, with weights of 8 bits, and with shorter calls.
 
 Hu et al. 2021, "LoRA: low-rank adaptation of large language models": the output of a layer gets
 `x A^T B^T * alpha / r` added. The base's weights stay as they are, and are shared.
@@ -6,13 +6,15 @@ Hu et al. 2021, "LoRA: low-rank adaptation of large language models": the output
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import nn
@@ -25,6 +27,7 @@ from runtime.storage.listing import ADAPTER_CONFIG
 from runtime.weights.safetensors_files import SCALE_NAMES, StoredTensor
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 
@@ -265,3 +268,72 @@ def scaled_weight(
     rows, columns = weight.shape
     scale = scale.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
     return weight.float() * scale
+
+
+Call: TypeAlias = "Callable[[Tensor], Tensor]"
+Weights: TypeAlias = dict[str, Any]
+
+
+def shorten_calls(network: PreTrainedModel) -> None:
+    """Replace the calls of a network's modules by shorter ones with the same operations.
+
+    A third less Python beside a device that waits for it: torch looks at every call for hooks, and
+    finds a module's parts by `__getattr__`; transformers computes the signature of each layer's
+    feed-forward anew. A call is torch's own while hooks are set. The network is in evaluation mode
+    and keeps its modules; its weights may change. Modules refer to themselves weakly: a cycle would
+    keep a device's memory until it is collected.
+    """
+    for module in network.modules():
+        kind = type(module)
+        parts = {name: each for name, each in module._modules.items() if not hasattr(kind, name)}
+        vars(module).update(parts)
+        chunk = getattr(kind, "feed_forward_chunk", None)
+        if chunk is not None:
+            short: Any = partial(chunk, weakref.proxy(module))
+            short.__signature__ = inspect.signature(short)
+            module.feed_forward_chunk = short
+        if kind in _CALLS:
+            module._compiled_call_impl = _CALLS[kind](
+                weakref.proxy(module),
+                module._parameters,
+                module._forward_hooks,
+                module._forward_pre_hooks,
+            )
+
+
+def _linear_call(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before
+        else nn.functional.linear(input, weights["weight"], weights["bias"])
+    )
+
+
+def _layer_norm_call(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    shape, eps = module.normalized_shape, module.eps
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before
+        else nn.functional.layer_norm(input, shape, weights["weight"], weights["bias"], eps)
+    )
+
+
+def _embedding_call(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    changes_weights = module.max_norm is not None
+    return lambda input: (
+        module._call_impl(input)
+        if hooks or before or changes_weights
+        else torch.embedding(weights["weight"], input)
+    )
+
+
+def _dropout_call(module: Any, weights: Weights, hooks: object, before: object) -> Call:
+    return lambda input: module._call_impl(input) if hooks or before else input
+
+
+_CALLS: dict[type, Callable[[Any, Weights, object, object], Call]] = {
+    nn.Linear: _linear_call,
+    nn.LayerNorm: _layer_norm_call,
+    nn.Embedding: _embedding_call,
+    nn.Dropout: _dropout_call,
+}

@@ -4,25 +4,102 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from registry.domain.model import Task
 from runtime.engines.engine import Engine, ModelFolder, ParameterSlot, Skeleton
-from runtime.engines.networks.changed_layers import Adapter, read_quantisation
+from runtime.engines.networks.changed_layers import Adapter, read_quantisation, shorten_calls
 from runtime.engines.networks.configuration import read_config, task_in, without_memory
 from runtime.engines.networks.reading import Reading, dtype_of, may_be_missing, plan_reading
-from runtime.engines.networks.torch_calls import DefaultDtype, shorten_calls
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import MODULES
 from runtime.weights.safetensors_files import StoredTensor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+_FLOAT_FACTORIES: Final = frozenset(
+    {
+        torch.empty,
+        torch.empty_strided,
+        torch.zeros,
+        torch.ones,
+        torch.rand,
+        torch.randn,
+        torch.eye,
+        torch.linspace,
+        torch.logspace,
+        torch.bartlett_window,
+        torch.blackman_window,
+        torch.hamming_window,
+        torch.hann_window,
+        torch.kaiser_window,
+    }
+)
+_VALUE_FACTORIES: Final = frozenset({torch.full, torch.arange, torch.tensor, torch.scalar_tensor})
+"""They make float tensors if one of their arguments is a float."""
+
+
+class DefaultDtype(TorchFunctionMode):
+    """In the block, float tensors made by this thread without a dtype have this one.
+
+    `torch.set_default_dtype` applies to the whole process: concurrent inferences of other models
+    would compute masks and positions in the wrong dtype.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+        self._thread = 0
+        self._process_default = torch.get_default_dtype
+
+    def __enter__(self) -> Self:
+        """Only one thread may be in such a block at a time."""
+        self._thread = threading.get_ident()
+        self._process_default = torch.get_default_dtype
+        # Networks call it, and modes do not intercept it.
+        torch.get_default_dtype = self._default_of_thread
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]  # torch's
+
+    def __exit__(self, *error: object) -> None:
+        torch.get_default_dtype = self._process_default
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+
+    def _default_of_thread(self) -> torch.dtype:
+        is_own = threading.get_ident() == self._thread
+        return self._dtype if is_own else self._process_default()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        del types
+        keywords = dict(kwargs or {})
+        if keywords.get("dtype") is None and (
+            func in _FLOAT_FACTORIES
+            or (func in _VALUE_FACTORIES and _has_float((args, *keywords.values())))
+            or (func is torch.normal and (len(args) > 2 or "size" in keywords))
+        ):
+            keywords["dtype"] = self._dtype
+        return func(*args, **keywords)
+
+
+def _has_float(values: Any) -> bool:
+    """True if one of Python's numbers is a float; tensors and arrays keep their dtype."""
+    if isinstance(values, (list, tuple)):
+        return any(_has_float(value) for value in values)
+    return isinstance(values, float)
 
 
 Prepare = Callable[["PreTrainedModel"], "Mapping[str, str]"]

@@ -11,8 +11,7 @@ import transformers
 
 from registry.domain.model import Task
 from runtime.engines.networks.configuration import read_config
-from runtime.engines.networks.network import _network
-from runtime.engines.networks.torch_calls import DefaultDtype
+from runtime.engines.networks.network import DefaultDtype, _network
 
 SMALL = {
     "vocab_size": 32,
