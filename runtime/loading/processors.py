@@ -160,7 +160,7 @@ def _digest(folder: Path, spec: ModelSpec) -> str:
         engine = engine_name(library)
         digest.update(engine.encode())
         if engine == "onnx":
-            from runtime.engines.libraries.onnx_file import onnx_signature
+            from runtime.engines.libraries.onnx_engine import onnx_signature
 
             digest.update(repr(onnx_signature(library)).encode())
         return digest.hexdigest()

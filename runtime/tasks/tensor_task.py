@@ -26,8 +26,7 @@ from common.shown_value import shown
 from registry.domain.model import Task
 from runtime.device.device_errors import is_device_error, is_out_of_memory
 from runtime.device.device_tensor import from_device, values_on
-from runtime.engines.libraries.onnx_engine import OnnxModel
-from runtime.engines.libraries.onnx_file import onnx_signature
+from runtime.engines.libraries.onnx_engine import OnnxModel, onnx_signature
 from runtime.engines.libraries.rows import output_tensor
 from runtime.engines.program import (
     ANY,

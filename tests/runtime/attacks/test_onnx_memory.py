@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from runtime.engines.libraries.onnx_checks import (
+from runtime.engines.libraries.onnx_file import (
     INLINED_NODES,
     MAX_DEPTH,
     folding_limit,

@@ -17,7 +17,7 @@ import pytest
 
 from common.inference_protocol import InvalidRequest
 from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
-from runtime.engines.libraries.onnx_file import onnx_signature
+from runtime.engines.libraries.onnx_engine import onnx_signature
 from runtime.errors import InferenceFailed, LoadFailed, ModelInvalid
 from tests import servers
 from tests.tabular_models import MAKERS, make_xgboost

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engines.libraries.boosters import MAX_DEPTH, check_lightgbm, check_xgboost, read_ubjson
-from runtime.engines.libraries.onnx_file import check_location, onnx_signature
+from runtime.engines.libraries.onnx_engine import check_location, onnx_signature
 from runtime.engines.libraries.skops_file import read_estimator
 from runtime.errors import LoadFailed, ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
