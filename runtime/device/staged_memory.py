@@ -1,9 +1,8 @@
 """Discrete device memory: one allocation per model, filled through a ring of pinned buffers.
 
 Bytes are read from the source into a buffer of the ring while earlier buffers are copied to the
-device on a separate stream, concurrently with inference. A buffer is reused only after its copy,
-and taken only for bytes that have arrived, so a slow download holds no buffer. A `CopyEngine`
-allocates and copies: CUDA, or a fake in tests.
+device on a separate stream, concurrently with inference. A buffer is reused only after its copy.
+A `CopyEngine` allocates and copies: CUDA, or a fake in tests.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -24,166 +23,10 @@ from runtime.device.forward_graphs import GraphMaker
 from runtime.device.registered_images import RegisteredImages
 from runtime.storage.load_priority import LoadTicket
 from runtime.weights.safetensors_files import DeviceWeights, view_of
-from runtime.weights.weight_source import SlabPart, WeightSource
+from runtime.weights.weight_source import SlabPart, WeightSource, slab_parts
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(eq=False, slots=True)
-class _Transfer:
-    """One load. Mutable: guarded by the lock of the pool."""
-
-    ticket: LoadTicket
-    copy: Callable[[SlabPart], None]
-    waiting: deque[SlabPart] = field(default_factory=deque)
-    under_way: int = 0
-    begun: int = 0
-    """Parts that a reader has taken."""
-    error: BaseException | None = None
-
-    def fail(self, error: BaseException) -> None:
-        self.error = self.error or error
-        self.waiting.clear()
-
-
-def _ended(_: SlabPart) -> None:
-    """In place of the copy of a transfer that is over."""
-
-
-class ReaderPool:
-    """Threads that transfer the parts of all running loads. Threads of loads call `run`.
-
-    Urgent loads first; of equally urgent ones, the load with the fewest parts so far, so that a
-    small load does not end after a large one that began before it. Preloads leave one thread free.
-    """
-
-    def __init__(self, readers: int) -> None:
-        self._max_preload_readers = max(1, readers - 1)
-        self._max_waiting = 2 * readers
-        """Parts that one load may queue: the source of the others is not read yet."""
-        self._changed = threading.Condition()
-        self._transfers: list[_Transfer] = []
-        self._is_closed = False
-        self._threads = [
-            threading.Thread(target=self._serve, name=f"reader-{number}", daemon=True)
-            for number in range(readers)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def run(
-        self,
-        parts: Iterator[SlabPart],
-        copy: Callable[[SlabPart], None],
-        ticket: LoadTicket | None = None,
-    ) -> None:
-        """Return once `copy` was called for each part, by several readers at once.
-
-        Raises LoadCancelled soon after the ticket is cancelled, CancelledError when the pool is
-        closed, and errors of `parts` and `copy`; no part is being copied any more then.
-        """
-        transfer = _Transfer(ticket or LoadTicket(), copy)
-        transfer.ticket.add_listener(self._notify)
-        with self._changed:
-            self._transfers.append(transfer)
-        try:
-            for part in parts:
-                if not self._queue(transfer, part):
-                    break
-        except BaseException as error:
-            with self._changed:
-                transfer.fail(error)
-        finally:
-            self._finish(transfer)
-            transfer.ticket.remove_listener(self._notify)
-            transfer.copy = _ended  # frames of an error may keep the transfer, which keeps a slab
-        if transfer.error is not None:
-            raise transfer.error
-
-    def close(self) -> None:
-        """End all transfers and stop the readers."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
-
-    def _queue(self, transfer: _Transfer, part: SlabPart) -> bool:
-        """Queue a part once there is room for it; False if the transfer has failed."""
-        with self._changed:
-            while not self._has_ended(transfer) and len(transfer.waiting) >= self._max_waiting:
-                self._changed.wait()
-            if self._has_ended(transfer):
-                return False
-            transfer.waiting.append(part)
-            self._changed.notify_all()
-            return True
-
-    def _finish(self, transfer: _Transfer) -> None:
-        """Wait until no part is left or under way."""
-        with self._changed:
-            while (transfer.waiting and not self._has_ended(transfer)) or transfer.under_way:
-                self._changed.wait()
-            self._has_ended(transfer)
-            self._transfers.remove(transfer)
-
-    def _has_ended(self, transfer: _Transfer) -> bool:
-        """Whether the transfer has failed, was cancelled, or must end with the pool."""
-        if self._is_closed and transfer.waiting:
-            transfer.fail(CancelledError("the pod's device is closed"))
-        if transfer.ticket.is_cancelled and transfer.waiting:
-            try:
-                transfer.ticket.raise_if_cancelled()
-            except BaseException as error:
-                transfer.fail(error)
-        return transfer.error is not None
-
-    def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    # The readers
-
-    def _serve(self) -> None:
-        while (taken := self._take()) is not None:
-            transfer, part = taken
-            error: BaseException | None = None
-            try:
-                transfer.copy(part)
-            except BaseException as raised:  # raised again by `run`
-                error = raised
-            with self._changed:
-                transfer.under_way -= 1
-                if error is not None:
-                    transfer.fail(error)
-                del taken, transfer, error  # they keep a slab alive, until `run` may return
-                self._changed.notify_all()
-
-    def _take(self) -> tuple[_Transfer, SlabPart] | None:
-        """Wait for the next part; None when the pool closes."""
-        with self._changed:
-            while not self._is_closed:
-                transfer = self._next()
-                if transfer is not None:
-                    transfer.under_way += 1
-                    transfer.begun += 1
-                    part = transfer.waiting.popleft()
-                    self._changed.notify_all()
-                    return transfer, part
-                self._changed.wait()
-            return None
-
-    def _next(self) -> _Transfer | None:
-        preloading = sum(each.under_way for each in self._transfers if not each.ticket.is_urgent)
-        ready = [
-            each
-            for each in self._transfers
-            if each.waiting
-            and not self._has_ended(each)
-            and (each.ticket.is_urgent or preloading < self._max_preload_readers)
-        ]
-        return min(ready, key=lambda each: (not each.ticket.is_urgent, each.begun), default=None)
 
 
 BUFFER_BYTES = 32 * 1024**2
@@ -344,16 +187,16 @@ class StagedMemory:
         self._engine = engine
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)
-        self._readers = ReaderPool(readers)
+        self._readers = ThreadPoolExecutor(readers, "reader")
         self._slab_ends = _SlabEnds()
         self._images = RegisteredImages(engine, registered_bytes)
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
-        """Allocate a slab and fill it with the source's parts as they become readable.
+        """Allocate a slab and fill it, once all of the source is here.
 
-        Urgent tickets come first. Raises DeviceFull, LoadFailed, LoadCancelled; the slab is freed
-        then.
+        Raises DeviceFull, LoadFailed, LoadCancelled; the slab is freed then.
         """
+        source.wait_complete()
         layout = source.layout
         self._slab_ends.wait()
         slab = self._engine.allocate(layout.size_bytes)
@@ -376,14 +219,39 @@ class StagedMemory:
             else partial(self._copy_part, slab, source)
         )
         try:
-            self._readers.run(source.parts(self._ring.buffer_bytes), copy, ticket)
-            source.wait_verified()
+            self._copy_all(source.layout.size_bytes, copy, ticket or LoadTicket())
         finally:
             self._engine.synchronize(slab)  # no copy may write to freed memory
             if image:
                 self._images.release(image[0])
         if not image:
             self._images.register_later(source)
+
+    def _copy_all(
+        self, size_bytes: int, copy: Callable[[SlabPart], None], ticket: LoadTicket
+    ) -> None:
+        """Copy all parts, by several readers at once; none is being copied any more at the end."""
+        work = [copy]  # taken away at the end: a reader's frame would keep it, and that a slab
+
+        def copy_one(part: SlabPart) -> None:
+            try:
+                ticket.raise_if_cancelled()
+                work[0](part)
+            except BaseException as error:
+                release_frames(error)
+                raise
+
+        parts = slab_parts(size_bytes, self._ring.buffer_bytes)
+        copies = [self._readers.submit(copy_one, part) for part in parts]
+        wait(copies, return_when=FIRST_EXCEPTION)
+        for each in copies:
+            each.cancel()  # those that wait, if one has failed
+        wait(copies)
+        work.clear()
+        for each in copies:
+            if not each.cancelled():
+                each.result()
+        ticket.raise_if_cancelled()
 
     def _copy_registered(self, slab: torch.Tensor, region: torch.Tensor, part: SlabPart) -> None:
         """In parts, as through the ring, so that inputs of inferences do not wait for all."""
@@ -414,6 +282,6 @@ class StagedMemory:
 
     def close(self) -> None:
         """Stop the readers; pinned memory is freed with the object."""
-        self._readers.close()
+        self._readers.shutdown(cancel_futures=True)
         self._slab_ends.close()
         self._images.close()

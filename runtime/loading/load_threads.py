@@ -1,145 +1,15 @@
-"""Runs the work of loads, in threads and on the event loop: prioritised, cancellable, shared.
-
-Threads run urgent work first, and preloads never occupy all threads. The priority of queued work is
-read when a thread becomes free, so a load that becomes urgent also moves forward the work that it
-queued earlier.
-"""
+"""Work of loads on the event loop: cancellable, and shared by those who want the same."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 from runtime.storage.load_priority import LoadTicket
 
-LOAD_THREADS = 16
-MAX_PRELOAD_THREADS = 8
-"""A load from storage occupies two threads for a while: a download and a copy to the device."""
-
 Key = TypeVar("Key")
 Result = TypeVar("Result")
-Arguments = ParamSpec("Arguments")
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    ticket: LoadTicket
-    work: Callable[[], Any]
-    future: Future[Any]
-
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return
-        try:
-            self.ticket.raise_if_cancelled()
-            result = self.work()
-        except BaseException as error:  # raised by the future
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
-
-
-class _LoadExecutor(Executor):
-    """Submits work for one ticket."""
-
-    def __init__(
-        self, ticket: LoadTicket, submit_for: Callable[[LoadTicket, Callable[[], Any]], Future[Any]]
-    ) -> None:
-        self._ticket = ticket
-        self._submit_for = submit_for
-
-    def submit(
-        self,
-        function: Callable[Arguments, Result],
-        /,
-        *arguments: Arguments.args,
-        **keywords: Arguments.kwargs,
-    ) -> Future[Result]:
-        return self._submit_for(self._ticket, partial(function, *arguments, **keywords))
-
-
-class LoadThreads(_LoadExecutor):
-    """All threads of a pod's loads. Work submitted directly is urgent; see also `executor_for`."""
-
-    def __init__(
-        self, threads: int = LOAD_THREADS, *, max_preload_threads: int = MAX_PRELOAD_THREADS
-    ) -> None:
-        super().__init__(LoadTicket(), self.submit_for)
-        self._pool = ThreadPoolExecutor(threads, "load")
-        self._max_preload_threads = max_preload_threads
-        self._lock = threading.Lock()
-        self._queue: deque[_Job] = deque()
-        self._preloading = 0
-
-    def executor_for(self, ticket: LoadTicket) -> Executor:
-        """An executor with the ticket's priority; cancelling the ticket removes queued work."""
-        ticket.add_listener(self._reschedule)
-        return _LoadExecutor(ticket, self.submit_for)
-
-    def submit_for(self, ticket: LoadTicket, work: Callable[[], Result]) -> Future[Result]:
-        """Queue a load's work; the future raises LoadCancelled if the ticket is cancelled first."""
-        job = _Job(ticket, work, Future())
-        with self._lock:
-            self._queue.append(job)
-        self._pool.submit(self._run_next)
-        return job.future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        if cancel_futures:
-            with self._lock:
-                queue, self._queue = self._queue, deque()
-            for job in queue:
-                job.future.cancel()
-        self._pool.shutdown(wait=wait, cancel_futures=cancel_futures)
-
-    def _reschedule(self) -> None:
-        """Remove the work of a cancelled load, and run work that became urgent."""
-        with self._lock:
-            cancelled = [job for job in self._queue if job.ticket.is_cancelled]
-            for job in cancelled:
-                self._queue.remove(job)
-            has_more = bool(self._queue)
-        for job in cancelled:
-            job.run()
-        if has_more:
-            self._try_next()
-
-    def _try_next(self) -> None:
-        try:
-            self._pool.submit(self._run_next)
-        except RuntimeError:  # shut down
-            return
-
-    def _run_next(self) -> None:
-        with self._lock:
-            job = self._pick()
-            if job is None:
-                return
-            is_preload = not job.ticket.is_urgent
-            self._preloading += is_preload
-        try:
-            job.run()
-        finally:
-            with self._lock:
-                self._preloading -= is_preload
-                has_more = is_preload and bool(self._queue)
-        if has_more:
-            self._try_next()
-
-    def _pick(self) -> _Job | None:
-        """Remove the oldest urgent job, or the oldest preload job within the limit of preloads."""
-        found = next((job for job in self._queue if job.ticket.is_urgent), None)
-        if found is None and self._queue and self._preloading < self._max_preload_threads:
-            found = self._queue[0]
-        if found is not None:
-            self._queue.remove(found)
-        return found
 
 
 async def unless_cancelled(ticket: LoadTicket, work: Coroutine[Any, Any, Result]) -> Result:

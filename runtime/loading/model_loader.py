@@ -126,7 +126,8 @@ class ModelLoader:
             raise
 
     async def _copy_once(self, opened: OpenWeights) -> StoreEntry:
-        executor = self.resolver.threads.executor_for(opened.ticket)
+        executor = self.resolver.threads
+        opened.ticket.raise_if_cancelled()
         weights, skeleton = await self._weights_and_skeleton(opened, executor)
         await _attach(skeleton, weights, opened.base, executor)
         network, processor, device = skeleton.network, opened.processor, self.device

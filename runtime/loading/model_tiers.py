@@ -28,6 +28,8 @@ from runtime.tiers.host_tier import HostTier, PutOutcome
 
 logger = logging.getLogger(__name__)
 
+MAX_PRELOADS = 8
+"""At once, of a pod: each occupies a thread."""
 MAX_QUEUED = 64
 """While the queue is full, evicted models are not copied; their files stay on disk."""
 POLL_INTERVAL_S = 0.05
@@ -52,6 +54,7 @@ class TierPreloads:
         self._on_moved = on_moved
         self._running: SingleFlight[tuple[str, Tier], None] = SingleFlight(tasks)
         self._tickets: defaultdict[str, set[LoadTicket]] = defaultdict(set)
+        self._places = asyncio.Semaphore(MAX_PRELOADS)
 
     async def preload(self, spec: ModelSpec, tier: Tier) -> None:
         """Copy the weights to `tier`, unless they are there.
@@ -82,7 +85,11 @@ class TierPreloads:
         ticket = LoadTicket(is_urgent=False)
         self._tickets[spec.key].add(ticket)
         try:
-            await self._preload(spec, tier, ticket)
+            await unless_cancelled(ticket, self._places.acquire())
+            try:
+                await self._preload(spec, tier, ticket)
+            finally:
+                self._places.release()
         finally:
             self._tickets[spec.key].discard(ticket)
             if not self._tickets[spec.key]:
@@ -90,8 +97,8 @@ class TierPreloads:
             self._on_moved(spec.key)
 
     async def _preload(self, spec: ModelSpec, tier: Tier, ticket: LoadTicket) -> None:
-        resolver, threads = self._resolver, self._resolver.threads.executor_for(ticket)
-        with await in_thread(resolver.threads, resolver.cache.lock_for_use, spec.key):
+        resolver, threads = self._resolver, self._resolver.threads
+        with await in_thread(threads, resolver.cache.lock_for_use, spec.key):
             await unless_cancelled(ticket, resolver.processors.folder(spec))
             if tier is Tier.HOST and not resolver.host.is_on:
                 raise _refused(spec, PutOutcome.OFF)  # before a download
@@ -99,6 +106,7 @@ class TierPreloads:
             await unless_cancelled(ticket, resolver.processors.get(spec))
             if tier is Tier.HOST:
                 while True:
+                    ticket.raise_if_cancelled()
                     outcome = await in_thread(threads, resolver.copy_to_host, spec)
                     if outcome is not PutOutcome.UNDER_WAY:
                         break
@@ -122,7 +130,6 @@ class Demotions:
     def __init__(self, resolver: WeightResolver, on_moved: Callable[[str], None]) -> None:
         self._resolver = resolver
         self._on_moved = on_moved
-        self._threads = resolver.threads.executor_for(LoadTicket(is_urgent=False))
         self._queue: asyncio.Queue[ModelSpec] = asyncio.Queue(MAX_QUEUED)
         self._tickets: dict[str, LoadTicket] = {}
         """Of the queued models and the one that is copied, by key."""
@@ -147,7 +154,7 @@ class Demotions:
             spec = await self._queue.get()
             ticket = self._tickets.get(spec.key) or LoadTicket(is_urgent=False)
             try:
-                outcome = await in_thread(self._threads, self._copy, spec, ticket)
+                outcome = await in_thread(self._resolver.threads, self._copy, spec, ticket)
             except PodError as error:  # its files were deleted or never complete
                 logger.info("model not demoted", extra={"key": spec.key, "error": error})
                 outcome = PutOutcome.FAILED

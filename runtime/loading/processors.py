@@ -11,7 +11,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -30,6 +30,7 @@ from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.loading.load_threads import SingleFlight
 from runtime.sandbox.sandbox_processes import Sandbox
 from runtime.storage.listing import MODULES, PROGRAM_SUFFIX
+from runtime.storage.load_priority import LoadTicket
 from runtime.tasks.processors import load_processor
 from runtime.tasks.server_task import ServerTask
 from runtime.tasks.task import Processor
@@ -64,6 +65,14 @@ class Bases:
         return base
 
 
+@dataclass(slots=True)
+class _Fetch:
+    """Of a model's small files. Mutable: owned by the event loop."""
+
+    ticket: LoadTicket = field(default_factory=LoadTicket)
+    callers: int = 0
+
+
 class Processors:
     """Fetches the small files of models and builds a processor from them, once per model."""
 
@@ -88,15 +97,33 @@ class Processors:
         self._ready: OrderedDict[str, Processor] = OrderedDict()
         self._by_contents: WeakValueDictionary[str, Processor] = WeakValueDictionary()
         self._folders: SingleFlight[str, Path] = SingleFlight(tasks)
+        self._fetches: dict[str, _Fetch] = {}
         self._builds: SingleFlight[str, Processor] = SingleFlight(tasks)
 
     async def folder(self, spec: ModelSpec) -> Path:
-        """The folder with the model's small files, fetched if necessary; raises LoadFailed."""
+        """The folder with the model's small files, fetched if necessary; raises LoadFailed.
+
+        A fetch ends soon after its last caller was cancelled.
+        """
+        key = spec.key
         if needs := needs_in_pool(spec, has_server=self._server is not None):
             raise NeedsMissing(needs)
-        return await self._folders.run(
-            spec.key, lambda: in_thread(self._threads, self._cache.fetch_assets, spec)
-        )
+        while key in self._fetches and self._fetches[key].ticket.is_cancelled:
+            await self._folders.wait_ended(key)
+        fetch = self._fetches.setdefault(key, _Fetch())
+        fetch.callers += 1
+        try:
+            return await self._folders.run(key, lambda: self._fetch(spec, fetch.ticket))
+        finally:
+            fetch.callers -= 1
+            if not fetch.callers:
+                fetch.ticket.cancel("nobody waits for the model's files any more")
+
+    async def _fetch(self, spec: ModelSpec, ticket: LoadTicket) -> Path:
+        try:
+            return await in_thread(self._threads, self._cache.fetch_assets, spec, ticket)
+        finally:
+            del self._fetches[spec.key]
 
     async def get(self, spec: ModelSpec) -> Processor:
         """The model's processor, built if necessary; raises LoadFailed."""

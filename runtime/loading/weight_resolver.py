@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -27,7 +27,7 @@ from runtime.engines.server_engine import ModelServer, ServerEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
 from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
 from runtime.generation.limits import GenerationLimits
-from runtime.loading.load_threads import LoadThreads, unless_cancelled
+from runtime.loading.load_threads import unless_cancelled
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors
 from runtime.sandbox.estimators import Estimators, PickleEngine
@@ -88,7 +88,7 @@ class WeightResolver:
     cache: DiskCache
     host: HostTier
     processors: Processors
-    threads: LoadThreads
+    threads: Executor
     generation_limits: GenerationLimits
     memory: DeviceMemory = field(default_factory=CpuMemory)
     server: ModelServer | None = None
@@ -124,7 +124,7 @@ class WeightResolver:
         base: StoreEntry | None,
         closing: AsyncExitStack,
     ) -> OpenWeights:
-        threads = self.threads.executor_for(ticket)
+        threads = self.threads
         was_on_disk = await in_thread(threads, self.cache.has_weights, spec.key)
         folder = await unless_cancelled(ticket, self.processors.folder(spec))
         files = await in_thread(threads, self.cache.weight_files, spec)
@@ -181,7 +181,7 @@ class WeightResolver:
         closing: AsyncExitStack,
     ) -> tuple[ModelFolder, WeightSource, Tier]:
         """The stored model, its converted weights, and the tier that they are read from."""
-        threads = self.threads.executor_for(ticket)
+        threads = self.threads
         stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
         tier = Tier.HOST
         if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):

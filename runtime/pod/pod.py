@@ -42,7 +42,6 @@ from runtime.engines.server_process import ServerProcess
 from runtime.generation.cache_memory import GPU_CACHE_SHARE
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
-from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
 from runtime.loading.model_tiers import Demotions, tier_state, used_bytes, watch_disk
@@ -86,6 +85,8 @@ CLAIM_MOUNTS: Final = Path("/mnt/pvc")
 CANCEL_TIMEOUT_S: Final = 1.0
 """Time for cancelled requests to send their error responses."""
 MAX_SANDBOX_THREADS: Final = 32
+LOAD_THREADS: Final = 32
+"""Of loads, which `LoadTurns` and `TierPreloads` bound; one from storage occupies two."""
 
 
 class _Stopped(Exception):
@@ -150,7 +151,7 @@ class Pod:
 
     async def _open_resources(self, ends: AsyncExitStack) -> None:
         settings, opened = self._settings, self._opened
-        self.load_threads = LoadThreads()
+        self.load_threads = ThreadPoolExecutor(LOAD_THREADS, "load")
         self.request_threads = RequestThreads(max(2, settings.threads), settings.inference_timeout)
         self.sandbox_threads = ThreadPoolExecutor(MAX_SANDBOX_THREADS, "sandbox")
         for threads in (self.load_threads, self.request_threads, self.sandbox_threads):

@@ -23,7 +23,7 @@ from typing import IO, Final, cast
 
 from runtime.errors import ModelInvalid, ModelUnsupported
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, checked_listing
-from runtime.storage.partial_file import CRC32, PartialFile, split_spans
+from runtime.storage.partial_file import PartialFile, split_spans
 
 MAX_RATIO: Final = 100
 """Most bytes of members for each byte of an archive; weights compress to no less than a third."""
@@ -98,7 +98,7 @@ class Archive:
             while at < span.end:
                 chunk = self._read(source, min(_CHUNK_BYTES, span.end - at))
                 target.write(memoryview(chunk), at)
-                at, crc32 = at + len(chunk), CRC32.update(chunk, crc32)
+                at, crc32 = at + len(chunk), zlib.crc32(chunk, crc32)
             target.record_written(span, crc32)
 
     def _read(self, source: IO[bytes], size: int) -> bytes:

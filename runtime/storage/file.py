@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial as bind
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from common.parent_death import dies_with_this_thread
@@ -26,8 +27,12 @@ from runtime.storage.access import StorageAccess
 from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.library_fetch import HUB_SCHEME
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, checked_listing
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile, file_bytes, folder_bytes
 from runtime.storage.ranged_download import download_ranges
+
+MAX_FILE_READERS: Final = 2
+"""Of a file on this machine, whose limit is the CPU or the disk."""
 
 
 class FolderStorage:
@@ -90,14 +95,11 @@ class FolderStorage:
         _check_unchanged(path, file, name)
         return path, name
 
-    def fetch(
-        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
-    ) -> None:
-        file = partial.file
+    def fetch(self, partial: PartialFile, bandwidth: BandwidthUse, readers: int) -> None:
+        file, readers = partial.file, min(readers, MAX_FILE_READERS)
         path, name = self._checked(file)
-        download_ranges(
-            bind(_open_reader, path, name), partial, bandwidth, name=name, head_only=head_only
-        )
+        open_reader = bind(_open_reader, path, name)
+        download_ranges(open_reader, partial, bandwidth, name=name, readers=readers)
         _check_unchanged(path, file, name)
 
 
@@ -196,18 +198,22 @@ def fetched_folder(
     *,
     max_bytes: int = MAX_WEIGHT_BYTES,
     first_byte_timeout_s: float = FIRST_BYTE_TIMEOUT_S,
+    ticket: LoadTicket | None = None,
 ) -> FolderStorage:
     """All files of the model, which are fetched first, unless they are in `staging`. Blocks.
 
     The libraries of `hf://` and of the schemes of KServe's storage library read settings from their
     environment and cannot be stopped, so a process (`library_fetch`) runs each fetch, and is ended
-    if it writes too much or takes too long. The result is read as a folder, under the same rules.
+    if it writes too much, takes too long, or the ticket is cancelled. The result is read as a
+    folder, under the same rules.
 
-    Raises LoadFailed.
+    Raises LoadFailed, LoadCancelled.
     """
     marker = staging / "folder.json"
     if not marker.exists():
-        _Fetch(uri, staging, access, model_format, max_bytes, first_byte_timeout_s).run(marker)
+        ticket = ticket or LoadTicket()
+        limits = (max_bytes, first_byte_timeout_s)
+        _Fetch(uri, staging, access, model_format, *limits, ticket).run(marker)
     return FolderStorage(uri, Path(json.loads(marker.read_text())))
 
 
@@ -219,6 +225,7 @@ class _Fetch:
     model_format: str
     max_bytes: int
     first_byte_timeout_s: float
+    ticket: LoadTicket
 
     def run(self, marker: Path) -> None:
         self.staging.mkdir(parents=True, exist_ok=True)
@@ -268,7 +275,7 @@ class _Fetch:
         return environment
 
     def _watch(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        """Return when the process has ended; raises LoadFailed where it exceeds a limit."""
+        """Return when the process has ended; raises LoadFailed at a limit, LoadCancelled."""
         began_s = time.monotonic()
         has_begun = self.uri.startswith(HUB_SCHEME)  # the hub's cache is elsewhere
         while True:
@@ -278,6 +285,7 @@ class _Fetch:
                 pass
             else:
                 return
+            self.ticket.raise_if_cancelled()
             fetched_bytes = folder_bytes(self.staging) - file_bytes(log)
             has_begun = has_begun or fetched_bytes > 0
             waited_s = time.monotonic() - began_s

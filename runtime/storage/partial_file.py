@@ -8,12 +8,10 @@ are discarded. The disk cache lets one process at a time write.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import threading
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -21,89 +19,41 @@ from typing import Final, Self
 
 from runtime.storage.listing import RemoteFile
 
-# The disk cache records zlib's CRC-32. S3 keeps CRC-32, CRC-32C or CRC-64/NVME of whole objects;
-# the latter two are compared where the package awscrt is installed.
-
-try:
-    from awscrt import checksums as awscrt
-except ImportError:
-    awscrt = None
+_POLYNOMIAL: Final = 0xEDB88320
+"""Of zlib's CRC-32, with the lowest power in the highest bit."""
 
 
-Matrix = tuple[int, ...]
+def combined_crc32(parts: Iterable[tuple[int, int]]) -> int:
+    """The CRC-32 of a whole, from checksum and length in bytes of each part in order.
+
+    Appending n zero bytes multiplies a checksum by x to the power of 8n, as in zlib's
+    `crc32_combine`, which Python has from 3.15 on.
+    """
+    total = 0
+    for part, length in parts:
+        total = _product(_power_of_x(8 * length), total) ^ part
+    return total
 
 
-@dataclass(frozen=True, slots=True)
-class Crc:
-    """A kind of cyclic redundancy check, reflected, with all bits inverted at both ends."""
-
-    name: str
-    bits: int
-    polynomial: int
-    update: Callable[[bytes | memoryview, int], int]
-    """(bytes, checksum of what precedes them) to the checksum of both."""
-
-    def combine(self, parts: Iterable[tuple[int, int]]) -> int:
-        """The checksum of a whole, from checksum and length in bytes of each part in order."""
-        total = 0
-        for part, length in parts:
-            total = _apply(_zeros(self.bits, self.polynomial, length), total) ^ part
-        return total
-
-    def decode(self, text: str) -> int:
-        """A checksum as S3 writes it, base64 of its big-endian bytes; raises ValueError."""
-        raw = base64.b64decode(text, validate=True)
-        if len(raw) * 8 != self.bits:
-            raise ValueError(f"a {self.name} must have {self.bits} bits in base64, was {text!r}")
-        return int.from_bytes(raw, "big")
-
-
-CRC32: Final = Crc("CRC32", 32, 0xEDB88320, zlib.crc32)
-
-S3_CHECKSUMS: Final[Mapping[str, Crc]] = {
-    "ChecksumCRC32": CRC32,
-    **(
-        {
-            "ChecksumCRC64NVME": Crc("CRC64NVME", 64, 0x9A6C9329AC4BC9B5, awscrt.crc64nvme),
-            "ChecksumCRC32C": Crc("CRC32C", 32, 0x82F63B78, awscrt.crc32c),
-        }
-        if awscrt
-        else {}
-    ),
-}
-"""The checksums that can be computed here, by the name of their field in S3's responses."""
-
-
-# The method of zlib's crc32_combine: appending a zero bit to a message is a linear map of its
-# checksum over GF(2), so appending n zero bytes is the 8n-th power of that map.
+def _product(one: int, other: int) -> int:
+    """Of polynomials over GF(2), modulo that of CRC-32."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
 
 
 @lru_cache(maxsize=64)
-def _zeros(bits: int, polynomial: int, length: int) -> Matrix:
-    """The map of a checksum when `length` zero bytes are appended."""
-    result: Matrix = tuple(1 << bit for bit in range(bits))
-    power: Matrix = (polynomial, *(1 << bit for bit in range(bits - 1)))
-    exponent = 8 * length
+def _power_of_x(exponent: int) -> int:
+    power, square = 1 << 31, 1 << 30
     while exponent:
         if exponent & 1:
-            result = _multiply(power, result)
-        power = _multiply(power, power)
+            power = _product(square, power)
+        square = _product(square, square)
         exponent >>= 1
-    return result
-
-
-def _multiply(first: Matrix, second: Matrix) -> Matrix:
-    return tuple(_apply(first, column) for column in second)
-
-
-def _apply(matrix: Matrix, vector: int) -> int:
-    total, row = 0, 0
-    while vector:
-        if vector & 1:
-            total ^= matrix[row]
-        vector >>= 1
-        row += 1
-    return total
+    return power
 
 
 SPAN_BYTES = 8 * 1024**2
@@ -231,13 +181,9 @@ class PartialFile:
 
     def crc32(self) -> int:
         """Checksum of the whole file, once nothing is missing."""
-        return CRC32.combine(
+        return combined_crc32(
             (written.crc32, written.end - start) for start, written in sorted(self._written.items())
         )
-
-    def read_back(self, span: ByteRange) -> bytes:
-        """The bytes of a written range."""
-        return os.pread(self._descriptor, span.size_bytes, span.start)
 
     def rename_to_target(self) -> None:
         """Give the complete file its name."""

@@ -6,6 +6,7 @@ the listed version by its ETag, and S3's own checksum is compared if the object 
 
 from __future__ import annotations
 
+import base64
 import re
 import socket
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ from urllib3.exceptions import HTTPError, NewConnectionError
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
-from runtime.storage.partial_file import CRC32, S3_CHECKSUMS, Crc, PartialFile, split_spans
+from runtime.storage.partial_file import PartialFile
 from runtime.storage.public_addresses import connect_publicly
 from runtime.storage.ranged_download import download_ranges
 from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, S3Options, plain_etag
@@ -265,17 +266,14 @@ class S3Storage:
         except TRANSFER_ERRORS as error:
             raise self._unreadable(error, name) from error
 
-    def fetch(
-        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
-    ) -> None:
+    def fetch(self, partial: PartialFile, bandwidth: BandwidthUse, readers: int) -> None:
         file = partial.file
         name = f"{self._uri}/{file.path}"
         key, head = self._head(file, name)
         sign = bind(self._presigned_url, key)
         open_reader = bind(self._access.connections.reader, sign, file.version, file.size_bytes)
-        download_ranges(open_reader, partial, bandwidth, name=name, head_only=head_only)
-        if not head_only:
-            _compare_checksum(head, partial, name)
+        download_ranges(open_reader, partial, bandwidth, name=name, readers=readers)
+        _compare_checksum(head, partial, name)
 
     def _head(self, file: RemoteFile, name: str) -> tuple[str, HeadObjectOutputTypeDef]:
         """Key and S3's description of the listed object; boto3 also finds the bucket's region."""
@@ -330,26 +328,12 @@ def _name(key: str) -> str:
 
 
 def _compare_checksum(head: HeadObjectOutputTypeDef, partial: PartialFile, name: str) -> None:
-    """Compare with S3's checksum of the whole object; a checksum of checksums is skipped."""
-    if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT":
+    """Compare with S3's CRC-32 of the whole object, if it has one, not one of parts' checksums."""
+    text = head.get("ChecksumCRC32", "")
+    if head.get("ChecksumType", "FULL_OBJECT") != "FULL_OBJECT" or not text or "-" in text:
         return
-    for field, crc in S3_CHECKSUMS.items():
-        text = str(head.get(field, ""))
-        if text and "-" not in text:
-            expected, seen = crc.decode(text), _checksum(crc, partial)
-            if seen != expected:
-                raise ModelChanged(
-                    f"{name} does not have the {crc.name} that S3 keeps for it:"
-                    f" {seen:x}, not {expected:x}"
-                )
-            return
-
-
-def _checksum(crc: Crc, partial: PartialFile) -> int:
-    """The CRC-32 was computed during the download; another one needs the file read back."""
-    if crc is CRC32:
-        return partial.crc32()
-    total = 0
-    for span in split_spans(partial.file.size_bytes):
-        total = crc.update(partial.read_back(span), total)
-    return total
+    expected, seen = int.from_bytes(base64.b64decode(text), "big"), partial.crc32()
+    if seen != expected:
+        raise ModelChanged(
+            f"{name} does not have the CRC32 that S3 keeps for it: {seen:x}, not {expected:x}"
+        )

@@ -1,7 +1,7 @@
 """S3 accounts, and connections for the bytes of objects; boto3 signs, lists and finds endpoints.
 
 boto3's own streams copy each byte several times: reading presigned URLs into one buffer is more
-than twice as fast. Connections are reused for the next file, and limited per pod and endpoint.
+than twice as fast. Each reader has a connection; they are limited per pod and endpoint.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import re
 import socket
 import ssl
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -28,8 +26,6 @@ from runtime.storage.public_addresses import connect_publicly
 from runtime.storage.ranged_download import ReadInterrupted
 
 MAX_CONNECTIONS = 32
-MAX_IDLE_S = 8.0
-"""Servers close idle connections, some after ten seconds."""
 MAX_ERROR_BYTES = 4096
 RETRYABLE_STATUSES: Final = frozenset({408, 425, 429})
 PARTIAL_CONTENT: Final = 206
@@ -46,10 +42,7 @@ class S3Connections:
         self._verify = verify
         self._hosts = hosts
         self._timeout_s = timeout_s
-        self._idle: deque[tuple[float, str, http.client.HTTPConnection]] = deque()
-        self._lock = threading.Lock()
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._is_closed = False
 
     @contextmanager
     def reader(self, sign: Callable[[], str], etag: str, size_bytes: int) -> Iterator[S3Reader]:
@@ -60,31 +53,6 @@ class S3Connections:
             finally:
                 reader.close()
 
-    def acquire(self, url: str) -> http.client.HTTPConnection:
-        """A connection to the URL's server, kept from an earlier read or new."""
-        origin = _origin(url)
-        with self._lock:
-            while self._idle:
-                since_s, idle_origin, connection = self._idle.pop()
-                if idle_origin == origin and time.monotonic() - since_s < MAX_IDLE_S:
-                    return connection
-                connection.close()
-        return self._connect(origin)
-
-    def release(self, url: str, connection: http.client.HTTPConnection) -> None:
-        """Keep a connection whose last response was read to its end."""
-        with self._lock:
-            self._idle.append((time.monotonic(), _origin(url), connection))
-            if self._is_closed or len(self._idle) > MAX_CONNECTIONS:
-                self._idle.popleft()[2].close()
-
-    def close(self) -> None:
-        """Close idle connections now, and the others when they are released."""
-        with self._lock:
-            self._is_closed = True
-            while self._idle:
-                self._idle.pop()[2].close()
-
     def target(self, url: str) -> str:
         """Target of the request line: the path, or for a proxy of plain HTTP the whole URL."""
         parts = urlsplit(url)
@@ -92,8 +60,9 @@ class S3Connections:
             return url
         return f"{parts.path}?{parts.query}" if parts.query else parts.path
 
-    def _connect(self, origin: str) -> http.client.HTTPConnection:
-        parts, proxy = urlsplit(origin), _proxy(origin)
+    def connect(self, url: str) -> http.client.HTTPConnection:
+        """A connection to the URL's server, which opens with its first request."""
+        parts, proxy = urlsplit(url), _proxy(url)
         host, port = parts.hostname or "", parts.port
         via = urlsplit(proxy) if proxy is not None else None
         address = (host, port) if via is None else (via.hostname or "", via.port)
@@ -125,11 +94,6 @@ def _connect_publicly(
     address: tuple[str, int], timeout: float, _source: object, *, hosts: frozenset[str]
 ) -> socket.socket:
     return connect_publicly(address, timeout, hosts)
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _proxy(url: str) -> str | None:
@@ -164,15 +128,13 @@ class S3Reader:
                 taken.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Release the connection, if it is fit for another request."""
         if self._idle is not None:
-            self.connections.release(self._url, self._idle)
-            self._idle = None
+            self._idle.close()
 
     def read(self, start: int, end: int, buffer: memoryview) -> Iterator[memoryview]:
         """Bytes [start, end); raises ReadInterrupted, ModelChanged, StorageFailed."""
         self._url = self.sign()
-        connection = self._idle or self.connections.acquire(self._url)
+        connection = self._idle or self.connections.connect(self._url)
         self._idle, self._reading = None, connection
         is_complete = False
         try:

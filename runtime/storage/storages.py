@@ -18,6 +18,7 @@ from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, s
 from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.file import ClaimStorage, FileStorage, fetched_folder
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile
 from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
 from runtime.storage.s3_connections import S3Options, options_for, options_without_pool
@@ -35,10 +36,8 @@ class ModelStorage(Protocol):
     def read_start(self, file: RemoteFile, size: int) -> bytes:
         """The first bytes of a file, at most its own; raises LoadFailed."""
 
-    def fetch(
-        self, partial: PartialFile, bandwidth: BandwidthUse, *, head_only: bool = False
-    ) -> None:
-        """Download the missing ranges of a file, or with `head_only` those of its first span.
+    def fetch(self, partial: PartialFile, bandwidth: BandwidthUse, readers: int) -> None:
+        """Download the missing ranges of a file, at most so many at once.
 
         Raises LoadFailed, LoadCancelled, and OSError on a write error.
         """
@@ -74,12 +73,14 @@ class Storages:
         """
         return reader_of(spec, self._options.rules)
 
-    def open(self, spec: ModelSpec, staging: Path) -> ModelStorage:
+    def open(
+        self, spec: ModelSpec, staging: Path, ticket: LoadTicket | None = None
+    ) -> ModelStorage:
         """The storage of a model.
 
-        A library fetches the whole model now, into `staging`, which the caller deletes. Raises
-        StorageFailed for an unknown scheme, a wrong URI, or one that the pool's rules forbid, and
-        LoadFailed if the library fails.
+        A library fetches the whole model now, into `staging`, which the caller deletes, unless the
+        ticket is cancelled. Raises StorageFailed for an unknown scheme, a wrong URI, or one that
+        the pool's rules forbid, and LoadFailed, LoadCancelled if the library's fetch ends.
         """
         options, uri = self._options, spec.storage_uri
         access = storage_access(spec, options.rules, options.environment, options.secrets)
@@ -95,7 +96,9 @@ class Storages:
                 return ClaimStorage(uri, mounts, mounts / access.folder if access.folder else None)
             case _ if scheme in LIBRARY_SCHEMES:
                 max_bytes = self._max_bytes(spec)
-                return fetched_folder(uri, staging, access, spec.format, max_bytes=max_bytes)
+                return fetched_folder(
+                    uri, staging, access, spec.format, max_bytes=max_bytes, ticket=ticket
+                )
             case _:
                 known = sorted(STORAGE_SCHEMES)
                 raise StorageFailed(
@@ -104,11 +107,10 @@ class Storages:
                 )
 
     def close(self) -> None:
-        """Close idle connections now, and the others after their read."""
+        """Close the idle connections of clients."""
         with self._lock:
             for access in self._s3.values():
                 access.client.close()
-                access.connections.close()
             self._s3.clear()
 
     def _max_bytes(self, spec: ModelSpec) -> int:
@@ -129,6 +131,5 @@ class Storages:
                 found = open_s3(options, read_timeout_s=self._options.read_timeout_s)
             self._s3[options] = found  # the last used is last
             if len(self._s3) > MAX_CLIENTS:
-                oldest = self._s3.pop(next(iter(self._s3)))
-                oldest.connections.close()
+                del self._s3[next(iter(self._s3))]
             return found

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from runtime.tiers.download import Download
 
 
-MAX_PARALLEL_FILES = 4
+MAX_READERS = 16
+"""Of one load: those of its files that come at once share them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,10 @@ class GenerationDownloader:
     budget: DiskBudget
     rules: FileRules = OWN_ENGINES
 
-    def listing(self, spec: ModelSpec, generation: GenerationFolder) -> tuple[RemoteFile, ...]:
-        """The model's files, from the folder or from storage; raises LoadFailed.
+    def listing(
+        self, spec: ModelSpec, generation: GenerationFolder, ticket: LoadTicket
+    ) -> tuple[RemoteFile, ...]:
+        """The model's files, from the folder or from storage; raises LoadFailed, LoadCancelled.
 
         Files of the folder are the model's only if whoever it is read as today listed them: grants
         and credentials change.
@@ -67,17 +70,17 @@ class GenerationDownloader:
         listing = _listing_by(reader, generation)
         if listing is not None:
             return listing
-        with self.locks.lock_for_download(generation.path.name):
+        with self.locks.lock_for_download(generation.path.name, ticket.raise_if_cancelled):
             listing = _listing_by(reader, generation)
             if listing is None:
-                storage = self.open_storage(spec, generation)
+                storage = self.open_storage(spec, generation, ticket)
                 found = storage.list_files()
                 archive = only_archive(found, spec.storage_uri)
                 try:
                     if archive is None:
                         listing = self._declared(spec, found)
                     else:
-                        listing = self._unpack(spec, generation, storage, archive)
+                        listing = self._unpack(spec, generation, storage, archive, ticket)
                     generation.write_listing(listing, reader)
                 except OSError as error:
                     what = f"the list of files of {spec.name}"
@@ -97,7 +100,12 @@ class GenerationDownloader:
         return chosen
 
     def _unpack(
-        self, spec: ModelSpec, generation: GenerationFolder, storage: ModelStorage, file: RemoteFile
+        self,
+        spec: ModelSpec,
+        generation: GenerationFolder,
+        storage: ModelStorage,
+        file: RemoteFile,
+        ticket: LoadTicket,
     ) -> tuple[RemoteFile, ...]:
         """The archive's members as the model's files, of which the declared ones are on disk then.
 
@@ -108,7 +116,8 @@ class GenerationDownloader:
         with ExitStack() as stack:
             (packed,) = self.budget.open_partials([file], generation.path, stack)
             try:
-                storage.fetch(packed, stack.enter_context(self.bandwidth.use(LoadTicket())))
+                use = stack.enter_context(self.bandwidth.use(ticket))
+                storage.fetch(packed, use, MAX_READERS)
                 archive = Archive(packed.path, file, spec.storage_uri)
                 chosen = self._declared(spec, archive.list_files())
                 members = self.budget.open_partials(chosen, generation.path, stack)
@@ -129,12 +138,10 @@ class GenerationDownloader:
         spec: ModelSpec,
         generation: GenerationFolder,
         files: Sequence[RemoteFile],
-        *,
-        ticket: LoadTicket | None = None,
+        ticket: LoadTicket,
         download: Download | None = None,
     ) -> None:
         """Fetch those of `files` that are missing or damaged; raises LoadFailed, LoadCancelled."""
-        ticket = ticket or LoadTicket()
         if not generation.missing_or_damaged(files):
             return
         with self.locks.lock_for_download(generation.path.name, ticket.raise_if_cancelled):
@@ -143,7 +150,7 @@ class GenerationDownloader:
                 return
             try:
                 with self.bandwidth.use(ticket) as bandwidth:
-                    storage = self.open_storage(spec, generation)
+                    storage = self.open_storage(spec, generation, ticket)
                     self._fetch_all(storage, missing, generation, bandwidth, download)
             except (OSError, ModelInvalid) as error:
                 for file in missing:
@@ -154,9 +161,11 @@ class GenerationDownloader:
                 what = f"{shown_bytes(needed)} of {model_of(generation.path)}"
                 raise write_error(error, generation.path.parent, what) from error
 
-    def open_storage(self, spec: ModelSpec, generation: GenerationFolder) -> ModelStorage:
-        """Where the model's files are; raises StorageFailed."""
-        return self.storages.open(spec, generation.path / STAGING)
+    def open_storage(
+        self, spec: ModelSpec, generation: GenerationFolder, ticket: LoadTicket
+    ) -> ModelStorage:
+        """Where the model's files are; raises LoadFailed, LoadCancelled."""
+        return self.storages.open(spec, generation.path / STAGING, ticket)
 
     def _fetch_all(
         self,
@@ -170,7 +179,7 @@ class GenerationDownloader:
             (generation.path / file.path).unlink(missing_ok=True)
 
         def fetch(partial: PartialFile) -> None:
-            storage.fetch(partial, bandwidth)
+            storage.fetch(partial, bandwidth, max(1, MAX_READERS // len(files)))
             generation.finish(partial)
 
         with ExitStack() as stack:
@@ -179,14 +188,7 @@ class GenerationDownloader:
                 for partial in partials:
                     download.follow(partial)
                 download.add_complete(generation.path)
-            with ThreadPoolExecutor(min(MAX_PARALLEL_FILES, len(files))) as pool:
-                if len(files) > MAX_PARALLEL_FILES:  # the layout needs the headers of all
-                    heads = [
-                        pool.submit(storage.fetch, each, bandwidth, head_only=True)
-                        for each in partials
-                    ]
-                    for head in heads:
-                        head.result()
+            with ThreadPoolExecutor(min(MAX_READERS, len(files))) as pool:
                 fetches = [pool.submit(fetch, partial) for partial in partials]
             for each in fetches:
                 each.result()
@@ -281,14 +283,14 @@ class DiskCache:
         """Protect a model's files from deletion while they are read or mapped."""
         return self._locks.lock_for_use(cache_name(key))
 
-    def fetch_assets(self, spec: ModelSpec) -> Path:
-        """The model's folder with its listing and small files; raises LoadFailed."""
-        generation = self._generation(spec.key)
+    def fetch_assets(self, spec: ModelSpec, ticket: LoadTicket | None = None) -> Path:
+        """The model's folder with its listing and small files; raises LoadFailed, LoadCancelled."""
+        generation, ticket = self._generation(spec.key), ticket or LoadTicket()
         with self.lock_for_use(spec.key):
-            listing = self._downloader.listing(spec, generation)
+            listing = self._downloader.listing(spec, generation, ticket)
             self._weight_bytes.setdefault(spec.key, 0)
             assets = self._rules.assets(listing, spec.storage_uri)
-            self._downloader.ensure(spec, generation, assets)
+            self._downloader.ensure(spec, generation, assets, ticket)
             self._asset_bytes[spec.key] = sum(file.size_bytes for file in assets)
         return generation.path
 
@@ -301,7 +303,7 @@ class DiskCache:
 
     def source(self, spec: ModelSpec) -> ModelStorage:
         """The storage that the model's files are fetched from; raises StorageFailed."""
-        return self._downloader.open_storage(spec, self._generation(spec.key))
+        return self._downloader.open_storage(spec, self._generation(spec.key), LoadTicket())
 
     def has_weights(self, key: str) -> bool:
         """Whether every file of weights is here with its size."""
@@ -323,7 +325,7 @@ class DiskCache:
         generation = self._generation(spec.key)
         with self.lock_for_use(spec.key):
             files = self.weight_files(spec)
-            self._downloader.ensure(spec, generation, files, ticket=ticket, download=download)
+            self._downloader.ensure(spec, generation, files, ticket or LoadTicket(), download)
             shutil.rmtree(generation.path / STAGING, ignore_errors=True)
             self._weight_bytes[spec.key] = sum(file.size_bytes for file in files)
             if download is not None:

@@ -1,7 +1,6 @@
-"""Weights read while they are downloaded: each part of the slab once its bytes have arrived.
+"""Weights under download: their headers can be read once these have arrived, the rest at the end.
 
-The download reports spans and the reader of the weights waits for them. An arrived span is in the
-file and does not change; the whole file is verified only at the end. `Download` owns file
+So a network is built, and its memory reserved, while the weights come. `Download` owns file
 descriptors of its own, so a file can be read before and after it gets its final name.
 """
 
@@ -10,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,18 +22,10 @@ from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES, ByteRange, PartialFile, split_spans
 from runtime.threads import in_thread
 from runtime.weights.safetensors_files import read_header_end
-from runtime.weights.weight_source import OpenFiles, SlabPart, slab_parts
+from runtime.weights.weight_source import OpenFiles
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ArrivedSpan:
-    """One span: the index of its file, and the span's index in that file."""
-
-    file: int
-    number: int
 
 
 @dataclass(slots=True)
@@ -76,7 +66,6 @@ class Download:
         self._ticket = ticket
         self._files = [_FileProgress(file.path, file.size_bytes) for file in files]
         self._changed = threading.Condition()
-        self._log: list[ArrivedSpan] = []
         self._failure: BaseException | None = None
         self._is_finished = False
         self._fetching: asyncio.Future[None] | None = None
@@ -102,10 +91,10 @@ class Download:
         self._fetching = asyncio.get_running_loop().run_in_executor(threads, run)
         self._fetching.add_done_callback(on_done)
 
-    async def weights(self, threads: Executor) -> StreamingWeights:
+    async def weights(self, threads: Executor) -> ArrivingWeights:
         """The weights, once all headers have arrived; raises LoadFailed, LoadCancelled."""
         await asyncio.shield(asyncio.wrap_future(self.headers))
-        return await in_thread(threads, StreamingWeights, self)
+        return await in_thread(threads, ArrivingWeights, self)
 
     async def end(self) -> None:
         """Cancel an unfinished download, wait for its thread, and close the files."""
@@ -156,12 +145,8 @@ class Download:
 
     def _add(self, index: int, spans: Sequence[ByteRange]) -> None:
         with self._changed:
-            for span in spans:
-                number = span.start // SPAN_BYTES
-                self._files[index].arrived.add(number)
-                self._log.append(ArrivedSpan(index, number))
+            self._files[index].arrived |= {span.start // SPAN_BYTES for span in spans}
             have_headers = all(file.has_header() for file in self._files)
-            self._changed.notify_all()
         if have_headers and not self.headers.done():
             with suppress(InvalidStateError):
                 self.headers.set_result(None)
@@ -172,38 +157,24 @@ class Download:
         """The open files, once the headers have arrived."""
         return [file.descriptor for file in self._files]
 
-    def spans(self) -> Iterator[ArrivedSpan]:
-        """All spans as they arrive; raises the download's error, or LoadCancelled."""
-        total = sum(-(-file.size_bytes // SPAN_BYTES) for file in self._files)
-        for position in range(total):
-            with self._changed:
-                while len(self._log) <= position and not self._must_stop():
-                    self._changed.wait()
-                self._raise_if_stopped()
-                arrived = self._log[position]
-            yield arrived
-
     def wait_finished(self) -> None:
-        """Return once every file is verified and under its final name; raises as `spans` does."""
+        """Return once every file is verified and under its final name.
+
+        Raises the download's error, or LoadCancelled.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._is_finished or self._must_stop())
-            if not self._is_finished:
-                self._raise_if_stopped()
-
-    def _must_stop(self) -> bool:
-        return self._failure is not None or self._ticket.is_cancelled
-
-    def _raise_if_stopped(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-        self._ticket.raise_if_cancelled()
+            while not self._is_finished:
+                if self._failure is not None:
+                    raise self._failure
+                self._ticket.raise_if_cancelled()
+                self._changed.wait()
 
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
 
-class StreamingWeights(OpenFiles):
+class ArrivingWeights(OpenFiles):
     """The safetensors files of a running download, whose headers have all arrived."""
 
     def __init__(self, download: Download) -> None:
@@ -211,37 +182,11 @@ class StreamingWeights(OpenFiles):
         super().__init__(download.names, download.descriptors())
         self._download = download
 
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        missing: dict[SlabPart, int] = {}
-        waiting: defaultdict[ArrivedSpan, list[SlabPart]] = defaultdict(list)
-        for part in slab_parts(self.layout.size_bytes, min(max_bytes, SPAN_BYTES)):
-            spans = self._spans_of(part)
-            missing[part] = len(spans)
-            for span in spans:
-                waiting[span].append(part)
-            if not spans:
-                yield part
-        for span in self._download.spans():
-            for part in waiting.pop(span, []):
-                missing[part] -= 1
-                if not missing[part]:
-                    yield part
-
-    def _spans_of(self, part: SlabPart) -> set[ArrivedSpan]:
-        return {
-            ArrivedSpan(piece.file, number)
-            for piece in self.pieces(part.offset, part.size_bytes)
-            for number in range(
-                piece.file_offset // SPAN_BYTES,
-                (piece.file_offset + piece.size_bytes - 1) // SPAN_BYTES + 1,
-            )
-        }
-
-    def wait_verified(self) -> None:
+    def wait_complete(self) -> None:
         self._download.wait_finished()
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
-        self.wait_verified()
+        self.wait_complete()
         return super().map_tensors()
 
     def close(self) -> None:

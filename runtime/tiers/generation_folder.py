@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import threading
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,7 +22,7 @@ from pathlib import Path, PurePosixPath
 from runtime.errors import LoadFailed, ModelInvalid
 from runtime.storage.declared_files import OWN_ENGINES, FileRules
 from runtime.storage.listing import WEIGHT_SUFFIX, RemoteFile
-from runtime.storage.partial_file import CRC32, PartialFile, boot_id
+from runtime.storage.partial_file import PartialFile, boot_id
 
 logger = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ def _crc32(path: Path) -> int:
     total, buffer = 0, bytearray(READ_BYTES)
     with path.open("rb", buffering=0) as source:
         while count := source.readinto(buffer):
-            total = CRC32.update(memoryview(buffer)[:count], total)
+            total = zlib.crc32(memoryview(buffer)[:count], total)
     return total
 
 

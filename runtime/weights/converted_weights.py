@@ -1,21 +1,20 @@
 """Weights as a network takes them: stored tensors that are left out, joined, split or cast.
 
 What becomes of each tensor is decided by whoever knows the network, in conversions; they are
-carried out here, while tensors are mapped or read part by part.
+carried out here, as tensors are mapped or read.
 """
 
 from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from runtime.weights.safetensors_files import DTYPES, StoredTensor, lay_out
-from runtime.weights.weight_source import SlabPart, WeightSource, slab_parts
+from runtime.weights.weight_source import WeightSource
 
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -65,26 +64,9 @@ class ConvertedWeights(WeightSource):
                 self._places.append(_Place(next(placed), conversion, made, number))
         self._starts = [place.tensor.offset for place in self._places]
 
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        """In order, each once all that it is made of has arrived."""
+    def wait_complete(self) -> None:
         self._reset()
-        waiting = deque(slab_parts(self.layout.size_bytes, max_bytes))
-        arrived = _Arrivals(self._source.layout.tensors)
-        for part in self._source.parts(max_bytes):
-            arrived.add(part)
-            while waiting and self._can_be_read(waiting[0], arrived):
-                yield waiting.popleft()
-        yield from waiting
-
-    def _can_be_read(self, part: SlabPart, arrived: _Arrivals) -> bool:
-        return all(
-            arrived.is_complete(name)
-            for place in self._places_in(part.offset, part.offset + part.size_bytes)
-            for name in place.conversion.sources
-        )
-
-    def wait_verified(self) -> None:
-        self._source.wait_verified()
+        self._source.wait_complete()
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors: mapped, but for those of another type and those made of several."""
@@ -190,24 +172,3 @@ def _read(source: WeightSource, tensor: StoredTensor) -> torch.Tensor:
     buffer = bytearray(tensor.size_bytes)
     source.read_into(tensor.offset, memoryview(buffer))
     return torch.frombuffer(buffer, dtype=DTYPES[tensor.dtype]).view(tensor.shape)
-
-
-class _Arrivals:
-    """Which tensors of a slab have arrived whole."""
-
-    def __init__(self, tensors: Sequence[StoredTensor]) -> None:
-        self._tensors = tensors
-        self._starts = [tensor.offset for tensor in tensors]
-        self._missing_bytes = {tensor.name: tensor.size_bytes for tensor in tensors}
-
-    def add(self, part: SlabPart) -> None:
-        end = part.offset + part.size_bytes
-        for tensor in self._tensors[max(0, bisect_right(self._starts, part.offset) - 1) :]:
-            if tensor.offset >= end:
-                return
-            first = max(part.offset, tensor.offset)
-            last = min(end, tensor.offset + tensor.size_bytes)
-            self._missing_bytes[tensor.name] -= max(0, last - first)
-
-    def is_complete(self, name: str) -> bool:
-        return self._missing_bytes[name] <= 0

@@ -64,12 +64,11 @@ class WeightSource:
     image_name = ""
     """Of a file in memory that holds the slab as it is on a device; empty: there is none."""
 
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        """The whole slab, part by part as it becomes readable; raises LoadFailed, LoadCancelled."""
-        return slab_parts(self.layout.size_bytes, max_bytes)
+    def wait_complete(self) -> None:
+        """Return once all bytes are here and verified; raises LoadFailed, LoadCancelled.
 
-    def wait_verified(self) -> None:
-        """Return once the bytes that were read are verified; raises LoadFailed, LoadCancelled."""
+        Before each reading of the whole.
+        """
 
     def map_tensors(self) -> dict[str, torch.Tensor]:
         """All tensors, mapped and not copied, once complete; a write to one changes no file."""

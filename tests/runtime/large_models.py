@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from registry.domain.model import ModelName, ModelSpec
 from runtime.device.memory import DeviceMemory
 from runtime.device.staged_memory import StagedMemory
-from runtime.storage.partial_file import SPAN_BYTES
+from runtime.storage.partial_file import JOURNAL_SUFFIX, SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.faulty_proxy import Fault, FaultyProxy, ProxiedRequest, faulty_proxy
 from tests.runtime.local_pod import LocalPod, local_pod
@@ -24,8 +24,6 @@ WEIGHTS = "model.safetensors"
 BUCKET = "large-models"
 SPANS = 3
 PART_BYTES = 2 * 1024**2
-PARTS_OF_TWO_SPANS = 2 * SPAN_BYTES // PART_BYTES - 1
-"""Copies that the two first spans are good for, with the header and an alignment off."""
 
 
 def make_large(source: Path, target: Path) -> Path:
@@ -90,6 +88,16 @@ def open_gated_store(s3: S3Server) -> Iterator[GatedStore]:
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Return once the condition holds, without blocking the event loop."""
     await asyncio.to_thread(wait_until, condition, what=what)
+
+
+async def two_spans(pod: LocalPod, spec: ModelSpec) -> None:
+    """Return once two spans of the model's weights have come."""
+    journal = pod.loader.resolver.cache.folder_of(spec.key) / f"{WEIGHTS}{JOURNAL_SUFFIX}"
+
+    def are_here() -> bool:
+        return journal.exists() and len(journal.read_text().splitlines()) == 3
+
+    await until(are_here, "two spans are here")
 
 
 def staged(engine: FakeEngine) -> StagedMemory:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from runtime.device.memory import CpuMemory, DeviceMemory
 from runtime.device.worker import DeviceWorker
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import LoadCoordinator
-from runtime.loading.load_threads import LoadThreads
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore
 from runtime.loading.model_tiers import Demotions
@@ -106,7 +106,7 @@ async def local_pod(
         lambda entry, *why: evictions.append((entry.key, *why)),
         policy=POLICIES[policy],
     )
-    with LoadThreads(6) as threads:
+    with ThreadPoolExecutor(16) as threads:
         try:
             async with asyncio.TaskGroup() as tasks:
                 by_name = {spec.name: spec for spec in declared}

@@ -9,12 +9,10 @@ import pytest
 
 from registry.domain.model import ModelSpec, Tier
 from runtime.errors import LoadCancelled, ModelChanged, ModelInvalid, StorageFailed
-from runtime.metrics import DOWNLOADED_BYTES
 from runtime.storage.partial_file import SPAN_BYTES
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.faulty_proxy import Fault, ProxiedRequest
 from tests.runtime.large_models import (
-    PARTS_OF_TWO_SPANS,
     SPANS,
     WEIGHTS,
     GatedStore,
@@ -23,16 +21,12 @@ from tests.runtime.large_models import (
     make_large,
     put_model,
     staged,
+    two_spans,
     until,
     visible,
 )
 from tests.runtime.local_pod import local_pod, spec_of
 from tests.servers import S3Server, copy_model
-
-
-def downloaded() -> float:
-    """Bytes, so far."""
-    return float(DOWNLOADED_BYTES._value.get())
 
 
 async def answer_of(folder: Path, model: Path) -> list[bytes]:
@@ -42,15 +36,16 @@ async def answer_of(folder: Path, model: Path) -> list[bytes]:
         return await plain.answer(spec_of("plain", model))
 
 
-async def test_device_has_bytes_before_the_download_has_ended(
+async def test_device_has_nothing_before_the_download_has_ended(
     gated_store: GatedStore, large_spec: ModelSpec, large: Path, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         loading = asyncio.create_task(pod.load(large_spec))
-        await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
+        await two_spans(pod, large_spec)
         assert not loading.done()
+        assert engine.allocated_bytes == 0
         assert not visible(pod, large_spec)
         assert not pod.loader.store.holds(large_spec.key)
         gated_store.open.set()
@@ -140,8 +135,7 @@ async def test_download_that_fails_at_its_end_gives_all_memory_back(
 
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         loading = asyncio.create_task(pod.load(large_spec))
-        await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
-        assert engine.allocated_bytes > 2 * SPAN_BYTES
+        await two_spans(pod, large_spec)
         gc.disable()  # nothing may wait for it
         try:
             gated_store.open.set()
@@ -156,23 +150,22 @@ async def test_download_that_fails_at_its_end_gives_all_memory_back(
         await pod.answer(large_spec)
 
 
-async def test_adopted_part_of_a_file_is_on_the_device_before_the_rest_comes(
+async def test_part_of_a_file_is_adopted_by_the_next_load(
     gated_store: GatedStore, large_spec: ModelSpec, large: Path, tmp_path: Path
 ) -> None:
     engine = FakeEngine()
 
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         first = asyncio.create_task(pod.load(large_spec))
-        await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are copied")
+        await two_spans(pod, large_spec)
+        await until(lambda: len(gated_store.starts()) == SPANS, "the last one is asked for")
         pod.coordinator.loads.running[large_spec.key].ticket.cancel("of the test")
         with pytest.raises(LoadCancelled):
             await asyncio.wait_for(first, 60)  # it does not wait for the answer that is held
         assert_nothing_is_held(pod, large_spec, engine)
-        request, copied = len(gated_store.starts()), len(engine.done_order)
+        request = len(gated_store.starts())
         second = asyncio.create_task(pod.load(large_spec))
-        await until(
-            lambda: len(engine.done_order) >= copied + PARTS_OF_TWO_SPANS, "they are copied again"
-        )
+        await until(lambda: len(gated_store.starts()) > request, "the rest is asked for")
         assert not second.done()
         gated_store.open.set()
         await second
@@ -213,9 +206,8 @@ async def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
         async with local_pod(
             tmp_path / "other", cache_folder=cache, environment=environment, memory=staged(engine)
         ) as other:
-            before = downloaded()
             first = asyncio.create_task(pod.load(large_spec))
-            await until(lambda: downloaded() >= before + 2 * SPAN_BYTES, "two spans came")
+            await two_spans(pod, large_spec)
             await until(lambda: len(gated_store.starts()) == SPANS, "the last one is asked for")
             second = asyncio.create_task(other.load(large_spec))
             await until(lambda: other.loader.resolver.processors.has(large_spec.key), "it waits")
@@ -225,7 +217,6 @@ async def test_waiting_pod_goes_on_where_a_cancelled_download_stopped(
             await until(
                 lambda: len(gated_store.starts()) == SPANS + 1, "the other asks for the rest"
             )
-            await until(lambda: bool(engine.done_order), "its device has what is here")
             gated_store.open.set()
             await second
             assert gated_store.starts().count((SPANS - 1) * SPAN_BYTES) == 2

@@ -21,19 +21,15 @@ from runtime.serving.repository import ModelCatalog, Repository
 from tests import servers
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.large_models import (
-    PARTS_OF_TWO_SPANS,
     SPANS,
     GatedStore,
     assert_nothing_is_held,
     gated_pod,
     staged,
+    two_spans,
     until,
 )
 from tests.runtime.local_pod import LocalPod
-
-
-async def two_spans(engine: FakeEngine) -> None:
-    await until(lambda: len(engine.done_order) == PARTS_OF_TWO_SPANS, "two spans are on the device")
 
 
 async def leave(waiting: asyncio.Task[object]) -> None:
@@ -93,7 +89,7 @@ async def test_download_that_has_begun_goes_on_as_a_preload_and_can_be_joined(
 
     async with gated_pod(tmp_path, gated_store, memory=staged(engine)) as pod:
         first = asyncio.create_task(pod.coordinator.acquire(large_spec))
-        await two_spans(engine)
+        await two_spans(pod, large_spec)
         ticket = pod.coordinator.loads.running[large_spec.key].ticket
         assert ticket.is_urgent
         await leave(first)

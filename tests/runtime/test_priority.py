@@ -10,6 +10,7 @@ import pytest
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import HostTierRefused, LoadCancelled
+from runtime.loading import model_tiers
 from tests.runtime.large_models import until
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.servers import copy_model
@@ -160,3 +161,24 @@ async def test_unloading_ends_a_preload_to_a_tier(
             await preload
         cache = pod.loader.resolver.cache
         assert not list(cache.folder_of(specs["a"].key).rglob("*.part*"))
+
+
+async def test_a_preload_to_a_tier_that_waits_for_others_can_be_cancelled(
+    specs: dict[str, ModelSpec], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_tiers, "MAX_PRELOADS", 1)
+    async with local_pod(tmp_path, link_rate=50_000) as pod:
+        tickets = pod.coordinator._preloads._tickets
+        first, second = (
+            asyncio.create_task(pod.coordinator.preload(specs[name], ANY_COPIES, Tier.DISK))
+            for name in ("a", "b")
+        )
+        await until(lambda: len(tickets) == 2, "both are wanted")
+        await pod.coordinator.cancel(specs["b"].key, "it was unloaded")
+        with pytest.raises(LoadCancelled, match="it was unloaded"):
+            await second
+        assert not pod.loader.resolver.cache.folder_of(specs["b"].key).exists()
+        assert not first.done()
+        await pod.coordinator.cancel(specs["a"].key, "it was unloaded")
+        with pytest.raises(LoadCancelled, match="it was unloaded"):
+            await first

@@ -10,9 +10,6 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import LoadCancelled
-from runtime.loading.load_threads import LoadThreads
-from runtime.storage.load_priority import LoadTicket
 from runtime.threads import RequestThreads, in_thread
 from tests.servers import wait_until
 
@@ -101,25 +98,6 @@ def test_an_error_keeps_nothing_once_it_is_dropped(threads: ThreadPoolExecutor) 
         assert kept[0]() is None
     finally:
         gc.enable()
-
-
-def test_a_call_of_a_load_that_was_cancelled_before_it_began_raises() -> None:
-    async def run(threads: LoadThreads) -> None:
-        queued, later = LoadTicket(), LoadTicket()
-        first = asyncio.ensure_future(in_thread(threads, open_.wait, 60))  # the only thread
-        call = asyncio.ensure_future(in_thread(threads.executor_for(queued), int, 3))
-        await asyncio.sleep(0)
-        queued.cancel("while it was queued")
-        later.cancel("before it came")
-        for each in (call, in_thread(threads.executor_for(later), int, 3)):
-            with pytest.raises(LoadCancelled):
-                await asyncio.wait_for(asyncio.ensure_future(each), 60)
-            open_.set()
-        assert await first
-
-    open_ = threading.Event()
-    with LoadThreads(1) as threads:
-        asyncio.run(run(threads))
 
 
 def test_a_queued_call_of_threads_that_shut_down_is_cancelled() -> None:

@@ -1,5 +1,6 @@
 """Models fetched by other libraries: the Hugging Face cache, and KServe's storage library."""
 
+import asyncio
 import contextlib
 import importlib.util
 import io
@@ -17,15 +18,19 @@ from pathlib import Path
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
-from runtime.errors import ModelInvalid, StorageFailed
+from runtime.errors import LoadCancelled, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.file import fetched_folder
+from runtime.storage.partial_file import folder_bytes
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
+from runtime.tiers.generation_folder import STAGING
 from tests import servers
 from tests.http_server import Handler, http_server
 from tests.hub import running_hub
+from tests.runtime.large_models import until
+from tests.runtime.local_pod import local_pod
 
 pytestmark = pytest.mark.slow
 
@@ -179,6 +184,33 @@ def test_a_storage_that_sends_nothing_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(StorageFailed, match="no byte arrived"):
             fetched_folder(uri, tmp_path / "staging", access, first_byte_timeout_s=0.5)
     assert not (tmp_path / "staging").exists()
+
+
+class Stopping(Handler):
+    """Sends a part of a file, and then nothing."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "application/octet-stream")
+        self.send_header("content-length", str(1 << 30))
+        self.end_headers()
+        self.wfile.write(bytes(1 << 22))
+        self.wfile.flush()
+        self.rfile.read()  # until the other side closes the connection
+
+
+@needs_kserve_storage
+async def test_a_fetch_by_a_library_ends_with_its_load(tmp_path: Path) -> None:
+    with http_server(Stopping) as address:
+        spec = ModelSpec(ModelName("default", "m"), f"http://{address}/model.onnx")
+        async with local_pod(tmp_path, environment=os.environ) as pod:
+            staging = pod.loader.resolver.cache.folder_of(spec.key) / STAGING
+            loading = asyncio.create_task(pod.load(spec))
+            await until(lambda: folder_bytes(staging) > 1 << 20, "the library writes")
+            pod.coordinator.loads.running[spec.key].ticket.cancel("of the test")
+            with pytest.raises(LoadCancelled):
+                await loading
+            await until(lambda: not staging.exists(), "its process has ended")
 
 
 @needs_kserve_storage

@@ -42,7 +42,7 @@ def test_abort_while_a_read_connects_ends_it() -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         connections = S3Connections(verify=True, timeout_s=1)
         reader = S3Reader(connections, lambda: f"{url}/object", "", 1)
-        connection = connections.acquire(url)
+        connection = connections.connect(url)
         connect = connection.connect
 
         def aborted_while_connecting() -> None:

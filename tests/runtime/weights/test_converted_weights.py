@@ -1,7 +1,6 @@
 """Weights that are cast, joined or left out: mapped, staged to a device, and served."""
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from runtime.device.staged_memory import StagedMemory
 from runtime.errors import ModelInvalid
 from runtime.weights.converted_weights import DTYPE_NAMES, Conversion, ConvertedWeights
 from runtime.weights.safetensors_files import DTYPES, StoredTensor
-from runtime.weights.weight_source import DiskWeights, SlabPart, WeightSource
+from runtime.weights.weight_source import DiskWeights, WeightSource
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
 
@@ -85,27 +84,6 @@ def parts_file(tmp_path: Path) -> tuple[Path, dict[str, torch.Tensor]]:
     return tmp_path / "parts.safetensors", wanted | {"plain": plain}
 
 
-class Trickle(DiskWeights):
-    """Arrives backwards; records what was read before it had arrived."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__([path])
-        self.arrived: list[SlabPart] = []
-        self.early: list[int] = []
-
-    def parts(self, max_bytes: int) -> Iterator[SlabPart]:
-        for part in reversed(list(super().parts(64))):
-            self.arrived.append(part)
-            yield part
-
-    def read_into(self, offset: int, target: memoryview) -> None:
-        missing = set(range(offset, offset + len(target)))
-        for part in self.arrived:
-            missing -= set(range(part.offset, part.offset + part.size_bytes))
-        self.early += sorted(missing)
-        super().read_into(offset, target)
-
-
 def assert_same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():
@@ -148,17 +126,6 @@ def test_joined_tensors_are_mapped_and_others_not_copied(
 ) -> None:
     path, wanted = parts_file
     assert_same(joined(DiskWeights([path])).map_tensors(), wanted)
-
-
-def test_nothing_is_read_before_it_has_arrived(
-    parts_file: tuple[Path, dict[str, torch.Tensor]],
-) -> None:
-    path, wanted = parts_file
-    arriving = Trickle(path)
-    memory = StagedMemory(FakeEngine(), buffers=3, buffer_bytes=64, readers=1)
-    assert_same(memory.put(joined(arriving)).tensors, wanted)
-    memory.close()
-    assert not arriving.early
 
 
 def test_a_truncated_file_is_told(path: Path) -> None:
