@@ -12,7 +12,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -188,6 +188,7 @@ class StagedMemory:
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)
         self._readers = ThreadPoolExecutor(readers, "reader")
+        self._is_closed = False
         self._slab_ends = _SlabEnds()
         self._images = RegisteredImages(engine, registered_bytes)
 
@@ -236,6 +237,8 @@ class StagedMemory:
         def copy_one(part: SlabPart) -> None:
             try:
                 ticket.raise_if_cancelled()
+                if self._is_closed:
+                    raise CancelledError("the pod's device is closed")
                 work[0](part)
             except BaseException as error:
                 release_frames(error)
@@ -282,6 +285,7 @@ class StagedMemory:
 
     def close(self) -> None:
         """Stop the readers; pinned memory is freed with the object."""
-        self._readers.shutdown(cancel_futures=True)
+        self._is_closed = True
+        self._readers.shutdown()
         self._slab_ends.close()
         self._images.close()
