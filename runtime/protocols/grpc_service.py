@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -46,9 +46,8 @@ from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Health, Reposito
 from runtime.settings import KSERVE_GRPC_PORT
 from runtime.threads import SMALL_BODY_BYTES, in_thread
 
-if TYPE_CHECKING:
-    Context: TypeAlias = grpc.aio.ServicerContext
-    Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
+Context: TypeAlias = grpc.aio.ServicerContext
+Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
 
 logger = logging.getLogger(__name__)
 

@@ -33,12 +33,14 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         names = request.path_params
         identities = names["identities"].split(",", MAX_IDENTITIES)
         if len(identities) > MAX_IDENTITIES:
-            return _json({"error": f"at most {MAX_IDENTITIES} tensors can be read at once"}, 400)
+            return _document(
+                {"error": f"at most {MAX_IDENTITIES} tensors can be read at once"}, 400
+            )
         run = names["namespace"], names["run"]
         found = [store.find(*run, each) for each in identities]
         tensors = [tensor for tensor in found if tensor is not None]
         if len(tensors) < len(found):
-            return _json({"error": "the pod does not keep this tensor (any more)"}, 404)
+            return _document({"error": "the pod does not keep this tensor (any more)"}, 404)
         if all(tensor.datatype != BF16 for tensor in tensors):
             return _BuffersResponse([raw_view(tensor) for tensor in tensors])
         return _BuffersResponse(await in_thread(threads, lambda: list(map(raw_view, tensors))))
@@ -48,13 +50,13 @@ def tensor_routes(store: TensorStore, threads: Executor) -> list[Route]:
         run = request.path_params["namespace"], request.path_params["run"]
         asked = request.query_params.getlist("identity")
         kept = [each for each in asked if store.find(*run, each) is not None]
-        return _json({"kept": kept}, 200)
+        return _document({"kept": kept}, 200)
 
     async def drop(request: Request) -> Response:
         """Free tensors of a run: those that are named, or all."""
         names = request.path_params
         identities = names["identities"].split(",") if "identities" in names else None
-        return _json({"dropped": store.drop(names["namespace"], names["run"], identities)}, 200)
+        return _document({"dropped": store.drop(names["namespace"], names["run"], identities)}, 200)
 
     return [
         Route(f"{_RUN}/{{identities}}", read, methods=["GET"]),
@@ -79,5 +81,5 @@ class _BuffersResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def _json(document: object, status: int) -> Response:
+def _document(document: object, status: int) -> Response:
     return Response(orjson.dumps(document), status, media_type="application/json")
