@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from common.inference_protocol.tensors import Tensor
 from common.pod_secret import PodSecret
-from runtime.protocols.tensor_routes import tensor_routes
+from runtime.protocols.routes import tensor_routes
 from runtime.serving.tensor_exchange import BlockServer
 from runtime.serving.tensor_store import TensorStore
 from runtime.tiers.host_folder import HostFolder, HostSockets

@@ -43,7 +43,7 @@ def _client() -> S3Client:
 def pilotlight(folder: Path) -> Callable[[], Path]:
     """The runtime's disk cache, as a pod uses it: listing, small files, weights, checksums."""
     from registry.domain.model import ModelName, ModelSpec
-    from runtime.storage.bandwidth import Bandwidth
+    from runtime.storage.ranged_download import Bandwidth
     from runtime.storage.storages import Storages
     from runtime.tiers.disk_cache import DiskCache
 

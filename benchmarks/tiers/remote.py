@@ -17,7 +17,7 @@ from benchmarks.tiers.models import BUCKET
 from benchmarks.tiers.ours import filled_skeleton
 from registry.domain.model import ModelName, ModelSpec
 from runtime.engines.engine import Skeleton, Skeletons
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.weights.weight_source import DiskWeights

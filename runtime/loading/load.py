@@ -25,7 +25,7 @@ from runtime.tiers.eviction import ReloadCosts
 
 if TYPE_CHECKING:
     from registry.domain.cluster import ClusterState
-    from runtime.loading.failures import LoadFailures
+    from runtime.loading.load_queue import LoadFailures
     from runtime.measurements import Measurements
 
 

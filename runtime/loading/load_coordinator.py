@@ -20,13 +20,12 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.device_errors import release_frames
 from runtime.device.worker import DeviceWorker
 from runtime.errors import DeadlinePassed, LoadFailed
-from runtime.loading.failures import LoadFailures
 from runtime.loading.load import Loads
-from runtime.loading.load_queue import Load
-from runtime.loading.load_threads import mark_retrieved, unless_cancelled
+from runtime.loading.load_queue import Load, LoadFailures
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, ServedModel, StoreEntry
 from runtime.loading.model_tiers import TierPreloads
+from runtime.loading.processors import mark_retrieved, unless_cancelled
 from runtime.loading.weight_resolver import OpenWeights, check_files
 from runtime.measurements import Measurements
 from runtime.metrics import LOAD_SECONDS, LOADS

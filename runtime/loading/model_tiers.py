@@ -15,9 +15,8 @@ from concurrent.futures import Executor
 from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec, Tier
 from runtime.errors import HostTierRefused
-from runtime.loading.load_threads import SingleFlight, unless_cancelled
 from runtime.loading.model_store import ModelStore
-from runtime.loading.processors import Processors
+from runtime.loading.processors import Processors, SingleFlight, unless_cancelled
 from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import DEMOTIONS, TIER_BYTES
 from runtime.registry_agent import RegistryAgent, TierState

@@ -27,9 +27,8 @@ from runtime.engines.server_engine import ModelServer, ServerEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
 from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
 from runtime.generation.limits import GenerationLimits
-from runtime.loading.load_threads import unless_cancelled
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
-from runtime.loading.processors import Processors
+from runtime.loading.processors import Processors, unless_cancelled
 from runtime.sandbox.estimators import Estimators, PickleEngine
 from runtime.storage.listing import LIBRARY_SUFFIXES, SKOPS_SUFFIX, WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.load_priority import LoadTicket

@@ -19,9 +19,9 @@ from runtime.device.memory import open_device, use_tf32
 from runtime.engines.server_engine import ModelServer, ServerRepository
 from runtime.engines.server_process import ServerMemory, ServerProcess, V2Client
 from runtime.errors import LoadFailed, NoDevice
-from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, listen
 from runtime.pod.pod import Opened, Pod
 from runtime.pod_process import write_termination_message
+from runtime.protocols.servers import CLOSE_TIMEOUT_S, listen
 from runtime.sandbox.sandbox_processes import fork_server
 from runtime.settings import RuntimeSettings
 

@@ -50,14 +50,17 @@ from runtime.loading.weight_resolver import WeightResolver
 from runtime.measurements import Measurements
 from runtime.metrics import IDLE_MEMORY
 from runtime.openai.routes import OpenAIRoutes
-from runtime.pod.engine_health import ServerWatch
-from runtime.pod.kserve_server import CLOSE_TIMEOUT_S, PodServer
-from runtime.pod.model_sync import ModelParts, ModelSync, SingleModel, single_model_spec
+from runtime.pod.model_sync import (
+    ModelParts,
+    ModelSync,
+    ServerWatch,
+    SingleModel,
+    single_model_spec,
+)
 from runtime.pod.placement_claim import PlaceWatch
 from runtime.profiling import Profiler, ProfileSync
-from runtime.protocols.grpc_service import GrpcServer, InferenceService
-from runtime.protocols.routes import Routes, profile_route
-from runtime.protocols.tensor_routes import tensor_routes
+from runtime.protocols.routes import Routes, profile_route, tensor_routes
+from runtime.protocols.servers import CLOSE_TIMEOUT_S, GrpcServer, InferenceService, PodServer
 from runtime.registry_agent import InferenceEndNotifier, Inventory, RegistryAgent
 from runtime.sandbox.estimators import Estimators
 from runtime.sandbox.sandbox_processes import Sandbox
@@ -70,8 +73,8 @@ from runtime.serving.tensor_exchange import BlockClient, BlockServer, StepTensor
 from runtime.serving.tensor_store import TensorStore
 from runtime.settings import RuntimeSettings
 from runtime.storage.access import NamespaceSecrets
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.declared_files import MODEL_SERVER, OWN_ENGINES, WITH_PICKLES, FileRules
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.threads import RequestThreads, in_thread
 from runtime.tiers.disk_cache import DiskCache

@@ -58,8 +58,7 @@ from runtime.inference_request import RequestHead
 from runtime.measurements import Measurements
 from runtime.metrics import KEPT_TENSOR_READS
 from runtime.serving.repository import ModelCatalog
-from runtime.serving.shared_memory import MappedBlock, map_block
-from runtime.serving.tensor_store import TensorStore
+from runtime.serving.tensor_store import MappedBlock, TensorStore, map_block
 from runtime.threads import in_thread
 from runtime.tiers.host_folder import HostSockets, check_user
 

@@ -24,12 +24,11 @@ from urllib.parse import unquote, urlsplit
 from common.parent_death import dies_with_this_thread
 from runtime.errors import DiskFull, ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
-from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.library_fetch import HUB_SCHEME
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, checked_listing
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile, file_bytes, folder_bytes
-from runtime.storage.ranged_download import download_ranges
+from runtime.storage.ranged_download import BandwidthUse, download_ranges
 
 MAX_FILE_READERS: Final = 2
 """Of a file on this machine, whose limit is the CPU or the disk."""

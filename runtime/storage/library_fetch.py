@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from runtime.storage.access import REFUSAL, AddressRefused, confine_network
 from runtime.storage.declared_files import declared_paths
 from runtime.storage.listing import (
     ASSET_SUFFIXES,
@@ -27,7 +28,6 @@ from runtime.storage.listing import (
     SKOPS_SUFFIX,
     XGBOOST_SUFFIXES,
 )
-from runtime.storage.public_addresses import REFUSAL, AddressRefused, confine_network
 
 HUB_PATTERNS = (*sorted(f"*{suffix}" for suffix in ASSET_SUFFIXES), "*.safetensors", "*.pt2")
 """Of networks and programs."""

@@ -40,11 +40,10 @@ from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError, NewConnectionError
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import BandwidthUse
+from runtime.storage.access import connect_publicly
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import PartialFile
-from runtime.storage.public_addresses import connect_publicly
-from runtime.storage.ranged_download import download_ranges
+from runtime.storage.ranged_download import BandwidthUse, download_ranges
 from runtime.storage.s3_connections import MAX_CONNECTIONS, S3Connections, S3Options, plain_etag
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from runtime.errors import ModelChanged, StorageFailed
-from runtime.storage.public_addresses import connect_publicly
+from runtime.storage.access import connect_publicly
 from runtime.storage.ranged_download import ReadInterrupted
 
 MAX_CONNECTIONS = 32

@@ -15,11 +15,11 @@ from registry.inference_service.documents import LIBRARY_SCHEMES, STORAGE_SCHEME
 from registry.inference_service.tenant_quotas import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, storage_access
-from runtime.storage.bandwidth import BandwidthUse
 from runtime.storage.file import ClaimStorage, FileStorage, fetched_folder
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile
+from runtime.storage.ranged_download import BandwidthUse
 from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
 from runtime.storage.s3_connections import S3Options, options_for, options_without_pool
 

@@ -19,7 +19,6 @@ from common.sizes import shown_bytes
 from registry.domain.model import ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.archives import Archive
-from runtime.storage.bandwidth import Bandwidth, BandwidthUse
 from runtime.storage.declared_files import OWN_ENGINES, FileRules, archive_hint, only_archive
 from runtime.storage.listing import RemoteFile
 from runtime.storage.load_priority import LoadTicket
@@ -29,6 +28,7 @@ from runtime.storage.partial_file import (
     remove_partial,
     remove_stale_partials,
 )
+from runtime.storage.ranged_download import Bandwidth, BandwidthUse
 from runtime.tiers.disk_budget import (
     CacheLocks,
     DiskBudget,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from registry.errors import RegistryUnavailable
-from runtime.loading.failures import DISK_FULL_BACKOFF
+from runtime.loading.load_queue import DISK_FULL_BACKOFF
 from tests.chaos.executions import executed_twice, read_ledger
 from tests.chaos.faults import KINDS, Cause, Kind, NotCaused
 from tests.chaos.leaks import Baseline, find_leaks, left_after_stop, read_baseline

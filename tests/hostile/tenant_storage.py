@@ -17,7 +17,7 @@ from registry.inference_service.documents import storage_uri_rule
 from registry.inference_service.tenant_quotas import parse_rules
 from runtime.errors import LoadFailed
 from runtime.storage.access import storage_access
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import cache_name

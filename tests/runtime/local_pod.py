@@ -23,7 +23,7 @@ from runtime.loading.weight_resolver import WeightResolver
 from runtime.measurements import Measurements
 from runtime.registry_agent import Inventory, RegistryAgent, TierState
 from runtime.settings import RuntimeSettings
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts

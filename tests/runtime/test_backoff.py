@@ -1,7 +1,7 @@
 """When a failed load is tried again."""
 
 from runtime.errors import DiskFull, LoadFailed
-from runtime.loading.failures import next_failure
+from runtime.loading.load_queue import next_failure
 
 FAULT = LoadFailed("broken")
 

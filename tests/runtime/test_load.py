@@ -16,9 +16,8 @@ from registry.domain.pod_index import Residency
 from registry.domain.pod_state import ANY_COPIES, LoadClaim
 from registry.errors import ClaimLost
 from runtime.errors import LoadCancelled, LoadFailed, LoadRefused, MemoryBusy, ModelTooLarge
-from runtime.loading.failures import LoadFailures
 from runtime.loading.load import CLAIM_TIMEOUT_S, MEMORY_TIMEOUT_S, Loads
-from runtime.loading.load_queue import MAX_CONCURRENT, Load
+from runtime.loading.load_queue import MAX_CONCURRENT, Load, LoadFailures
 from runtime.measurements import Measurements
 from runtime.storage.load_priority import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache

@@ -13,7 +13,7 @@ import pytest
 
 from registry.domain.model import PERMANENT_STATUSES, ModelSpec, Tier
 from registry.redis.client import Registry
-from runtime.loading.failures import BACKOFF
+from runtime.loading.load_queue import BACKOFF
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, post, predict, unanswered

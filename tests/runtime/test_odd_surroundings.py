@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.loading.processors import Processors
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers

@@ -22,10 +22,9 @@ from gateway.settings import GatewaySettings
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.openai.routes import OpenAIRoutes
-from runtime.pod.kserve_server import PodServer
-from runtime.protocols import grpc_service
-from runtime.protocols.routes import Routes, profile_route
-from runtime.protocols.tensor_routes import tensor_routes
+from runtime.protocols import servers
+from runtime.protocols.routes import Routes, profile_route, tensor_routes
+from runtime.protocols.servers import PodServer
 from tests.surface.recorded import assert_recorded
 from workflows.api import create_api
 from workflows.metrics import SchedulerMetrics
@@ -82,7 +81,7 @@ async def _pod() -> list[str]:
         profile_route(ABSENT, ABSENT),
     ]
     PodServer(own, PodSecret(""), PartTls(""))
-    calls = grpc_service.InferenceService(ABSENT, ABSENT, ABSENT, ABSENT)
+    calls = servers.InferenceService(ABSENT, ABSENT, ABSENT, ABSENT)
     return [*_http("pod", kserve_app.routes), *_grpc("pod", [calls.handler()])]
 
 

@@ -20,9 +20,8 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod_state import ANY_COPIES
 from runtime.errors import LoadFailed, status_of
-from runtime.loading.failures import LoadFailures
 from runtime.loading.load import Loads
-from runtime.loading.load_queue import Load
+from runtime.loading.load_queue import Load, LoadFailures
 from runtime.storage.load_priority import LoadTicket
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.eviction import POLICIES, ReloadCosts, tier_after_eviction

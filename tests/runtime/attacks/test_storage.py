@@ -14,8 +14,7 @@ import pytest
 from registry.domain.model import ModelName, ModelSpec
 from registry.inference_service.tenant_quotas import parse_rules
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import Bandwidth
-from runtime.storage.public_addresses import (
+from runtime.storage.access import (
     REFUSAL,
     AddressRefused,
     connect_publicly,
@@ -23,7 +22,7 @@ from runtime.storage.public_addresses import (
     is_public,
     operator_hosts,
 )
-from runtime.storage.ranged_download import ReadInterrupted
+from runtime.storage.ranged_download import Bandwidth, ReadInterrupted
 from runtime.storage.s3 import S3Storage, open_s3
 from runtime.storage.s3_connections import options_without_pool
 from runtime.storage.storages import StorageOptions, Storages

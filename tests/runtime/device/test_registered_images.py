@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from runtime.device.memory import CudaEngine
-from runtime.device.registered_images import RegisteredImages
-from runtime.device.staged_memory import StagedMemory
+from runtime.device.staged_memory import RegisteredImages, StagedMemory
 from runtime.tiers.host_image import HostImage
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
 from tests.runtime.device.test_staged_memory import SMALL, assert_same, weights_file

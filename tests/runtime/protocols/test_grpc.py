@@ -14,7 +14,7 @@ import pytest
 
 from common.inference_protocol.grpc_messages import messages
 from common.tls import PartTls
-from runtime.protocols.grpc_service import GrpcServer
+from runtime.protocols.servers import GrpcServer
 from runtime.settings import KSERVE_GRPC_PORT
 from tests import servers
 from tests.runtime import rpc

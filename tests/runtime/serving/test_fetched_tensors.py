@@ -25,7 +25,7 @@ from common.pod_secret import PodSecret
 from common.tls import PartTls
 from runtime.errors import InputLost
 from runtime.protocols.asgi_app import PodApplication
-from runtime.protocols.tensor_routes import tensor_routes
+from runtime.protocols.routes import tensor_routes
 from runtime.serving import tensor_exchange
 from runtime.serving.tensor_exchange import TensorExchange
 from runtime.serving.tensor_store import TensorStore

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from runtime.serving.shared_memory import BlockPool, SharedBlock, map_block
+from runtime.serving.tensor_store import BlockPool, SharedBlock, map_block
 
 VALUES = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
 

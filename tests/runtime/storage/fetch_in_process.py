@@ -6,7 +6,7 @@ from pathlib import Path
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 

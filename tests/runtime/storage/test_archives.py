@@ -12,7 +12,7 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, ModelTooLarge, ModelUnsupported
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 

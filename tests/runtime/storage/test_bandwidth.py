@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from runtime.errors import LoadCancelled, StorageFailed
-from runtime.storage.bandwidth import MAX_PRELOAD_READERS, PRELOAD_SHARE, Bandwidth
 from runtime.storage.load_priority import LoadTicket
+from runtime.storage.ranged_download import MAX_PRELOAD_READERS, PRELOAD_SHARE, Bandwidth
 from tests.servers import wait_until
 
 CHUNK = 10_000

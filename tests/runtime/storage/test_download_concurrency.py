@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import StorageFailed
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES, PartialFile
-from runtime.storage.ranged_download import download_ranges
+from runtime.storage.ranged_download import Bandwidth, download_ranges
 
 
 class Refusing:

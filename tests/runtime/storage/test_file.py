@@ -6,8 +6,8 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.file import FileStorage
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 

@@ -20,9 +20,9 @@ import pytest
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.file import fetched_folder
 from runtime.storage.partial_file import folder_bytes
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.generation_folder import STAGING

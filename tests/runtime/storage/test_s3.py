@@ -19,8 +19,8 @@ import pytest
 from pilotlight.platform.processes import object_store_command
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadFailed, ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.partial_file import SPAN_BYTES
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers

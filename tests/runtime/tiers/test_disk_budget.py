@@ -12,8 +12,8 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import DiskFull, ModelInvalid, ModelTooLarge, StorageFailed
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import MAX_LISTED, MAX_WEIGHT_BYTES, RemoteFile, weight_files
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_budget import CacheLocks, DiskBudget
 from runtime.tiers.disk_cache import DiskCache

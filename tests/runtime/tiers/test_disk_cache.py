@@ -7,9 +7,9 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import ModelInvalid
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile, checked_listing, weight_files
 from runtime.storage.partial_file import SPAN_BYTES, split_spans
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.disk_cache import DiskCache
 from tests import servers

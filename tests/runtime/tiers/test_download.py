@@ -9,10 +9,10 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid
-from runtime.storage.bandwidth import Bandwidth
 from runtime.storage.listing import RemoteFile
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import SPAN_BYTES
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.download import ArrivingWeights, Download

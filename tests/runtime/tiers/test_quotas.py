@@ -6,7 +6,7 @@ import pytest
 
 from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import DiskFull, ModelTooLarge
-from runtime.storage.bandwidth import Bandwidth
+from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import Storages
 from runtime.tiers.device_cache import CachedModel, DeviceCache
 from runtime.tiers.disk_cache import DiskCache

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over gRPC: the server, and KServe's service as the routes serve it.
+"""The pod's servers: the Open Inference Protocol over gRPC, and what is kept of KServe's for HTTP.
 
 KServe's own servicer fails every load and unload, and reports many errors as UNKNOWN. Handlers take
 and return bytes here, so that a malformed message is INVALID_ARGUMENT and a large one is decoded in
@@ -10,16 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 import grpc.aio
 from google.protobuf.unknown_fields import UnknownFieldSet
+from kserve import ModelServer
+from kserve.logging import logger as kserve_logger
+from kserve.model_server import app as kserve_app
+from kserve.protocol.rest.server import RESTServer
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
+from common.http_server import HttpServer
 from common.inference_protocol import InvalidRequest, PodError
 from common.inference_protocol.grpc_messages import (
     INFERENCE,
@@ -35,6 +43,7 @@ from runtime.inference_request import DecodedBody, RequestHead, WireProtocol, pa
 from runtime.metrics import REQUESTS
 from runtime.protocols.asgi_app import (
     REFUSAL,
+    PodApplication,
     error_headers,
     error_status,
     provenance_headers,
@@ -45,6 +54,12 @@ from runtime.serving.remote_inference import RemoteRefused
 from runtime.serving.repository import EXTENSIONS, SERVER_NAME, Health, Repository, server_version
 from runtime.settings import KSERVE_GRPC_PORT
 from runtime.threads import SMALL_BODY_BYTES, in_thread
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.requests import Request
+    from starlette.routing import Route
+
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
@@ -312,3 +327,77 @@ def _refusal(error: Exception) -> _Refusal:
         logger.error("call failed with an unexpected error", exc_info=error)
         return _Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, repr(error))
     return _Refusal(error_status(error), str(error), tuple(error_headers(error)))
+
+
+# The pod's face: KServe's `ModelServer`, and all that is emptied or replaced of it, with reasons.
+#
+# Kept: its FastAPI application with `/`, `/metrics`, its error handlers and every route that the
+# pod has no own one for, its histograms, its gRPC port and time of keep-alive.
+#
+# - Its command line, which importing it parses, is cut off before (`__main__`, `forkserver`).
+# - Its configuration of logging, which would replace the pod's, is kept off by a handler.
+# - `start` is not called: it binds 0.0.0.0 where pods share a host, takes the signals that end the
+#   pod's parts in order, and starts processes, which would each have a device.
+# - Its middleware is left out: it writes two lines for each request, beside uvicorn's two.
+# - Its routes of inference, models and the repository come after the pod's: they run a model in the
+#   event loop, and know no cold models, slots, deadlines or binary tensors.
+# - Inference passes the framework by (`PodApplication`): its five layers cost seven times as much.
+# - Its gRPC server is replaced: it fails every load, and errors are UNKNOWN.
+# - Its answer to an unknown path has the form of its other errors.
+
+
+KEEP_ALIVE_S = 65
+CLOSE_TIMEOUT_S = 5
+BACKLOG = 1024
+
+
+class PodRestServer(RESTServer):  # type: ignore[misc]  # kserve ships no types
+    def _add_middlewares(self, app: FastAPI) -> None:
+        """Add none."""
+
+
+class PodServer(ModelServer):  # type: ignore[misc]  # kserve ships no types
+    """KServe's model server in one process with one event loop; `routes` come before KServe's."""
+
+    def __init__(self, routes: Sequence[Route], secret: PodSecret, tls: PartTls) -> None:
+        if not kserve_logger.handlers:  # with a handler, KServe does not reconfigure all logging
+            kserve_logger.addHandler(logging.NullHandler())
+        super().__init__(http_port=0, workers=1, enable_grpc=False, enable_latency_logging=False)
+        rest = PodRestServer(
+            "kserve.model_server:app", self.dataplane, self.model_repository_extension, 0
+        )
+        rest.create_application()
+        kserve_app.add_exception_handler(HTTPException, _http_error)
+        for route in reversed(routes):
+            kserve_app.router.routes.insert(0, route)
+        self._server = HttpServer(
+            PodApplication(kserve_app, routes, secret),
+            tls=tls.server,
+            keep_alive_s=KEEP_ALIVE_S,
+            drain_s=CLOSE_TIMEOUT_S,
+            interface="asgi3",
+        )
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serve until `close`."""
+        await self._server.serve(sockets=[listener])
+
+    def close(self) -> None:
+        """Stop accepting and let `serve` return."""
+        self._server.stop()
+
+
+async def _http_error(request: Request, error: HTTPException) -> JSONResponse:
+    """The response to an unknown path or method, in the form of KServe's errors."""
+    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 selects a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, port))
+    listener.listen(BACKLOG)
+    listener.setblocking(False)
+    return listener
