@@ -113,6 +113,11 @@ class StateDir:
         _write_private(self.pod_secret, make_secret() + "\n")
 
     @property
+    def machine(self) -> Path:
+        """What pods of this machine share, measured by `platform.machine`."""
+        return self.root / "machine.json"
+
+    @property
     def nodes(self) -> Path:
         """One folder per node: the disk tier of its pods."""
         return self.root / "nodes"

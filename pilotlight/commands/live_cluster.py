@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import yaml
 
+from pilotlight.platform.machine import Machine
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod import ProfilePoint
@@ -37,6 +38,7 @@ def live_cluster_file(
     more_pods: int = 0,
     hop_s: float | None = None,
     start: ClusterState | None = None,
+    machine: Machine | None = None,
 ) -> str:
     """YAML of the platform as it is now, as a cluster file of the simulator.
 
@@ -48,6 +50,7 @@ def live_cluster_file(
         more_pods: pods to add, each on a node of its own like the last pod's; below 0: the last
             ones are left out, except for one.
         hop_s: measured time of a request outside its stages, each way.
+        machine: the one of local pods, as measured; None: their cores only, at full speed.
         start: the state that says where models are; None: `state`, which has the measured times.
     """
     pods = sorted((each for each in state.pods.values() if each.is_accepting), key=_name)
@@ -65,8 +68,11 @@ def live_cluster_file(
         hop_s = _LOCAL_HOP_S
     document = {
         "nodes": [
-            *(_node(node, group) for node, group in sorted(by_node.items())),
-            *(_node("", pods[-1:]) | {"name": f"added-{index}"} for index in range(more_pods)),
+            *(_node(node, group, machine) for node, group in sorted(by_node.items())),
+            *(
+                _node("", pods[-1:], machine) | {"name": f"added-{index}"}
+                for index in range(more_pods)
+            ),
         ],
         "models": [
             _model(state, record.serving, shares_cores=shares_cores)
@@ -91,7 +97,7 @@ def _is_local(pod: PodState) -> bool:
     return info.device == "cpu" and bool(info.accelerator.cores) and is_loopback
 
 
-def _node(name: str, pods: list[PodState]) -> dict[str, Any]:
+def _node(name: str, pods: list[PodState], machine: Machine | None) -> dict[str, Any]:
     host_bytes = max(int(pod.used_bytes.get(Tier.HOST, 0)) for pod in pods)
     node: dict[str, Any] = {
         "name": pods[0].name if len(pods) == 1 else name,
@@ -106,6 +112,9 @@ def _node(name: str, pods: list[PodState]) -> dict[str, Any]:
         node["host_memory"] = host_bytes
     if all(map(_is_local, pods)):
         node |= {"machine": _LOCAL, "cores": pods[0].info.accelerator.cores}
+        if machine is not None:
+            node["all_cores_speed"] = machine.all_cores_speed
+            node["disk_rate"] = f"{int(machine.disk_bytes_per_s)}/s"
     return node
 
 

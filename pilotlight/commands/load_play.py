@@ -34,6 +34,7 @@ from pilotlight.commands.simulated_likeness import hop_s as measured_hop_s
 from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known
 from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
 from pilotlight.output import Output
+from pilotlight.platform.machine import Machine
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
@@ -246,7 +247,10 @@ class RunStart:
         if not any(each.is_accepting for each in self._state.pods.values()):
             return
         state = asyncio.run(self._target.cluster())
-        text = live_cluster_file(state, hop_s=measured_hop_s(run), start=self._state)
+        machine = Machine.read(self._target.state_dir.machine)
+        text = live_cluster_file(
+            state, hop_s=measured_hop_s(run), start=self._state, machine=machine
+        )
         cluster_path(run).write_text(text)
 
 

@@ -12,6 +12,7 @@ from pilotlight.commands.live_cluster import live_cluster_file
 from pilotlight.commands.target import PlatformTarget, error_text
 from pilotlight.errors import InvalidInput, NotFound, RequestFailed, requires_extra
 from pilotlight.output import Output
+from pilotlight.platform.machine import Machine
 from registry.policy_names import LOADING, PolicyNames
 
 LIVE: Final = "live"
@@ -190,6 +191,7 @@ def _write_live_cluster(target: PlatformTarget, output: Output, more_pods: int) 
         raise NotFound("--cluster live: the platform has no pod that accepts requests")
     path = target.state_dir.root / "live-cluster.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(live_cluster_file(state, more_pods=more_pods))
+    machine = Machine.read(target.state_dir.machine)
+    path.write_text(live_cluster_file(state, more_pods=more_pods, machine=machine))
     output.note(f"the running platform is described in {path}")
     return path

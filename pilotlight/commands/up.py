@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from inspect import Signature, signature
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from pilotlight.commands.up_flags import SHARED_FLAGS, UP_FLAGS, settings_of
 from pilotlight.errors import InvalidInput, check_extra
 from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.accelerators import mps_problems
+from pilotlight.platform.machine import Machine
 from pilotlight.platform.platform import Platform
 from pilotlight.platform.processes import wait_for_ports
 from pilotlight.platform.settings import PlatformSettings
@@ -55,6 +57,8 @@ def up(**given: Any) -> None:
     asyncio.run(wait_for_ports(settings.host, settings.port, settings.grpc_port))
     if settings.s3 and settings.objects == state_dir.objects:  # the user's own is left unchanged
         prepare_samples(settings.objects, output)
+    with suppress(OSError):  # only simulations need it
+        Machine.measure(state_dir.machine)
     if given["detach"]:
         run_detached(settings, output, specs)
     else:
