@@ -94,7 +94,6 @@ class Autoscaler:
         try:
             await self._run(executor)
         finally:
-            self._placement.close()
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _run(self, executor: ActionExecutor) -> None:

@@ -1,24 +1,21 @@
-"""Keeps a pool's placement: when to plan, planning in a process, adopting plans, executing them.
+"""Keeps a pool's placement: when to plan, planning in a thread, adopting plans, executing them.
 
 The record in the registry is all of its state that counts: another leader continues from it.
 """
 
-import asyncio
 import logging
-import multiprocessing
 import os
-import signal
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from autoscaler.metrics import AutoscalerMetrics
 from autoscaler.placement import planner_of
 from autoscaler.placement.placed_pods import (
-    Observation,
     PlannedFor,
     has_arrived,
     latency_scales,
@@ -41,17 +38,9 @@ from autoscaler.placement.placement_input import (
 )
 from autoscaler.placement.plan import Placement
 from autoscaler.placement.prediction import Predictor
-from autoscaler.placement.problem import (
-    AcceleratorView,
-    InvalidPlacementInput,
-    PlanParams,
-    Profiles,
-    Workload,
-)
+from autoscaler.placement.problem import InvalidPlacementInput, PlanParams
 from autoscaler.policy import PoolView
 from autoscaler.settings import AutoscalerSettings
-from common.parent_death import die_with
-from common.process import set_process_title
 from registry.domain.cluster import ClusterState
 from registry.domain.model import PlacementName
 from registry.domain.records import (
@@ -66,108 +55,7 @@ from registry.redis.reports import AutoscalerLog
 logger = logging.getLogger(__name__)
 
 _NICENESS: Final = 10
-"""Plans may take seconds of a core that pods compute on."""
-
-
-class PlanningProcess:
-    """Plans in a process of its own, so that no plan delays a tick or ends the autoscaler.
-
-    The process starts with the first plan, and again after its death.
-    """
-
-    def __init__(self) -> None:
-        self._pool: ProcessPoolExecutor | None = None
-
-    async def plan(self, job: "PlanningJob") -> "tuple[PlanningResult, float]":
-        """The plan, and the CPU seconds that it took.
-
-        Raises InvalidPlacementInput, or BrokenProcessPool if the process ended.
-        """
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(
-                1, context, initializer=_enter, initargs=(os.getpid(),)
-            )
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _plan, job)
-        except (BrokenProcessPool, asyncio.CancelledError):
-            self.close()
-            raise
-
-    @property
-    def process_ids(self) -> list[int]:
-        """Of the running process, if there is one."""
-        return list((self._pool._processes or {}) if self._pool is not None else ())
-
-    def close(self) -> None:
-        """Kill the process; a plan in progress is lost."""
-        pool, self._pool = self._pool, None
-        if pool is None:
-            return
-        for process in list((pool._processes or {}).values()):  # there is no public way
-            process.kill()
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _plan(job: "PlanningJob") -> "tuple[PlanningResult, float]":
-    """Runs in the new process."""
-    started_s = time.process_time()
-    return plan_and_compare(job), time.process_time() - started_s
-
-
-def _enter(parent: int) -> None:
-    """In the new process: it ends with its parent, which alone handles signals of the terminal."""
-    die_with(parent)
-    set_process_title("autoscaler planning")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.nice(_NICENESS)
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningJob:
-    """The arguments of one plan."""
-
-    planner: str
-    workloads: tuple[Workload, ...]
-    accelerators: tuple[AcceleratorView, ...]
-    profiles: Profiles
-    current: tuple[PlacedReplica, ...]
-    params: PlanParams
-
-
-@dataclass(frozen=True, slots=True)
-class PlanningResult:
-    """A plan, and what it gains over the replicas that run now."""
-
-    placement: Placement
-    gain_rps: float
-
-
-def plan_and_compare(job: PlanningJob) -> PlanningResult:
-    """Raises InvalidPlacementInput, and PluginError."""
-    placement = planner_of(job.planner).plan(
-        job.workloads, job.accelerators, job.profiles, job.current, job.params
-    )
-    gain_rps = predicted_rps(job, placement.replicas) - predicted_rps(job, job.current)
-    return PlanningResult(replace(placement, planner=job.planner), gain_rps)
-
-
-def predicted_rps(job: PlanningJob, replicas: Sequence[PlacedReplica]) -> float:
-    """Responses in time per second, of the replicas that have a profile."""
-    kinds = {each.name: each.kind for each in job.accelerators}
-    rates = {each.model: each.rate_rps for each in job.workloads}
-    known = [
-        each
-        for each in replicas
-        if each.model in rates
-        and each.accelerator in kinds
-        and job.profiles.point(each.model, kinds[each.accelerator], each.batch_size)
-    ]
-    in_time = Predictor(job.workloads, kinds, job.profiles, job.params).predict(known).in_time
-    return sum(rates[model] * part for model, part in in_time.items())
-
-
+"""Of the thread that plans: seconds of a core that pods compute on."""
 _CHECK_INTERVAL_S: Final = 2.0
 """Between two looks at the forecast, which changes no faster."""
 _FAILURE_PAUSE_S: Final = 30.0
@@ -175,6 +63,47 @@ _RESTART_GRACE_S: Final = 60.0
 """On a cluster: how long an accelerator may be without pods, which start anew for their places."""
 _MIN_PAUSE_RATIO: Final = 5.0
 """Minimum pause after a plan, as a multiple of the CPU time that it took."""
+
+
+Planned = tuple[Placement, float]
+"""A plan, and the responses in time per second that it gains over the replicas that run now."""
+
+
+def plan_and_compare(
+    planner: str, inputs: PlacementInput, current: Sequence[PlacedReplica], params: PlanParams
+) -> Planned:
+    """Raises InvalidPlacementInput, and PluginError."""
+    placement = planner_of(planner).plan(
+        inputs.workloads, inputs.accelerators, inputs.profiles, current, params
+    )
+    gain_rps = predicted_rps(inputs, placement.replicas, params)
+    gain_rps -= predicted_rps(inputs, current, params)
+    return replace(placement, planner=planner), gain_rps
+
+
+def predicted_rps(
+    inputs: PlacementInput, replicas: Sequence[PlacedReplica], params: PlanParams
+) -> float:
+    """Responses in time per second, of the replicas that have a profile."""
+    rates = {each.model: each.rate_rps for each in inputs.workloads}
+    predictor = Predictor(inputs.workloads, inputs.kinds, inputs.profiles, params)
+    in_time = predictor.predict(inputs.known(replicas)).in_time
+    return sum(rates[model] * part for model, part in in_time.items())
+
+
+def _in_thread(plan: Callable[[], Planned]) -> Future[tuple[Planned, float]]:
+    """The plan and the CPU seconds that it takes, by a thread that ends with the process."""
+    result: Future[tuple[Planned, float]] = Future()
+
+    def run() -> None:
+        os.nice(_NICENESS)  # of this thread only, on Linux
+        try:
+            result.set_result((plan(), time.thread_time()))
+        except Exception as error:  # shown where the plan is adopted
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="placement", daemon=True).start()
+    return result
 
 
 class PlacementService:
@@ -189,8 +118,7 @@ class PlacementService:
         self._pace = settings.pace
         self._log = log
         self._metrics = metrics
-        self.process = PlanningProcess()
-        self._planning: asyncio.Task[tuple[PlanningResult, float]] | None = None
+        self._planning: Future[tuple[Planned, float]] | None = None
         self._planned_input: PlacementInput | None = None
         self._planning_reason = ""
         self._scales: dict[str, float] = {}
@@ -200,14 +128,8 @@ class PlacementService:
         self._cold_since_s: dict[str, float] = {}
         self._missing_since_s: float | None = None
 
-    def close(self) -> None:
-        self.start_over()
-        self.process.close()
-
     def start_over(self) -> None:
         """Forget what was seen: while another led, pods may have been warm and plans made."""
-        if self._planning is not None:
-            self._planning.cancel()
         self._planning = self._planned_for = self._missing_since_s = None
         self._cold_since_s = {}
 
@@ -267,18 +189,15 @@ class PlacementService:
             has_load = any(each.rate_rps > 0 for each in inputs.workloads)
             return "first plan" if has_load and inputs.accelerators else ""
         known = self._planned_for or _planned_for(record)
-        seen = Observation(now_s, inputs.workloads, inputs.accelerators, ratios)
-        self._planned_for, reason = should_replan(known, seen)
+        self._planned_for, reason = should_replan(known, inputs, ratios, now_s)
         return reason if inputs.accelerators else ""
 
     def _start(self, record: PlacementRecord | None, inputs: PlacementInput, reason: str) -> None:
         current = tuple(without_rate(pod.replica) for pod in record.pods) if record else ()
         params = PlanParams(overhead_s=inputs.overhead_s)
-        job = PlanningJob(
-            self._planner, inputs.workloads, inputs.accelerators, inputs.profiles, current, params
-        )
         self._planned_input, self._planning_reason = inputs, reason
-        self._planning = asyncio.create_task(self.process.plan(job))
+        plan = partial(plan_and_compare, self._planner, inputs, current, params)
+        self._planning = _in_thread(plan)
 
     async def _adopt(self, record: PlacementRecord | None, now_s: float, token: int) -> None:
         """Record the finished plan as the target, if it is worth its moves."""
@@ -287,7 +206,7 @@ class PlacementService:
         assert inputs is not None
         self._planning = None
         try:
-            result, took_s = planning.result()
+            (placement, gain_rps), took_s = planning.result()
         except Exception as error:  # a planner's error must not stop the loading of models
             self._note_failure(error)
             return
@@ -295,43 +214,34 @@ class PlacementService:
         self._next_check_s = time.monotonic() + max(_CHECK_INTERVAL_S, _MIN_PAUSE_RATIO * took_s)
         known = {each.model for each in inputs.workloads}
         is_stale = record is None or not {pod.replica.model for pod in record.pods} <= known
-        cost = moving_cost(record, result.placement, inputs)
-        if not is_stale and not should_adopt(result.gain_rps, cost):
+        cost = moving_cost(record, placement, inputs)
+        if not is_stale and not should_adopt(gain_rps, cost):
             self._metrics.placements.labels("kept").inc()
             logger.info(
                 "placement kept",
-                extra={
-                    "reason": self._planning_reason,
-                    "gain_rps": result.gain_rps,
-                    "moving_cost": cost,
-                },
+                extra={"reason": self._planning_reason, "gain_rps": gain_rps, "moving_cost": cost},
             )
             if record is not None and record.latency_scales != self._scales:
                 await self._log.set_placement(token, with_scales(record, self._scales))
-            self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
+            self._planned_for = planned_for(inputs)
             return
-        placed = new_record(
-            record, result.placement, inputs, self._planning_reason, now_s, self._scales
-        )
+        placed = new_record(record, placement, inputs, self._planning_reason, now_s, self._scales)
         detail = (
             f"{self._planning_reason}: {len(placed.target)} replicas, expected "
-            f"{result.placement.total_rps:.1f} req/s in time, {result.gain_rps:+.1f}"
+            f"{placement.total_rps:.1f} req/s in time, {gain_rps:+.1f}"
         )
         action = ActionRecord(
             "place", POOL, str(self._planner), detail, now_s, outcome=ActionOutcome.DONE
         )
         if await self._log.set_placement(token, placed, action):  # else it is planned again
-            self._planned_for = planned_for(inputs.workloads, inputs.accelerators)
+            self._planned_for = planned_for(inputs)
             self._metrics.placements.labels("adopted").inc()
             logger.info("placement adopted", extra={"words": detail})
 
     def _note_failure(self, error: Exception) -> None:
         """The last plan serves on; planning is tried again after a pause."""
         self._next_check_s = time.monotonic() + _FAILURE_PAUSE_S
-        if isinstance(error, BrokenProcessPool):
-            self._metrics.failures.labels("placement-process").inc()
-            logger.warning("the planning process ended; the last plan serves on")
-        elif isinstance(error, InvalidPlacementInput):
+        if isinstance(error, InvalidPlacementInput):
             self._metrics.failures.labels("placement-input").inc()
             logger.warning("no placement can be planned", extra={"problems": error.problems})
         else:

@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from autoscaler.placement.placement_input import PlacementInput
 from autoscaler.placement.plan import replica_order
-from autoscaler.placement.problem import FITS_PCT, AcceleratorView, Profiles, Workload
+from autoscaler.placement.problem import FITS_PCT, AcceleratorView, Profiles
 from registry.domain.records import START_TIMEOUT_S, PlacedPod, PlacedReplica, PlacementRecord
 
 _OFF_RATIO: Final = 0.2
@@ -34,29 +35,23 @@ class PlannedFor:
     """By model: since when its latency exceeds the prediction."""
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """One tick. Rates are 0.9-quantile forecasts; latencies are measured over predicted ones."""
-
-    now_s: float
-    workloads: tuple[Workload, ...]
-    accelerators: tuple[AcceleratorView, ...]
-    latency_ratios: Mapping[str, float]
-
-
-def planned_for(
-    workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView]
-) -> PlannedFor:
+def planned_for(inputs: PlacementInput) -> PlannedFor:
     return PlannedFor(
-        {each.model: each.rate_rps for each in workloads},
-        {each.model: each.slo_s for each in workloads},
-        frozenset(each.name for each in accelerators),
+        {each.model: each.rate_rps for each in inputs.workloads},
+        {each.model: each.slo_s for each in inputs.workloads},
+        frozenset(inputs.kinds),
     )
 
 
-def should_replan(state: PlannedFor, seen: Observation) -> tuple[PlannedFor, str]:
-    """The state after a tick, and why to plan anew; empty: the plan still holds."""
-    rates = {each.model: each.rate_rps for each in seen.workloads}
+def should_replan(
+    state: PlannedFor, inputs: PlacementInput, latency_ratios: Mapping[str, float], now_s: float
+) -> tuple[PlannedFor, str]:
+    """The state after a tick, and why to plan anew; empty: the plan still holds.
+
+    Rates are 0.9-quantile forecasts; latencies are measured over predicted ones.
+    """
+    seen = planned_for(inputs)
+    rates = seen.rates_rps
     off = sorted(
         model
         for model, rate in rates.items()
@@ -64,32 +59,29 @@ def should_replan(state: PlannedFor, seen: Observation) -> tuple[PlannedFor, str
         > _OFF_RATIO * max(state.rates_rps.get(model, rate), 1e-9)
     )
     slow_since_s = {
-        model: state.slow_since_s.get(model, seen.now_s)
-        for model, ratio in seen.latency_ratios.items()
+        model: state.slow_since_s.get(model, now_s)
+        for model, ratio in latency_ratios.items()
         if ratio > _SLOWER_RATIO
     }
     state = replace(state, times_off=state.times_off + 1 if off else 0, slow_since_s=slow_since_s)
-    return state, _reason(state, seen, rates, off)
+    slow = [
+        f"{model} ({latency_ratios[model]:.2f} times)"
+        for model, since_s in sorted(slow_since_s.items())
+        if now_s - since_s >= _SLOW_FOR_S
+    ]
+    return state, _reason(state, seen, off, slow)
 
 
-def _reason(
-    state: PlannedFor, seen: Observation, rates: Mapping[str, float], off: Sequence[str]
-) -> str:
-    accelerators = {each.name for each in seen.accelerators}
-    if changed := sorted(accelerators ^ state.accelerators):
+def _reason(state: PlannedFor, seen: PlannedFor, off: Sequence[str], slow: Sequence[str]) -> str:
+    slos = seen.slos_s
+    if changed := sorted(seen.accelerators ^ state.accelerators):
         return f"accelerators came or went: {', '.join(changed)}"
-    if changed := sorted(rates.keys() ^ state.rates_rps.keys()):
+    if changed := sorted(seen.rates_rps.keys() ^ state.rates_rps.keys()):
         return f"models came or went: {', '.join(changed)}"
-    slos = {each.model: each.slo_s for each in seen.workloads}
     if changed := sorted(model for model in slos if slos[model] != state.slos_s[model]):
         return f"the SLO changed of {', '.join(changed)}"
     if state.times_off >= _TIMES_OFF:
         return f"the forecast is over {_OFF_RATIO:.0%} off the planned rate of {', '.join(off)}"
-    slow = [
-        f"{model} ({seen.latency_ratios[model]:.2f} times)"
-        for model, since_s in sorted(state.slow_since_s.items())
-        if seen.now_s - since_s >= _SLOW_FOR_S
-    ]
     if slow:
         return f"latency exceeds the prediction for {_SLOW_FOR_S:g} s: {', '.join(slow)}"
     return ""

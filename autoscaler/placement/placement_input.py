@@ -5,7 +5,7 @@ A model is planned for if it has a deadline, which is its SLO, and a profile on 
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from statistics import median
 from types import MappingProxyType
@@ -28,7 +28,7 @@ from autoscaler.placement.problem import (
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, PlacementName, Tier
-from registry.domain.records import PlacementRecord, PlannedModel
+from registry.domain.records import PlacedReplica, PlacementRecord, PlannedModel
 
 RECENT_S: Final = 15
 _NORMAL_90: Final = 1.2816
@@ -46,12 +46,28 @@ class PlacementInput:
     workloads: tuple[Workload, ...]
     accelerators: tuple[AcceleratorView, ...]
     profiles: Profiles
-    overhead_s: Mapping[str, float]
+    overhead_s: Mapping[str, float] = field(default_factory=dict)
     """Preprocessing, postprocessing and network by model."""
-    load_s: Mapping[str, float]
+    load_s: Mapping[str, float] = field(default_factory=dict)
     """Of a load from disk, by model."""
-    left_out: Mapping[str, str]
+    left_out: Mapping[str, str] = field(default_factory=dict)
     """Models that are not planned for, and why."""
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """Of the accelerators, by name."""
+        return {each.name: each.kind for each in self.accelerators}
+
+    def known(self, replicas: Iterable[PlacedReplica]) -> list[PlacedReplica]:
+        """Those with a workload, an accelerator and a profile of their batch."""
+        kinds, models = self.kinds, {each.model for each in self.workloads}
+        return [
+            each
+            for each in replicas
+            if each.model in models
+            and each.accelerator in kinds
+            and self.profiles.point(each.model, kinds[each.accelerator], each.batch_size)
+        ]
 
 
 def placement_input(
@@ -333,16 +349,8 @@ def latency_ratios(
     The predicted time is that of the usual batch at the rates of `inputs`, beside the neighbours.
     `now_s`: of the registry. Models without fresh measurements are left out.
     """
-    kinds = {each.name: each.kind for each in inputs.accelerators}
-    known = {each.model for each in inputs.workloads}
-    replicas = [
-        pod.replica
-        for pod in record.pods
-        if pod.replica.model in known
-        and pod.replica.accelerator in kinds
-        and inputs.profiles.points(pod.replica.model, kinds[pod.replica.accelerator])
-    ]
-    predictor = Predictor(inputs.workloads, kinds, inputs.profiles, PlanParams())
+    replicas = inputs.known(pod.replica for pod in record.pods)
+    predictor = Predictor(inputs.workloads, inputs.kinds, inputs.profiles, PlanParams())
     predicted: defaultdict[str, list[float]] = defaultdict(list)
     for replica, service_s in zip(replicas, predictor.service_s(replicas), strict=True):
         predicted[replica.model].append(service_s)

@@ -13,14 +13,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from autoscaler.place import PlanningJob, plan_and_compare, predicted_rps
-from autoscaler.placement.placed_pods import (
-    Observation,
-    moves,
-    planned_for,
-    should_adopt,
-    should_replan,
-)
+from autoscaler.place import plan_and_compare, predicted_rps
+from autoscaler.placement.placed_pods import moves, planned_for, should_adopt, should_replan
+from autoscaler.placement.placement_input import PlacementInput
 from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.problem import PlanParams, Workload
 from load.trace_spec import open_trace
@@ -38,7 +33,7 @@ _PEAK_RPS: Final = 3000.0
 _LOAD_S: Final = 5.0
 """Time of a load, in which a GPU's models are slow: as `moving_cost` of the live autoscaler."""
 _PLANNER: Final = "predicted-goodput"
-_EVALUATIONS: Final = 500
+_PARAMS: Final = PlanParams(max_evaluations=500)
 _DAYS: Final = ("as traced", "each region shifted")
 _WAYS: Final = ("when it pays", "every tick", "never")
 
@@ -71,29 +66,24 @@ def run_day(task: DriftTask) -> DriftRun:
         loads = tuple(
             Workload(model, rate, _SLO_S) for model, rate in zip(task.models, rates, strict=True)
         )
-        job = PlanningJob(
-            _PLANNER, loads, gpus, profiles, current, PlanParams(max_evaluations=_EVALUATIONS)
-        )
+        inputs = PlacementInput(loads, gpus, profiles)
         # A tick of twenty minutes holds many checks: a rate that is off stays off.
         is_due = known is None or task.way == "every tick"
         if known is not None and task.way == "when it pays":
             for check in range(2):
-                seen = Observation(at * _TICK_S + check, loads, gpus, {})
-                known, reason = should_replan(known, seen)
+                known, reason = should_replan(known, inputs, {}, at * _TICK_S + check)
                 is_due = bool(reason)
         if is_due:
             plans += 1
-            result = plan_and_compare(job)
-            steps = moves(current, result.placement.replicas, gpus, profiles, {})
+            placement, gain_rps = plan_and_compare(_PLANNER, inputs, current, _PARAMS)
+            steps = moves(current, placement.replicas, gpus, profiles, {})
             starts = [each for step in steps for each in step if each.starts is not None]
             cost = _LOAD_S * sum(_rate_at(each.accelerator, current) for each in starts)
-            known = planned_for(loads, gpus)
-            if task.way == "every tick" or not current or should_adopt(result.gain_rps, cost):
+            known = planned_for(inputs)
+            if task.way == "every tick" or not current or should_adopt(gain_rps, cost):
                 moved += len(starts) if current else 0
-                current = result.placement.replicas
-        goodput += predicted_rps(
-            PlanningJob(_PLANNER, loads, gpus, profiles, (), job.params), current
-        )
+                current = placement.replicas
+        goodput += predicted_rps(inputs, current, _PARAMS)
     return DriftRun(task.way, goodput / len(task.rates_rps), moved, plans)
 
 

@@ -7,11 +7,14 @@ from itertools import combinations_with_replacement, product
 
 import pytest
 
+from autoscaler.place import plan_and_compare
 from autoscaler.placement import planner_names, planner_of
+from autoscaler.placement.placement_input import PlacementInput
 from autoscaler.placement.plan import accelerators_of, plan_fewest
 from autoscaler.placement.problem import (
     FITS_PCT,
     AcceleratorView,
+    BatchPoint,
     InvalidPlacementInput,
     Metric,
     ModelProfile,
@@ -353,3 +356,17 @@ def test_a_problem_with_too_many_patterns_is_solved_by_columns_with_its_gap() ->
         loads[::-1], accelerators, profiles, (), PlanParams()
     )
     assert found.total_rps > planned("wao-usher", loads, 12, profiles).total_rps
+
+
+def test_a_plan_is_compared_with_what_runs() -> None:
+    point = BatchPoint(4, 0.02, 200.0, 30, 40, 40, 40)
+    loads = tuple(Workload(name, rate, 0.2) for name, rate in (("m0", 100.0), ("m1", 150.0)))
+    profiles = Profiles(tuple(ModelProfile(each.model, KIND, (point,)) for each in loads))
+    inputs = PlacementInput(loads, tuple(accelerators_of(KIND, 2)), profiles)
+    found, gain_rps = plan_and_compare("ao-milp", inputs, (), PlanParams())
+    assert found == planner_of("ao-milp").plan(
+        loads, inputs.accelerators, profiles, (), PlanParams()
+    )
+    assert gain_rps > 100
+    _, gain_rps = plan_and_compare("ao-milp", inputs, found.replicas, PlanParams())
+    assert gain_rps == pytest.approx(0.0)

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoscaler.placement.placed_pods import (
-    Observation,
     latency_scales,
     moves,
     planned_for,
     should_adopt,
     should_replan,
 )
+from autoscaler.placement.placement_input import PlacementInput
 from autoscaler.placement.plan import Placement, accelerators_of
 from autoscaler.placement.problem import Profiles, Workload
 from registry.domain.records import PlacedReplica
@@ -21,11 +21,14 @@ _GPUS = accelerators_of(KIND, 2)
 _LOADS = [Workload("large", 100, 0.2), Workload("small", 300, 0.1)]
 
 
+def _inputs(loads: list[Workload], gpus: int) -> PlacementInput:
+    return PlacementInput(tuple(loads), tuple(accelerators_of(KIND, gpus)), Profiles(()))
+
+
 def _reasons(*observed: tuple[float, list[Workload], int, dict[str, float]]) -> list[str]:
-    state, reasons = planned_for(_LOADS, _GPUS), []
+    state, reasons = planned_for(_inputs(_LOADS, 2)), []
     for now_s, loads, gpus, ratios in observed:
-        seen = Observation(now_s, tuple(loads), tuple(accelerators_of(KIND, gpus)), ratios)
-        state, reason = should_replan(state, seen)
+        state, reason = should_replan(state, _inputs(loads, gpus), ratios, now_s)
         reasons.append(reason)
     return reasons
 
