@@ -20,7 +20,6 @@ from controller.pool_scaler import ObservedPool, PoolScaler
 from controller.pool_size import (
     DrainTracker,
     Owner,
-    ScaleConflict,
     ScaledElsewhere,
     ScaleTo,
     deletion_costs,
@@ -72,7 +71,6 @@ class PoolActuator:
         self._lead_confirmed_s: float | None = None
         self._observed: ObservedPool | None = None
         self._target: WantedPods | None = None
-        self._conflict = ScaleConflict()
         self._reported_owner: ScaledElsewhere | None = None
         self._last_error = ""
 
@@ -94,7 +92,6 @@ class PoolActuator:
             self._wake.set()
         if not is_leading:
             self._observed = self._target = None
-            self._conflict = ScaleConflict()
             self._set_owner_metric(None)
         self._lead_confirmed_s = time.monotonic() if is_leading else None
 
@@ -138,10 +135,9 @@ class PoolActuator:
             return
         self._observed = observed
         if observed.owner is not None:
-            self._target, self._conflict = None, ScaleConflict()
-        owner = observed.owner or self._conflict.check(observed.pods, time.monotonic())
-        await self._report_owner(observed, owner)
-        await self._apply(observed, None if owner is not None else self._target)
+            self._target = None
+        await self._report_owner(observed, observed.owner)
+        await self._apply(observed, self._target)
 
     async def _apply(self, observed: ObservedPool, target: WantedPods | None) -> None:
         """Drain the pods that leave, then scale; cancel all drains if there is no target."""
@@ -160,9 +156,7 @@ class PoolActuator:
         if scale.pods < observed.pods:
             costs = deletion_costs(self._watch.state.pods, leaving)
             await self._scaler.set_deletion_costs(observed, costs)
-        self._conflict.expect(None)  # unknown until the API server has responded
         await self._scaler.set_pods(observed, scale.pods)
-        self._conflict.expect(scale.pods)
         note = f"; {scale.note}" if scale.note else ""
         message = f"from {observed.pods} to {scale.pods} pods{note}"
         await self._post_event(observed, "Scaled", message, is_warning=False)

@@ -6,7 +6,6 @@ from enum import StrEnum
 from itertools import groupby
 from typing import Any, Final
 
-from common.backoff import KeyedBackoff
 from controller.resources import RULES, PodObject, mode_of
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
@@ -18,7 +17,6 @@ EXTERNAL = "external"
 """Autoscaler class in which KServe creates no autoscaler and keeps the number of replicas."""
 STANDARD = "Standard"
 _MIB = 1 << 20
-_CONFLICT = "pool"
 _BUSY_COST = 1 << 24
 """More than any pod's weights in MiB: busy pods are deleted after all idle ones."""
 _LEAVING_COST = -1
@@ -71,8 +69,6 @@ class Owner(StrEnum):
     """The autoscaler that KServe creates for the InferenceService's autoscaler class."""
     COMPETING_SCALER = "rival"
     """An autoscaler that targets the Deployment."""
-    UNKNOWN = "unknown"
-    """An unknown client that changes the number repeatedly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,38 +128,6 @@ def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledEl
             "delete it, or stop Pilotlight's autoscaler",
         )
     return None
-
-
-@dataclass(slots=True)
-class ScaleConflict:
-    """Detects changes of a pool's size by other clients. Used by one task only.
-
-    After each foreign change the autoscaler sets its own number again, but waits longer each time:
-    1 s, doubling up to 5 min.
-    """
-
-    _pods: int | None = None
-    _backoff: KeyedBackoff = field(default_factory=KeyedBackoff)
-    _reason: str = ""
-
-    def expect(self, pods: int | None) -> None:
-        """Set the number that the next check must find; None: any."""
-        self._pods = pods
-
-    def check(self, pods: int, now_s: float) -> ScaledElsewhere | None:
-        """Compare with the current number; returns why the pool must not be scaled now, if so."""
-        if self._pods is not None and pods != self._pods:
-            self._backoff.failed(_CONFLICT, now_s)
-            self._reason = (
-                f"another client changed the number of pods from {self._pods} to {pods}; the "
-                "autoscaler sets it again after a delay that grows with each change. To decide "
-                "the number, change minReplicas and maxReplicas of the InferenceService, or stop "
-                "the autoscaler"
-            )
-        self._pods = pods
-        if self._backoff.is_paused(_CONFLICT, now_s):
-            return ScaledElsewhere(Owner.UNKNOWN, self._reason)
-        return None
 
 
 def within_bounds(pool: PoolObject, wanted: int) -> ScaleTo:
