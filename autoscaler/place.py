@@ -73,7 +73,7 @@ def plan_and_compare(
     planner: str, inputs: PlacementInput, current: Sequence[PlacedReplica], params: PlanParams
 ) -> Planned:
     """Raises InvalidPlacementInput, and PluginError."""
-    placement = planner_of(planner).plan(
+    placement = planner_of(planner)(
         inputs.workloads, inputs.accelerators, inputs.profiles, current, params
     )
     gain_rps = predicted_rps(inputs, placement.replicas, params)
@@ -87,7 +87,7 @@ def predicted_rps(
     """Responses in time per second, of the replicas that have a profile."""
     rates = {each.model: each.rate_rps for each in inputs.workloads}
     predictor = Predictor(inputs.workloads, inputs.kinds, inputs.profiles, params)
-    in_time = predictor.predict(inputs.known(replicas)).in_time
+    in_time = predictor.in_time(inputs.known(replicas))
     return sum(rates[model] * part for model, part in in_time.items())
 
 

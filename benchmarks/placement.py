@@ -68,9 +68,7 @@ def _run(
     params: PlanParams,
 ) -> PlanRun:
     started = time.process_time()
-    placement = planner_of(planner).plan(
-        workloads, accelerators_of(_KIND, gpus), profiles, (), params
-    )
+    placement = planner_of(planner)(workloads, accelerators_of(_KIND, gpus), profiles, (), params)
     took = time.process_time() - started
     return PlanRun(problem, planner, took, placement.total_rps, placement.gap_ratio)
 
@@ -128,9 +126,9 @@ def random_problem(rng: random.Random, size: int) -> tuple[Profiles, list[Worklo
 
 def _predicted_rps(planner: str, workloads: Sequence[Workload], profiles: Profiles) -> float:
     accelerators, params = accelerators_of(_KIND, _SIZE), PlanParams(has_shares=False)
-    replicas = planner_of(planner).plan(workloads, accelerators, profiles, (), params).replicas
+    replicas = planner_of(planner)(workloads, accelerators, profiles, (), params).replicas
     kinds = {each.name: each.kind for each in accelerators}
-    in_time = Predictor(workloads, kinds, profiles, params).predict(replicas).in_time
+    in_time = Predictor(workloads, kinds, profiles, params).in_time(replicas)
     return sum(each.rate_rps * in_time[each.model] for each in workloads)
 
 

@@ -1,48 +1,31 @@
-"""The planners by name, plug-ins included, with the input that each needs."""
+"""Which models share which accelerator: the planners by name, plug-ins included. All pure."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from autoscaler.placement.plan import Plan
 from autoscaler.placement.predicted_goodput import predicted_goodput
-from autoscaler.placement.problem import AcceleratorView, Metric, Profiles, Workload, validate
 from registry.domain.model import PlacementName
 from registry.domain.pod import Profile
 from registry.errors import PluginError
 from registry.policy_names import PLACEMENT, PolicyNames
 
-Check: TypeAlias = Callable[[Sequence[Workload], Sequence[AcceleratorView], Profiles], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Planner:
-    plan: Plan
-    metric: Metric | None = None
-    """Measure of compute that it adds up to 100 % of an accelerator; None: it does not."""
-    check: Check = validate
-    """Raises InvalidPlacementInput if the planner cannot use the input."""
-
-
-PLANNERS: Final[Mapping[str, Planner]] = {
-    PlacementName.PREDICTED_GOODPUT: Planner(predicted_goodput)
-}
+PLANNERS: Final[Mapping[str, Plan]] = {PlacementName.PREDICTED_GOODPUT: predicted_goodput}
 
 
 def planner_names() -> list[str]:
     return [name for name in PLACEMENT if name != PlacementName.OFF]
 
 
-def planner_of(name: str) -> Planner:
+def planner_of(name: str) -> Plan:
     """The planner of this name. Raises PluginError."""
     if name in PLANNERS:
         return PLANNERS[name]
-    found = PLACEMENT.load(name)
-    if isinstance(found, Planner):
-        return found
+    found: Plan = PLACEMENT.load(name)
     if not callable(found):
-        raise PluginError(f"planner {name} must be a function or a Planner, was {found!r}")
-    return Planner(found)
+        raise PluginError(f"planner {name} must be a function, was {found!r}")
+    return found
 
 
 PROFILE_FITS: Final = PolicyNames("pilotlight.profile_fits")

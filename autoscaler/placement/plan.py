@@ -6,8 +6,7 @@ Goodput of a model: min(rate, sum of the throughputs of its replicas), Elvinger 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, fsum
-from types import MappingProxyType
+from math import fsum
 from typing import Final, TypeAlias
 
 from autoscaler.placement.problem import AcceleratorView, PlanParams, Profiles, Workload
@@ -22,8 +21,6 @@ UNSERVABLE: Final = "unservable"
 """Begins the reason of a model that no number of accelerators serves."""
 SHORT_RPS: Final = 1e-6
 """A smaller shortfall is rounding."""
-_MAX_ACCELERATORS: Final = 64
-"""Where profiles do not say how many may be needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +32,6 @@ class ModelGoodput:
     goodput_rps: float
     reason: str = ""
     """Why the goodput is below the rate; empty: it is not."""
-    note: str = ""
-    """What else the planner could not keep."""
 
     @property
     def shortfall_rps(self) -> float:
@@ -67,18 +62,9 @@ class Placement:
         return max(0.0, 1 - self.total_rps / self.bound_rps)
 
     @property
-    def has_shortfall(self) -> bool:
-        return any(each.reason for each in self.models)
-
-    @property
     def used(self) -> tuple[str, ...]:
         """The accelerators with a replica, by name."""
         return tuple(sorted({each.accelerator for each in self.replicas}))
-
-    def excess_rps(self, replica: PlacedReplica) -> float:
-        """The part of the replica's rate that it is not expected to serve."""
-        [model] = [each for each in self.models if each.model == replica.model]
-        return replica.rate_rps * model.shortfall_rps / model.rate_rps if model.rate_rps else 0.0
 
     def of(self, model: str) -> tuple[PlacedReplica, ...]:
         return tuple(each for each in self.replicas if each.model == model)
@@ -96,12 +82,10 @@ def make_placement(
     capacity: Callable[[PlacedReplica], float],
     bound_rps: float,
     reasons: Mapping[str, str],
-    notes: Mapping[str, str] = MappingProxyType({}),
 ) -> Placement:
     """The plan with its goodput and each replica's part of the rate, from the replicas alone.
 
-    `capacity`: requests per second that a replica serves; `reasons`: why a model falls short;
-    `notes`: what else the planner could not keep.
+    `capacity`: requests per second that a replica serves; `reasons`: why a model falls short.
     """
     served: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
     for replica in sorted(replicas, key=replica_order):
@@ -116,13 +100,7 @@ def make_placement(
             f"{len(capacities)} replicas serve {total:.2f} req/s" if capacities else "no room"
         )
         models.append(
-            ModelGoodput(
-                workload.model,
-                workload.rate_rps,
-                goodput,
-                reason if short else "",
-                notes.get(workload.model, ""),
-            )
+            ModelGoodput(workload.model, workload.rate_rps, goodput, reason if short else "")
         )
         for replica, mine in zip(served[workload.model], capacities, strict=True):
             part = mine / total if total else 1 / len(capacities)
@@ -189,30 +167,3 @@ def accelerators_of(kind: str, count: int) -> list[AcceleratorView]:
     """Accelerators of one kind, in the order of their names."""
     digits = len(str(max(0, count - 1)))
     return [AcceleratorView(f"{kind}-{at:0{digits}}", kind) for at in range(count)]
-
-
-def plan_fewest(
-    plan: Plan, workloads: Sequence[Workload], kind: str, profiles: Profiles, params: PlanParams
-) -> Placement:
-    """The plan on the fewest accelerators without shortfall, except of unservable models.
-
-    If there is none: the plan on as many as hold every replica of every model alone.
-    """
-    placement = plan(workloads, accelerators_of(kind, 1), profiles, (), params)
-    for count in range(2, _enough(workloads, kind, profiles) + 1):
-        if all(UNSERVABLE in each.reason for each in placement.models if each.reason):
-            break
-        placement = plan(workloads, accelerators_of(kind, count), profiles, (), params)
-    return placement
-
-
-def _enough(workloads: Sequence[Workload], kind: str, profiles: Profiles) -> int:
-    """As many as the replicas that carry all rates, each alone at its largest batch."""
-    enough = 0
-    for each in workloads:
-        batches = profiles.feasible(each, kind)
-        if batches:
-            enough += ceil(each.rate_rps / batches[-1].throughput_rps)
-        elif not profiles.points(each.model, kind):
-            return _MAX_ACCELERATORS
-    return enough

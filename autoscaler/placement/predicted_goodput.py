@@ -1,8 +1,7 @@
 """Predicted goodput (ours): local search for the plan whose predicted goodput is highest.
 
-Maximises the sum of rate * P_m; with `is_fair` first the smallest P_m. Starts from the current
-plan and from Usher's, and is never predicted below any. Reads all params but `groups` and those of
-the programs. A share is set where it protects a neighbour more than it slows its model.
+Maximises the sum of rate * P_m. Starts from the current plan and from Usher's, and is never
+predicted below any. A share is set where it protects a neighbour more than it slows its model.
 """
 
 from collections import defaultdict
@@ -34,7 +33,6 @@ _SHARES_PCT: Final = (25.0, 50.0, 75.0)
 _TIGHTENED: Final = (0.7, 0.5)
 
 Plan = tuple[PlacedReplica, ...]
-Score = tuple[float, float]
 
 
 def predicted_goodput(
@@ -49,8 +47,8 @@ def predicted_goodput(
     search = _Search(workloads, accelerators, profiles, params)
     starts = [_known(current, workloads, accelerators, profiles), ()]
     starts += _usher_plans(workloads, accelerators, profiles, params)
-    scored = sorted(map(search.scored, dict.fromkeys(starts)), key=_by_score)
-    best = max(map(search.climb, scored), key=lambda each: each.score)
+    scored = sorted(map(search.scored, dict.fromkeys(starts)), key=lambda each: -each.in_time_rps)
+    best = max(map(search.climb, scored), key=lambda each: each.in_time_rps)
     return _placement(best, search, workloads, accelerators, profiles)
 
 
@@ -87,7 +85,7 @@ def _usher_plans(
 
     Also for part of the SLO: Usher leaves no time for requests to wait.
     """
-    params = replace(params, has_shares=False, groups=())
+    params = replace(params, has_shares=False)
     tried = [(metric, workloads) for metric in Metric]
     for part in _TIGHTENED:
         tighter = [replace(each, slo_s=part * each.slo_s) for each in workloads]
@@ -120,13 +118,8 @@ def _by_kind(
 @dataclass(frozen=True, slots=True)
 class _Scored:
     plan: Plan
-    score: Score
-    """Compared in order; higher is better."""
+    in_time_rps: float
     in_time: dict[str, float]
-
-
-def _by_score(found: _Scored) -> tuple[float, ...]:
-    return tuple(-each for each in found.score)
 
 
 class _Search:
@@ -153,12 +146,9 @@ class _Search:
 
     def scored(self, plan: Plan) -> _Scored:
         self._left -= 1
-        in_time = dict(self.predictor.predict(plan).in_time)
+        in_time = self.predictor.in_time(plan)
         total = sum(each.rate_rps * in_time[each.model] for each in self._workloads)
-        if not self._params.is_fair:
-            return _Scored(plan, (total, 0.0), in_time)
-        served = [in_time[each.model] for each in self._workloads if self._is_servable(each.model)]
-        return _Scored(plan, (round(min(served, default=0.0), 3), total), in_time)
+        return _Scored(plan, total, in_time)
 
     def _is_servable(self, model: str) -> bool:
         return any(self._batches[model, kind] for kind in set(self.kinds.values()))
@@ -188,7 +178,7 @@ class _Search:
             if self._left <= 0:
                 return best
             tried = self.scored(plan)
-            if _gains(tried.score, found.score) and (best is None or tried.score > best.score):
+            if tried.in_time_rps > (best.in_time_rps if best else found.in_time_rps + _GAIN_RPS):
                 best = tried
         return best
 
@@ -260,12 +250,6 @@ def _holds(plan: Plan, model: str, accelerator: str) -> bool:
     return any(each.model == model and each.accelerator == accelerator for each in plan)
 
 
-def _gains(new: Score, old: Score) -> bool:
-    if new[0] != old[0] and new[1] == old[1] == 0.0:
-        return new[0] > old[0] + _GAIN_RPS
-    return new[0] > old[0] or (new[0] == old[0] and new[1] > old[1] + _GAIN_RPS)
-
-
 def _placement(
     best: _Scored,
     search: _Search,
@@ -273,11 +257,10 @@ def _placement(
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
 ) -> Placement:
-    predicted = search.predictor.predict(best.plan)
     unservable = unservable_reasons(workloads, accelerators, profiles)
     models = []
     for each in sorted(workloads, key=lambda workload: workload.model):
-        part = predicted.in_time[each.model]
+        part = best.in_time[each.model]
         reason = ""
         if part < _SERVED and each.rate_rps > 0:
             copies = sum(replica.model == each.model for replica in best.plan)

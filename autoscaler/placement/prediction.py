@@ -41,8 +41,6 @@ class BatchTimes:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
     sm_utilization_pct: tuple[float, ...]
-    is_estimated: bool
-    """Whether the share was not measured."""
     share_pct: float = WHOLE_PCT
 
     def seconds_of(self, batch_size: int) -> float:
@@ -81,7 +79,6 @@ def batch_times(
         tuple(each.batch_size for each in used),
         tuple(each.latency_s * factor for each, factor in zip(used, factors, strict=True)),
         tuple(each.sm_utilization_pct for each in used),
-        any(is_share_estimated(each, share_pct) for each in used),
         WHOLE_PCT if share_pct is None else share_pct,
     )
 
@@ -102,13 +99,6 @@ def share_factor(used_pct: float, share_pct: float | None) -> float:
     if share_pct is None or share_pct >= used_pct:
         return 1.0
     return float((used_pct / share_pct) ** _SHARE_EXPONENT)
-
-
-def is_share_estimated(point: BatchPoint, share_pct: float | None) -> bool:
-    """Whether the slowdown by the share lies outside of what was measured."""
-    if share_pct is None or share_pct >= WHOLE_PCT:
-        return False
-    return not point.share_factors or share_pct < point.share_factors[0][0]
 
 
 def share_slowdown(point: BatchPoint, share_pct: float | None) -> float:
@@ -144,24 +134,6 @@ def slowdown_per_busy(
 _ROUNDS: Final = 8
 _STEP: Final = log(1.1)
 """Queues are solved for rates and slowdowns in steps of 10 %; between them it is interpolated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaPrediction:
-    replica: PlacedReplica
-    in_time: float
-    busy: float
-    slowdown: float
-    """By neighbours; 1: none."""
-    is_estimated: bool
-    """Whether its share was not measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    in_time: Mapping[str, float]
-    """P_m: the part of a model's requests within the SLO."""
-    replicas: tuple[ReplicaPrediction, ...]
 
 
 @dataclass(slots=True)
@@ -208,29 +180,18 @@ class Predictor:
         self._profiles = profiles
         self._params = params
 
-    def predict(self, replicas: Sequence[PlacedReplica]) -> Prediction:
+    def in_time(self, replicas: Sequence[PlacedReplica]) -> dict[str, float]:
+        """P_m: the part of each model's requests within the SLO."""
         running = self._running(replicas)
         self._settle(running)
         by_model: dict[str, float] = dict.fromkeys(self._workloads, 0.0)
         sizes: defaultdict[str, list[int]] = defaultdict(list)
         for each in running:
             sizes[each.replica.model].append(each.replica.batch_size)
-        predicted = []
         for each in running:
-            outcome = self._outcome(each, tuple(sizes[each.replica.model]))
-            by_model[each.replica.model] += each.part * outcome.in_time
-            predicted.append(
-                ReplicaPrediction(
-                    each.replica,
-                    outcome.in_time,
-                    outcome.busy,
-                    each.slowdown,
-                    each.times.is_estimated,
-                )
-            )
-        return Prediction(
-            {model: min(1.0, value) for model, value in by_model.items()}, tuple(predicted)
-        )
+            model = each.replica.model
+            by_model[model] += each.part * self._outcome(each, tuple(sizes[model])).in_time
+        return {model: min(1.0, value) for model, value in by_model.items()}
 
     def parts(self, replicas: Sequence[PlacedReplica]) -> list[float]:
         """Each replica's part of its model's rate."""
@@ -293,15 +254,10 @@ class Predictor:
         size = each.replica.batch_size
         transfer_s = params.transfer_s.get(workload.model, 0.0)
         overhead_s = params.overhead_s.get(workload.model, 0.0)
-        if params.router is Router.BATCH_ROUND_ROBIN:
-            wait_s = params.max_batch_wait_s or _BUILD_WAIT_S
-            budget_s = workload.slo_s - overhead_s
-        else:
-            batch_sizes, wait_s = (), params.max_batch_wait_s
-            budget_s = workload.slo_s - overhead_s - transfer_s
-        case = _Case(
-            each.times, size, batch_sizes, budget_s, transfer_s, wait_s, params.late_horizon_s
-        )
+        budget_s = workload.slo_s - overhead_s
+        if params.router is not Router.BATCH_ROUND_ROBIN:
+            batch_sizes, budget_s = (), budget_s - transfer_s
+        case = _Case(each.times, size, batch_sizes, budget_s, transfer_s, params.late_horizon_s)
         rate_rps = workload.rate_rps if batch_sizes else each.rate_rps
         return _interpolated(case, rate_rps, each.slowdown)
 
@@ -316,7 +272,6 @@ class _Case:
     """Of all replicas of the model, if the router builds batches."""
     budget_s: float
     transfer_s: float
-    wait_s: float
     late_horizon_s: float | None
 
 
@@ -349,14 +304,13 @@ def _solved(case: _Case, rate_step: int, slow_step: int) -> QueueOutcome:
             rate_rps=rate_rps,
             seconds=[slowdown * each for each in case.times.by_size(case.size)],
             budget_s=case.budget_s,
-            wait_s=case.wait_s,
             late_horizon_s=case.late_horizon_s,
         )
     turn = batch_turn(
         rate_rps=rate_rps,
         batch_size=case.size,
         batch_sizes=case.batch_sizes,
-        max_wait_s=case.wait_s,
+        max_wait_s=_BUILD_WAIT_S,
     )
     return batch_queue(
         rate_rps=rate_rps,

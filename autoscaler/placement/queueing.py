@@ -42,22 +42,21 @@ def bulk_queue(
     rate_rps: float,
     seconds: Sequence[float],
     budget_s: float,
-    wait_s: float = 0.0,
     late_horizon_s: float | None = None,
 ) -> QueueOutcome:
     """Waiting and service of Poisson arrivals; `seconds`: of a batch of 1, 2, … requests.
 
-    A free device takes min(waiting, len(seconds)); one that was idle first waits `wait_s` for
-    more. Above the capacity, requests that would be late are refused; with `late_horizon_s` they
-    are served, so that only those of the first part of this time are not late.
+    A free device takes min(waiting, len(seconds)). Above the capacity, requests that would be late
+    are refused; with `late_horizon_s` they are served, so that only those of the first part of this
+    time are not late.
     """
     if rate_rps <= 0:
-        return QueueOutcome(float(seconds[0] + wait_s <= budget_s), 0.0)
+        return QueueOutcome(float(seconds[0] <= budget_s), 0.0)
     capacity = len(seconds) / seconds[-1]
     served_rps = min(rate_rps, _FULL * capacity)
     states = _states(served_rps, seconds, budget_s)
-    chain = _chain(served_rps, tuple(seconds), wait_s, states)
-    found = _outcome(served_rps, np.asarray(seconds), budget_s, wait_s, chain)
+    chain = _chain(served_rps, tuple(seconds), states)
+    found = _outcome(served_rps, np.asarray(seconds), budget_s, chain)
     if rate_rps <= served_rps:
         return found
     part = served_rps / rate_rps
@@ -88,9 +87,7 @@ def _poisson(means: NDArray[np.float64], count: int) -> NDArray[np.float64]:
 
 
 @lru_cache(maxsize=8192)
-def _chain(
-    rate_rps: float, seconds: tuple[float, ...], wait_s: float, states: int
-) -> NDArray[np.float64]:
+def _chain(rate_rps: float, seconds: tuple[float, ...], states: int) -> NDArray[np.float64]:
     """The stationary probabilities of the numbers that wait when a batch ends."""
     times = np.asarray(seconds)
     arrivals = _poisson(rate_rps * times, states)
@@ -100,10 +97,6 @@ def _chain(
         left = max(0, waiting - taken)
         moves[waiting, left:] = arrivals[taken - 1][: states - left]
         moves[waiting, -1] += arrivals[taken - 1][states - left :].sum()
-    if wait_s > 0:
-        sizes = np.minimum(np.arange(states) + 1, len(times))
-        gathered = _poisson(np.array(rate_rps * wait_s), states)
-        moves[0] = gathered @ arrivals[sizes - 1]
     matrix = moves.T - np.eye(states)
     matrix[-1] = 1.0
     target = np.zeros(states)
@@ -113,17 +106,13 @@ def _chain(
 
 
 def _outcome(
-    rate_rps: float,
-    times: NDArray[np.float64],
-    budget_s: float,
-    wait_s: float,
-    chain: NDArray[np.float64],
+    rate_rps: float, times: NDArray[np.float64], budget_s: float, chain: NDArray[np.float64]
 ) -> QueueOutcome:
     largest = len(times)
     taken = np.minimum(np.maximum(np.arange(len(chain)), 1), largest)
     first = times[taken - 1]
     busy_s = float(chain @ first)
-    idle_s = float(chain[0]) * (1 / rate_rps + wait_s)
+    idle_s = float(chain[0]) / rate_rps
     keep = chain > _LOST
     waiting = np.flatnonzero(keep)
     left = np.maximum(0, waiting - taken[keep])
@@ -138,8 +127,8 @@ def _outcome(
     within = _own_batch(rate_rps, times, budget_s - starts_s, mine, starts_s)
     in_time = (chances * within).sum(axis=-1).mean(axis=-1)
     served = float((chain[keep] * rate_rps * first[keep]) @ in_time)
-    served += float(chain[0]) * (1 + rate_rps * wait_s) * float(times[0] + wait_s <= budget_s)
-    total = rate_rps * busy_s + float(chain[0]) * (1 + rate_rps * wait_s)
+    served += float(chain[0]) * float(times[0] <= budget_s)
+    total = rate_rps * busy_s + float(chain[0])
     return QueueOutcome(min(1.0, served / total), busy_s / (busy_s + idle_s))
 
 

@@ -1,7 +1,7 @@
 """Usher: groups of complementary models, placed one group after the other.
 
 Source: Shubha et al., OSDI 2024, as rebuilt in Elvinger 2024, sections 5.2 and 5.3; where both are
-silent, `docs/placement.md` says which reading is used. Reads of the params: `has_shares`, `groups`.
+silent, `docs/placement.md` says which reading is used. Reads of the params: `has_shares`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,6 @@ from autoscaler.placement.problem import (
     FITS_PCT,
     AcceleratorView,
     BatchPoint,
-    InvalidPlacementInput,
     Metric,
     PlanParams,
     Profiles,
@@ -146,7 +145,7 @@ def plan_usher(
             fewest = _fewest(served[model], batches[model])
             reasons[model] = f"needs {fewest} replicas at its largest batch, of {len(names)} GPUs"
     cluster = _Cluster([0.0] * len(names), [0.0] * len(names), [])
-    for group in _groups(served, batches, metric, params):
+    for group in _groups(served, batches, metric):
         cluster = _place_group([options[model] for model in group if options[model]], cluster)
     replicas = [
         PlacedReplica(
@@ -168,19 +167,8 @@ def plan_usher(
 
 
 def _groups(
-    served: dict[str, Workload],
-    batches: dict[str, tuple[BatchPoint, ...]],
-    metric: Metric,
-    params: PlanParams,
+    served: dict[str, Workload], batches: dict[str, tuple[BatchPoint, ...]], metric: Metric
 ) -> list[tuple[str, ...]]:
-    if params.groups:
-        given = [model for group in params.groups for model in group]
-        unknown = sorted(set(given) ^ set(served))
-        if unknown or len(given) != len(set(given)):
-            raise InvalidPlacementInput(
-                [f"groups must hold each servable model once; wrong: {unknown or given}"]
-            )
-        return list(params.groups)
     needs = [
         ModelNeed(
             model,

@@ -6,8 +6,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
-from autoscaler.placement import Planner
-from autoscaler.placement.plan import Placement
+from autoscaler.placement.plan import Placement, Plan
 from autoscaler.placement.problem import AcceleratorView, Metric, PlanParams, Profiles, Workload
 from autoscaler.placement.usher import plan_usher
 from registry.domain.records import PlacedReplica
@@ -18,18 +17,17 @@ ByMetric: TypeAlias = Callable[
 ]
 
 
-def _planner(plan: ByMetric, metric: Metric) -> Planner:
+def _planner(plan: ByMetric, metric: Metric) -> Plan:
     def planned(
         workloads: Sequence[Workload],
         accelerators: Sequence[AcceleratorView],
         profiles: Profiles,
-        current: Sequence[PlacedReplica],
+        _current: Sequence[PlacedReplica],
         params: PlanParams,
     ) -> Placement:
-        del current
         return plan(metric, workloads, accelerators, profiles, params)
 
-    return Planner(planned, metric=metric)
+    return planned
 
 
 USHER: Final = _planner(plan_usher, Metric.ACHIEVED_OCCUPANCY)

@@ -13,7 +13,7 @@ from typing import Final
 import highspy
 import numpy as np
 
-from autoscaler.placement.problem import PlanParams, Workload
+from autoscaler.placement.problem import Workload
 from registry.domain.records import PlacedReplica
 from research.placement.patterns import Item, Pattern
 
@@ -21,6 +21,8 @@ _SLACK: Final = 1e-6
 """How much of a kept sum may be lost: the solver's tolerance."""
 
 
+_MAX_NODES: Final = 2_000
+"""Of the search tree; then the best plan found is taken."""
 _MAX_BATCH_SUM: Final = 1 << 16
 """Above the batches of all replicas together: a replica less is better than any smaller batch."""
 
@@ -161,11 +163,8 @@ class SolvedProgram:
 class GoodputProgram:
     """The program of one problem; variables are numbers of its columns."""
 
-    def __init__(
-        self, workloads: Sequence[Workload], kinds: Sequence[KindItems], params: PlanParams
-    ) -> None:
+    def __init__(self, workloads: Sequence[Workload], kinds: Sequence[KindItems]) -> None:
         self._kinds = kinds
-        self._params = params
         self._program = Program()
         self._counts: list[dict[Item, int]] = [{} for _ in kinds]
         self._uses: list[list[int]] = []
@@ -174,21 +173,19 @@ class GoodputProgram:
         """Constraints that a replica needs a place in a pattern."""
         self._sizes: list[int] = []
         """Constraints of the numbers of accelerators."""
-        accelerators = sum(len(kind.accelerators) for kind in kinds)
         for each in workloads:
-            self._add_model(each, params.max_replicas.get(each.model, accelerators))
+            self._add_model(each)
         for kind, counts in zip(kinds, self._counts, strict=True):
             self._uses.append(self._add_patterns(kind, counts))
 
-    def _add_model(self, workload: Workload, most: int) -> None:
+    def _add_model(self, workload: Workload) -> None:
         """Variables of one model: y_mb, the goodput in batch b, and the counts of replicas."""
-        chosen, counts = [], []
+        chosen = []
         sizes = {item.batch_size for kind in self._kinds for item in kind.items_of(workload.model)}
         for size in sorted(sizes):
             y = self._program.variable(upper=1, is_integer=True)
             goodput = self._program.variable(upper=workload.rate_rps, gain=1.0)
             sized = self._add_counts(workload, size, y)
-            counts += [count for _, count in sized]
             served = [(goodput, 1.0), *((count, -item.throughput_rps) for item, count in sized)]
             self._program.at_most(0, served)
             self._program.at_most(0, [(goodput, 1.0), (y, -workload.rate_rps)])
@@ -198,7 +195,6 @@ class GoodputProgram:
             chosen.append(y)
             self._goodput.append(goodput)
         self._program.at_most(1, [(each, 1.0) for each in chosen])
-        self._program.at_most(most, [(each, 1.0) for each in counts])
 
     def _add_counts(self, workload: Workload, size: int, y: int) -> list[tuple[Item, int]]:
         """Replicas of one batch by kind; those beyond what carries the rate are never of use."""
@@ -249,23 +245,21 @@ class GoodputProgram:
 
     def solve(self) -> SolvedProgram:
         """The most goodput, then the cheapest plan with it."""
-        first = self._program.maximise(
-            max_nodes=self._params.max_nodes, gap_ratio=self._params.max_gap_ratio
-        )
-        if self._params.max_gap_ratio > 0:
-            return SolvedProgram(self._replicas(first.values), first.bound)
+        first = self._program.maximise(max_nodes=_MAX_NODES)
         replicas = {
             column: -float(_MAX_BATCH_SUM + item.batch_size)
             for counts in self._counts
             for item, column in counts.items()
         }
         best = self._program.maximise(
-            replicas,
-            keep=(self._goodput, first.value),
-            start=first.values,
-            max_nodes=self._params.max_nodes,
+            replicas, keep=(self._goodput, first.value), start=first.values, max_nodes=_MAX_NODES
         )
         return SolvedProgram(self._replicas(best.values), first.bound)
+
+    def solve_roughly(self, *, gap_ratio: float) -> SolvedProgram:
+        """At the root of the search tree, within so much of the bound."""
+        found = self._program.maximise(max_nodes=1, gap_ratio=gap_ratio)
+        return SolvedProgram(self._replicas(found.values), found.bound)
 
     def _replicas(self, values: Sequence[float]) -> tuple[PlacedReplica, ...]:
         replicas = []

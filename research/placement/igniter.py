@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from math import floor, inf
 from typing import Final
 
-from autoscaler.placement import Planner
 from autoscaler.placement.plan import UNSERVABLE, Placement, make_placement
 from autoscaler.placement.problem import (
     FITS_PCT,
@@ -85,18 +84,13 @@ def plan_igniter(
     gpus = [*_place(demands, hardware), *([each] for each in whole)]
     for demand in (each for gpu in gpus[len(names) :] for each in gpu):
         reasons[demand.name] = f"iGniter's plan needs {len(gpus)} GPUs, of {len(names)}"
-    replicas, served, notes = [], {}, {}
+    replicas, served = [], {}
     for name, gpu in zip(names, gpus, strict=False):
         latencies = predict([each.resident for each in gpu], hardware)
         for demand, latency in zip(gpu, latencies, strict=True):
             resident = demand.resident
             share = resident.share_pct if params.has_shares else None
             replicas.append(PlacedReplica(demand.name, name, resident.batch_size, share))
-            if latency.total > demand.half_slo_ms + _WITHIN_MS:
-                notes[demand.name] = (
-                    f"iGniter predicts {latency.total:.1f} ms on {name}, above half its SLO "
-                    f"({demand.half_slo_ms:g} ms), with all of the GPU"
-                )
             in_time = latency.total <= 2 * demand.half_slo_ms
             per_s = 1000 * resident.batch_size / (latency.gpu + latency.feedback)
             served[demand.name, name] = per_s if in_time else 0.0
@@ -107,14 +101,7 @@ def plan_igniter(
         capacity=lambda replica: served[replica.model, replica.accelerator],
         bound_rps=sum(each.rate_rps for each in workloads),
         reasons=reasons,
-        notes=notes,
     )
-
-
-def _check(
-    workloads: Sequence[Workload], accelerators: Sequence[AcceleratorView], profiles: Profiles
-) -> None:
-    validate(workloads, accelerators, profiles, missing=_missing)
 
 
 def _missing(workloads: Sequence[Workload], kinds: Sequence[str], profiles: Profiles) -> list[str]:
@@ -241,6 +228,3 @@ def _at_share(demand: _Demand, share_pct: float) -> _Demand:
 
 def _total_share(demands: Sequence[_Demand]) -> float:
     return sum(each.resident.share_pct for each in demands)
-
-
-IGNITER: Final = Planner(plan_igniter, check=_check)

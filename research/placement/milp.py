@@ -4,7 +4,7 @@ Maximise sum w_m; w_m <= rate_m; w_m <= sum_b T_mb n_mb; one batch size per mode
 at most once per accelerator; compute and memory at most 100 %. n_mb counts replicas, z_p
 accelerators with pattern p, a maximal set of (model, batch) that fits: n_mb <= sum z_p over the
 patterns with (m, b). Mixed kinds have patterns and coefficients per kind. Ties: fewest replicas,
-then smallest batches. Reads of the params: `max_replicas`, `max_nodes`.
+then smallest batches.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def plan_milp(
     workloads: Sequence[Workload],
     accelerators: Sequence[AcceleratorView],
     profiles: Profiles,
-    params: PlanParams,
+    _params: PlanParams,
 ) -> Placement:
     """The program with the given metric as the compute need."""
     validate(workloads, accelerators, profiles)
@@ -77,7 +77,7 @@ def plan_milp(
         kinds.append(KindItems(names, items, ()))
     if len(kinds) == 1:  # else a batch may be of use on one kind only
         kinds = [replace(kinds[0], items=_useful(kinds[0].items, ordered))]
-    solved = _solve(ordered, kinds, params)
+    solved = _solve(ordered, kinds)
     placement = make_placement(
         f"{metric}-milp",
         solved.replicas,
@@ -113,20 +113,16 @@ def _useful(items: Sequence[Item], workloads: Sequence[Workload]) -> tuple[Item,
     )
 
 
-def _solve(
-    workloads: Sequence[Workload], kinds: Sequence[KindItems], params: PlanParams
-) -> SolvedProgram:
+def _solve(workloads: Sequence[Workload], kinds: Sequence[KindItems]) -> SolvedProgram:
     """With all patterns, or, if they are too many, with those that a relaxation asks for."""
     try:
         whole = [replace(each, patterns=patterns_of(each.items, _MAX_PATTERNS)) for each in kinds]
     except TooManyPatterns:
-        return _solve_by_columns(workloads, kinds, params)
-    return GoodputProgram(workloads, whole, params).solve()
+        return _solve_by_columns(workloads, kinds)
+    return GoodputProgram(workloads, whole).solve()
 
 
-def _solve_by_columns(
-    workloads: Sequence[Workload], kinds: Sequence[KindItems], params: PlanParams
-) -> SolvedProgram:
+def _solve_by_columns(workloads: Sequence[Workload], kinds: Sequence[KindItems]) -> SolvedProgram:
     """Column generation: patterns of high price are added to the relaxed program.
 
     No plan is better than a relaxed value plus, per accelerator, the price that any pattern could
@@ -138,7 +134,7 @@ def _solve_by_columns(
     ]
     bound = inf
     for done in range(_ROUNDS):
-        value, prices = GoodputProgram(workloads, kinds, params).relaxed()
+        value, prices = GoodputProgram(workloads, kinds).relaxed()
         possible, grown, has_new = value, [], False
         for kind, (values, per_accelerator) in zip(kinds, prices, strict=True):
             if done % _BOUND_EVERY == _BOUND_EVERY - 1:
@@ -154,8 +150,7 @@ def _solve_by_columns(
         if not has_new:
             break
         kinds = grown
-    few = replace(params, max_gap_ratio=max(params.max_gap_ratio, _LARGE_GAP), max_nodes=1)
-    found = GoodputProgram(workloads, kinds, few).solve()
+    found = GoodputProgram(workloads, kinds).solve_roughly(gap_ratio=_LARGE_GAP)
     return SolvedProgram(found.replicas, bound)
 
 

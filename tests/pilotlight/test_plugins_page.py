@@ -58,7 +58,7 @@ from autoscaler.placement.problem import (
 batches = (BatchPoint(1, 0.01, 100, 10, 10, 10, 10),)
 profiles = Profiles(tuple(ModelProfile(name, "cpu", batches) for name in "ab"))
 loads = [Workload(name, 5, 1) for name in "ab"]
-plan = planner_of("one-each").plan(loads, accelerators_of("cpu", 2), profiles, (), PlanParams())
+plan = planner_of("one-each")(loads, accelerators_of("cpu", 2), profiles, (), PlanParams())
 print(plan.planner, len({each.accelerator for each in plan.replicas}))
 """
 

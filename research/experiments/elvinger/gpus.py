@@ -71,12 +71,12 @@ def simulate_plan(task: SimulatedTask) -> SimulatedPlan:
     """Plan and simulate one cell."""
     cell, profiles = task.cell, v100_profiles(task.file)
     params = router_params(cell)
-    placement = planner_of(task.planner).plan(
+    placement = planner_of(task.planner)(
         cell.workloads(), cell.accelerators(), profiles, (), params
     )
     kinds = {each.name: each.kind for each in cell.accelerators()}
     replicas = _by_hand(placement, task.batch_of)
-    in_time = Predictor(cell.workloads(), kinds, profiles, params).predict(replicas).in_time
+    in_time = Predictor(cell.workloads(), kinds, profiles, params).in_time(replicas)
     load = PlacedLoad(replicas, tuple(cell.workloads()), kinds, params)
     return SimulatedPlan(
         task,

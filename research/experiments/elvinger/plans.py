@@ -64,14 +64,14 @@ def plan_cell(task: PlanTask) -> PlannedCell:
 
 def _placed(planner: str, cell: ElvingerCell, profiles: Profiles) -> Placement:
     params = router_params(cell)
-    return planner_of(planner).plan(cell.workloads(), cell.accelerators(), profiles, (), params)
+    return planner_of(planner)(cell.workloads(), cell.accelerators(), profiles, (), params)
 
 
 def predicted_rps(placement: Placement, cell: ElvingerCell, profiles: Profiles) -> float:
     kinds = {each.name: each.kind for each in cell.accelerators()}
     params = router_params(cell)
     predictor = Predictor(cell.workloads(), kinds, profiles, params)
-    in_time = predictor.predict(placement.replicas).in_time
+    in_time = predictor.in_time(placement.replicas)
     return sum(rate * in_time[model] for model, rate in cell.rates_rps)
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from autoscaler.placement import planner_of
-from autoscaler.placement.plan import Placement, accelerators_of
+from autoscaler.placement.plan import UNSERVABLE, Placement, Plan, accelerators_of
 from autoscaler.placement.problem import BatchPoint, ModelProfile, PlanParams, Profiles, Workload
 
 KIND = "v100"
@@ -22,8 +22,18 @@ def planned(
     profiles: Profiles,
     params: PlanParams | None = None,
 ) -> Placement:
-    return planner_of(planner).plan(
+    return planner_of(planner)(
         loads, accelerators_of(KIND, gpus), profiles, (), params or PlanParams()
+    )
+
+
+def plan_fewest(plan: Plan, loads: Sequence[Workload], profiles: Profiles) -> Placement:
+    """The plan on the fewest of up to 40 GPUs without shortfall, but of unservable models."""
+    return next(
+        found
+        for gpus in range(1, 41)
+        for found in [plan(loads, accelerators_of(KIND, gpus), profiles, (), PlanParams())]
+        if all(UNSERVABLE in each.reason for each in found.models if each.reason)
     )
 
 

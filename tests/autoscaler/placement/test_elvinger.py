@@ -2,10 +2,9 @@
 
 import pytest
 
-from autoscaler.placement.plan import plan_fewest
-from autoscaler.placement.problem import PlanParams, Profiles, Workload
+from autoscaler.placement.problem import Profiles, Workload
 from research.placement.elvinger import WAO_USHER
-from tests.autoscaler.placement.cases import KIND, VISION, batches, planned, workloads
+from tests.autoscaler.placement.cases import VISION, batches, plan_fewest, planned, workloads
 
 _WITHIN_RPS = 0.01
 _GROUPS = "bert gpt2 resnet50 vgg19"
@@ -52,8 +51,8 @@ def test_usher_replicates_efficientnet(v100: Profiles, gpus: int, expected: list
 
 
 def test_usher_serves_the_vision_models_in_full_on_six_gpus(v100: Profiles) -> None:
-    found = plan_fewest(WAO_USHER.plan, workloads(VISION, 500, 200), KIND, v100, PlanParams())
-    assert not found.has_shortfall
+    found = plan_fewest(WAO_USHER, workloads(VISION, 500, 200), v100)
+    assert not any(each.reason for each in found.models)
     six = planned("usher", workloads(VISION, 500, 200), 6, v100)
     assert (six.total_rps, len(six.used)) == (2500, 6)
 
@@ -65,15 +64,6 @@ def test_wao_usher_shares_three_gpus(v100: Profiles) -> None:
         assert {"bert", "gpt2"} <= {
             each.model for each in found.replicas if each.accelerator == gpu
         }
-
-
-def test_wao_usher_with_given_groups_is_figure_6_3(v100: Profiles) -> None:
-    groups = (("alexnet", "resnet50", "vgg19"), ("densenet121", "efficientnet_b7"))
-    found = planned("wao-usher", workloads(VISION, 500, 200), 4, v100, PlanParams(groups=groups))
-    assert len(found.used) == 3
-    first = {each.model: each.share_pct for each in found.replicas if each.accelerator == "v100-0"}
-    assert set(first) == {"alexnet", "resnet50", "vgg19"}
-    assert first["resnet50"] == pytest.approx(17.55)
 
 
 @pytest.mark.slow

@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoscaler.placement.prediction import (
-    batch_times,
-    is_share_estimated,
-    scaled,
-    share_factor,
-    share_slowdown,
-)
+from autoscaler.placement.prediction import batch_times, scaled, share_factor, share_slowdown
 from autoscaler.placement.problem import BatchPoint, ModelProfile
 from autoscaler.placement.queueing import bulk_queue
 
@@ -82,32 +76,19 @@ def test_fewer_are_in_time_as_the_rate_grows() -> None:
     assert late.in_time < 0.01 < found[-1]
 
 
-def test_waiting_for_a_batch_costs_time() -> None:
-    seconds = _times(0.01, 0.0, 8)
-    at_once = bulk_queue(rate_rps=50, seconds=seconds, budget_s=0.025)
-    later = bulk_queue(rate_rps=50, seconds=seconds, budget_s=0.025, wait_s=0.02)
-    assert later.in_time < at_once.in_time
-    assert later.busy < at_once.busy
-
-
 def test_a_measured_share_takes_the_measured_time() -> None:
     times = batch_times("m", (MEASURED,), 4, 20.0)
     assert times.seconds_of(4) == pytest.approx(0.04)
-    assert not times.is_estimated
     assert batch_times("m", (MEASURED,), 4, None).seconds_of(4) == 0.01
     assert share_slowdown(MEASURED, 100.0) == 1.0
 
 
 def test_a_share_below_all_measured_ones_is_estimated_from_the_smallest() -> None:
-    assert is_share_estimated(MEASURED, 10.0)
     assert share_slowdown(MEASURED, 10.0) == pytest.approx(4.0 * 2**1.62)
-    assert batch_times("m", (MEASURED,), 4, 10.0).is_estimated
 
 
 def test_without_measured_shares_all_are_estimated() -> None:
     assert share_slowdown(POINT, 30.0) == share_factor(60.0, 30.0)
-    assert is_share_estimated(POINT, 30.0)
-    assert not is_share_estimated(POINT, None)
 
 
 @given(one=st.floats(1, 100), other=st.floats(1, 100))

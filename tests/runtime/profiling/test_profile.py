@@ -223,7 +223,7 @@ def test_coefficients_of_igniter_are_fitted_to_shares_and_pairs(
         (),
         PlanParams(),
     )
-    assert not planned.has_shortfall
+    assert not any(each.reason for each in planned.models)
     assert [each.share_pct for each in planned.replicas] == [50.0]
 
 

@@ -37,11 +37,11 @@ def test_predicted_parts_in_time_are_within_five_points(
     rate_rps = load * 8 / 0.030
     workloads = (Workload("m", rate_rps, slo_s),)
     replicas = (PlacedReplica("m", "g", 8),)
-    predicted = Predictor(workloads, {"g": "gpu"}, _PROFILES, params).predict(replicas)
+    predicted = Predictor(workloads, {"g": "gpu"}, _PROFILES, params).in_time(replicas)
     placed = PlacedLoad(replicas, workloads, {"g": "gpu"}, params, "none", policy)
     served = [simulate(placed, _PROFILES, seed)["m"] for seed in _SEEDS]
     simulated = sum(e.goodput_rps for e in served) / sum(e.offered_rps for e in served)
-    assert predicted.in_time["m"] == pytest.approx(simulated, abs=0.05)
+    assert predicted["m"] == pytest.approx(simulated, abs=0.05)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_neighbours_slow_down_as_measured_pairs_do_when_simulated(
     workloads = tuple(Workload(model, rate_rps, slo_s) for model in models)
     replicas = tuple(PlacedReplica(model, "g", 8) for model in models)
     params = PlanParams(router=router, late_horizon_s=8.0)
-    predicted = Predictor(workloads, {"g": "gpu"}, profiles, params).predict(replicas).in_time
+    predicted = Predictor(workloads, {"g": "gpu"}, profiles, params).in_time(replicas)
     placed = PlacedLoad(replicas, workloads, {"g": "gpu"}, params, "table", policy)
     runs = [each for seed in range(3) for each in simulate(placed, profiles, seed).values()]
     simulated = sum(e.goodput_rps for e in runs) / sum(e.offered_rps for e in runs)
