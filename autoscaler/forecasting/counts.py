@@ -21,7 +21,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from autoscaler.forecasting.history import NEVER, BadCounts, Floats, History, Integers
+from autoscaler.forecasting.history import NEVER, Floats, History, Integers
 from registry.domain.model import ModelName
 
 Rows: TypeAlias = slice | Integers
@@ -107,12 +107,6 @@ class CountsParams:
     ahead_s: float = 5.0
     """Arrivals that are ahead of the clock by more are dropped."""
 
-    def __post_init__(self) -> None:
-        for name in ("seconds", "minutes", "ten_minutes", "active_minutes", "models"):
-            value = getattr(self, name)
-            if not 1 <= value <= 10**6:
-                raise BadCounts(f"{name} must be 1 to 1,000,000, was {value}")
-
 
 class Counts:
     """Arrivals per model. Bounded. Not thread-safe: one owner, who makes copies with `history`."""
@@ -139,8 +133,6 @@ class Counts:
 
     def advance(self, now_s: float) -> None:
         """Set the time: old bins are dropped. A step back of up to `step_back_s` is ignored."""
-        if not np.isfinite(now_s) or now_s < 0:
-            raise BadCounts(f"now_s must be finite and not negative, was {now_s}")
         if self._now_s - self.params.step_back_s <= now_s <= self._now_s:
             return
         if now_s < self._now_s:
@@ -189,9 +181,6 @@ class Counts:
         A time is invalid if it is not finite, is negative, is older than the oldest bin, or is
         ahead of the clock by more than `ahead_s`.
         """
-        if not len(models) == len(times_s) == len(counts):
-            sizes = f"{len(models)}, {len(times_s)}, {len(counts)}"
-            raise BadCounts(f"models, times_s and counts must have the same length, had {sizes}")
         times, numbers = np.asarray(times_s, np.float64), np.asarray(counts, np.float64)
         is_sound = np.isfinite(times) & (times >= 0) & (numbers >= 1) & (numbers <= _MAX_COUNT)
         oldest_s = (self._ten_minutes.head - self._ten_minutes.bins + 1) * self._ten_minutes.bin_s

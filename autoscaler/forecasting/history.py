@@ -25,10 +25,6 @@ class ForecastingError(ValueError):
     """Root: the input is invalid; the text has the value and what is allowed."""
 
 
-class BadCounts(ForecastingError):
-    """Counts that are negative, not finite or of the wrong shape."""
-
-
 class BadHorizon(ForecastingError):
     """Windows or probabilities outside the allowed range."""
 
@@ -52,14 +48,6 @@ class History:
     """(models,): the first minute with known counts."""
     recent: Floats
     """(models,): arrivals in the last 60 seconds."""
-
-    def __post_init__(self) -> None:
-        if not np.isfinite(self.origin_s) or self.origin_s < 0:
-            raise BadCounts(f"origin_s must be finite and not negative, was {self.origin_s}")
-        models = self.active_minutes.shape[0]
-        for name in ("minutes", "ten_minutes", "active_minutes", "since_minute", "recent"):
-            values = getattr(self, name)
-            _check_counts(name, values, models, may_be_never=name == "active_minutes")
 
     @property
     def models(self) -> int:
@@ -114,21 +102,11 @@ class ForecastHorizon:
     """Upper bound of a model's arrivals; larger means are clipped."""
 
     def __post_init__(self) -> None:
-        if not self.windows_s or not all(1 <= each <= _MAX_WINDOW_S for each in self.windows_s):
-            raise BadHorizon(
-                f"windows_s must be one or more of 1 to {_MAX_WINDOW_S:.0f} s, was {self.windows_s}"
-            )
-        if list(self.windows_s) != sorted(set(self.windows_s)):
-            raise BadHorizon(f"windows_s must be increasing, was {self.windows_s}")
-        inside = all(0.001 <= each <= 0.9999 for each in self.probabilities)
-        if not self.probabilities or not inside:
-            raise BadHorizon(
-                f"probabilities must be one or more of 0.001 to 0.9999, was {self.probabilities}"
-            )
-        if list(self.probabilities) != sorted(set(self.probabilities)):
-            raise BadHorizon(f"probabilities must be increasing, was {self.probabilities}")
-        if not 0 < self.max_per_s < np.inf:
-            raise BadHorizon(f"max_per_s must be positive and finite, was {self.max_per_s}")
+        for name, low, high in (("windows_s", 1, _MAX_WINDOW_S), ("probabilities", 0.001, 0.9999)):
+            values = getattr(self, name)
+            is_sound = values and all(low <= each <= high for each in values)
+            if not is_sound or list(values) != sorted(set(values)):
+                raise BadHorizon(f"{name} must be increasing, of {low} to {high:g}, was {values}")
 
     @property
     def windows_min(self) -> Floats:
@@ -153,24 +131,3 @@ class Forecast:
 
     def take(self, rows: Integers) -> "Forecast":
         return Forecast(self.mean[rows], self.quantiles[rows], self.p_arrival[rows])
-
-
-def _check_counts(
-    name: str, values: NDArray[np.generic], models: int, *, may_be_never: bool
-) -> None:
-    if values.shape[0] != models:
-        raise BadCounts(f"{name} must have {models} rows, one per model, had {values.shape[0]}")
-    if values.dtype.kind == "u" or not values.size:
-        return
-    if values.dtype.kind not in "if":
-        raise BadCounts(f"{name} must hold numbers, was {values.dtype}")
-    numbers: Floats = values.astype(np.float64, copy=False)
-    if not np.isfinite(numbers).all():
-        raise BadCounts(f"{name} must be finite, row {_first(~np.isfinite(numbers))} is not")
-    minimum = NEVER if may_be_never else 0
-    if numbers.min() < minimum:
-        raise BadCounts(f"{name} must be at least {minimum}, was {numbers.min():g}")
-
-
-def _first(wrong: Booleans) -> int:
-    return int(np.argwhere(wrong)[0][0])
