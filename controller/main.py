@@ -14,9 +14,8 @@ from common.probe_server import exposition, serving_probes
 from common.process import configure_logs, on_stop_signals
 from common.settings_table import read_settings
 from controller.api import ClusterApi, connect
-from controller.application_reconciler import ApplicationReconciler
 from controller.controller import Controller, Reconcile
-from controller.graph_reconciler import GraphReconciler
+from controller.declaration_reconcilers import ApplicationReconciler, GraphReconciler
 from controller.informer import Informer
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler

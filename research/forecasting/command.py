@@ -25,9 +25,8 @@ from autoscaler.forecasting.patterns import ArrivalPattern
 from pilotlight.commands import flags
 from pilotlight.errors import InvalidInput
 from pilotlight.output import Output, progress_bar
-from research.forecasting.backtest import Backtest, BacktestParams, backtest
+from research.forecasting.backtest import Backtest, BacktestParams, backtest, scores
 from research.forecasting.methods import METHODS
-from research.forecasting.scores import scores
 
 _DATA = "PILOTLIGHT_DATA"
 _FIRST_ORIGIN_RATIO = 0.6

@@ -7,13 +7,14 @@ patterns with (m, b). Mixed kinds have patterns and coefficients per kind. Ties:
 then smallest batches.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Final
+from typing import Final, TypeAlias
 
 from autoscaler.placement.plan import (
     Placement,
+    Plan,
     make_placement,
     profiled_capacity,
     throughput_bound,
@@ -28,6 +29,7 @@ from autoscaler.placement.problem import (
     validate,
 )
 from autoscaler.placement.usher import plan_usher
+from registry.domain.records import PlacedReplica
 from research.placement.goodput_program import GoodputProgram, KindItems, SolvedProgram
 from research.placement.patterns import (
     Item,
@@ -158,3 +160,32 @@ def _first_values(kind: KindItems, workloads: Sequence[Workload]) -> dict[Item, 
     """What one replica serves."""
     rates = {each.model: each.rate_rps for each in workloads}
     return {item: min(rates[item.model], item.throughput_rps) for item in kind.items}
+
+
+# Usher, at whose plans `predicted-goodput` begins, and the program, each by three metrics.
+
+
+ByMetric: TypeAlias = Callable[
+    [Metric, Sequence[Workload], Sequence[AcceleratorView], Profiles, PlanParams], Placement
+]
+
+
+def _planner(plan: ByMetric, metric: Metric) -> Plan:
+    def planned(
+        workloads: Sequence[Workload],
+        accelerators: Sequence[AcceleratorView],
+        profiles: Profiles,
+        _current: Sequence[PlacedReplica],
+        params: PlanParams,
+    ) -> Placement:
+        return plan(metric, workloads, accelerators, profiles, params)
+
+    return planned
+
+
+USHER: Final = _planner(plan_usher, Metric.ACHIEVED_OCCUPANCY)
+WAO_USHER: Final = _planner(plan_usher, Metric.MEAN_OCCUPANCY)
+WSM_USHER: Final = _planner(plan_usher, Metric.SM_UTILIZATION)
+AO_MILP: Final = _planner(plan_milp, Metric.ACHIEVED_OCCUPANCY)
+WAO_MILP: Final = _planner(plan_milp, Metric.MEAN_OCCUPANCY)
+WSM_MILP: Final = _planner(plan_milp, Metric.SM_UTILIZATION)

@@ -12,7 +12,7 @@ from kubernetes.aio import client
 
 from controller.admission import validate
 from controller.api import ClusterApi, ClusterUnreachable, Denied
-from controller.application_reconciler import ApplicationReconciler, application_status
+from controller.declaration_reconcilers import ApplicationReconciler, application_status
 from controller.objects import ClusterObjects
 from controller.pools import PoolRegistries
 from controller.resources import read_application_object, read_service

@@ -16,7 +16,7 @@ from controller import informer as reflector
 from controller import leader_election
 from controller.api import ClusterApi
 from controller.controller import FEW_CONFLICTS, Controller, WorkQueue
-from controller.graph_reconciler import GraphReconciler
+from controller.declaration_reconcilers import GraphReconciler
 from controller.informer import Informer
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler

@@ -3,7 +3,7 @@
 import pytest
 
 from autoscaler.placement.problem import Profiles, Workload
-from research.placement.elvinger import WAO_USHER
+from research.placement.milp import WAO_USHER
 from tests.autoscaler.placement.cases import VISION, batches, plan_fewest, planned, workloads
 
 _WITHIN_RPS = 0.01

@@ -10,10 +10,9 @@ import pytest
 from autoscaler.forecasting.counts import Counts
 from autoscaler.forecasting.forecasts import Fit, fit
 from autoscaler.forecasting.history import BadHorizon, Floats, Forecast, ForecastHorizon, History
-from research.forecasting.backtest import BacktestParams, backtest, history_at
+from research.forecasting.backtest import BacktestParams, backtest, history_at, scores, tally
 from research.forecasting.command import BadArrivalTrace, read_minutes
 from research.forecasting.methods import METHODS
-from research.forecasting.scores import scores, tally
 from tests.autoscaler.forecasting import streams
 
 HORIZON = ForecastHorizon(windows_s=(60.0, 600.0, 3600.0), probabilities=(0.5, 0.9))
