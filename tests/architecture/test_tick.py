@@ -25,8 +25,8 @@ from tests.gateway.asynchronous import run_async
 from tests.registry.redis.clients import running
 from tests.servers import REPOSITORY, RedisServer
 
-MOST_IN_AUTOSCALER: Final = 19
-MOST_IN_ALL: Final = 41
+MOST_IN_AUTOSCALER: Final = 18
+MOST_IN_ALL: Final = 40
 ROUNDS: Final = 5
 POOL: Final = "tick"
 SPEC: Final = ModelSpec(ModelName("default", "m"), "s3://models/m")
