@@ -21,8 +21,8 @@ from registry.policy_names import PolicyNames
 
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
-    "See what happens": ("top", "console", "describe", "logs", "autoscaler", "doctor", "demo"),
-    "Prepare models and applications": ("profile", "model_files", "sneakpeek", "workflow"),
+    "See what happens": ("top", "logs", "doctor"),
+    "Prepare models and applications": ("profile", "demo", "sneakpeek", "workflow"),
     "Load, simulate": ("load", "simulate"),
     "Kubernetes": ("kubernetes",),
 }
@@ -33,7 +33,9 @@ _VERBS: Final = {
     "canary": ("promote", "rollback"),
     "import_objects": ("import",),
     "predict": ("predict", "explain"),
-    "model_files": ("make-model",),
+    "demo": ("make-model", "demo"),
+    "get": ("get", "describe"),
+    "logs": ("logs", "console", "autoscaler"),
     "load": ("load", "report"),
     "kubernetes": ("controller", "scale"),
 }

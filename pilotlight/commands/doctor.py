@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pilotlight.commands import flags
-from pilotlight.doctor.finding import Finding, Severity
+from pilotlight.doctor import Finding, Severity
 from pilotlight.doctor.machine import machine_findings
 from pilotlight.errors import InvalidInput, RequestFailed, requires_extra
 from pilotlight.output import Output

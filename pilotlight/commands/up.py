@@ -24,7 +24,7 @@ from pilotlight.platform.platform import Platform
 from pilotlight.platform.processes import wait_for_ports
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file, start_detached, stop_platform, supervise
-from pilotlight.sample_models.samples import prepare_samples
+from pilotlight.sample_models import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry import policy_names
 from registry.domain.model import PlacementName

@@ -16,7 +16,7 @@ from PIL import Image
 
 from common.backoff import Backoff
 from load.generator.records import reported_stages_ms
-from pilotlight.demo.liu_runs import (
+from pilotlight.demo import (
     SENTENCE,
     SIMPLE_REQUESTS,
     MachineTimes,

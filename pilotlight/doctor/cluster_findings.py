@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.resources import MODE, POOL, Role, read_service, role_of
-from pilotlight.doctor.finding import Finding, ok, problem, unknown, warning
+from pilotlight.doctor import Finding, ok, problem, unknown, warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pilotlight.doctor.finding import Finding, ok, problem, warning
+from pilotlight.doctor import Finding, ok, problem, warning
 from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import redis_binary
 

@@ -28,7 +28,15 @@ from pilotlight.platform.accelerators import (
 )
 from pilotlight.platform.kept_declarations import ClusterConnection, KeptDeclarations
 from pilotlight.platform.pod_processes import PodProcesses, follow_placement, follow_wanted_pods
-from pilotlight.platform.process_specs import (
+from pilotlight.platform.processes import (
+    SupervisedProcess,
+    free_port,
+    is_redis_ready,
+    returns_ok,
+    wait_for_ports,
+)
+from pilotlight.platform.settings import (
+    PlatformSettings,
     autoscaler_spec,
     child_environment,
     gateway_spec,
@@ -38,14 +46,6 @@ from pilotlight.platform.process_specs import (
     redis_spec,
     scheduler_spec,
 )
-from pilotlight.platform.processes import (
-    SupervisedProcess,
-    free_port,
-    is_redis_ready,
-    returns_ok,
-    wait_for_ports,
-)
-from pilotlight.platform.settings import PlatformSettings
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
 from registry.domain.records import PlacedPod

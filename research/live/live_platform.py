@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from common.child_process import python_environment
 from load.report.run import Run
-from pilotlight.demo.liu_runs import FULL, POLICIES, WIN_SCENARIOS, DemoScale, SimpleRun, WinRun
+from pilotlight.demo import FULL, POLICIES, WIN_SCENARIOS, DemoScale, SimpleRun, WinRun
 from pilotlight.demo.session import (
     LiveSession,
     live_session,
@@ -32,12 +32,7 @@ from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.processes import free_port, redis_binary
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
-from pilotlight.sample_models.samples import (
-    LARGER_SAMPLES,
-    SAMPLES,
-    make_model_command,
-    prepare_samples,
-)
+from pilotlight.sample_models import LARGER_SAMPLES, SAMPLES, make_model_command, prepare_samples
 from pilotlight.state_dir import StateDir
 from research.experiments.elastic.burst_run import LiveBurst
 from research.experiments.elastic.spike_run import SpikeResult

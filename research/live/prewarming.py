@@ -11,7 +11,7 @@ from load.report.run import Run
 from load.report.run_file import read_run
 from pilotlight.demo.session import LiveSession
 from pilotlight.platform.settings import PlatformSettings
-from pilotlight.sample_models.samples import BUCKET
+from pilotlight.sample_models import BUCKET
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.client import Registry
 from registry.redis.reports import AutoscalerLog

@@ -5,10 +5,10 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from pilotlight.demo.liu_runs import TimedResponse
+from pilotlight.demo import TimedResponse
 from pilotlight.demo.session import LiveSession
 from pilotlight.platform.settings import PlatformSettings
-from pilotlight.sample_models.samples import BUCKET
+from pilotlight.sample_models import BUCKET
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, RoutingPolicy, Tier
 from research.experiments.regret.live_slice import AROUND_S, SAMPLE, LiveCell, LiveRun, request_seed

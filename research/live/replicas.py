@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pilotlight.demo.liu_runs import SENTENCE
+from pilotlight.demo import SENTENCE
 from pilotlight.demo.session import LiveSession, gather_requests, t5
 from registry.domain.model import ModelPolicy
 from research.experiments.liu.replicas_run import ReplicasRun

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from load.report.style import COLOURS, DPI, styled
-from pilotlight.demo.liu_runs import FIXED_POLICIES, POLICIES, mean_s, percentile_s
+from pilotlight.demo import FIXED_POLICIES, POLICIES, mean_s, percentile_s
 from registry.domain.model import RoutingPolicy
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from pilotlight.demo.liu_runs import WIN_SCENARIOS
+from pilotlight.demo import WIN_SCENARIOS
 from registry.domain.model import RoutingPolicy
 from research.experiments.liu.simulated import ModelTimings, scenario_timings, simulation_of
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pilotlight.demo.liu_runs import FULL, SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
+from pilotlight.demo import FULL, SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from registry.domain.pod import STAGES
 from research.experiments.harness.experiment import (
     Cell,

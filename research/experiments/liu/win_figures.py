@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
-from pilotlight.demo.liu_runs import (
+from pilotlight.demo import (
     POLICIES,
     THESIS_SLEEP_S,
     WIN_SCENARIOS,

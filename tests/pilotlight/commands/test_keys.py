@@ -13,8 +13,7 @@ from typer.main import get_command
 from gateway.authentication import TenantKeys
 from pilotlight.cli import create_app
 from pilotlight.commands.up_flags import UP_FLAGS, settings_of
-from pilotlight.platform.process_specs import gateway_spec
-from pilotlight.platform.settings import PlatformSettings
+from pilotlight.platform.settings import PlatformSettings, gateway_spec
 from pilotlight.state_dir import StateDir
 from tests import servers
 from tests.gateway.conftest import client

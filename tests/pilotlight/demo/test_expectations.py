@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.demo.liu_runs import (
+from pilotlight.demo import (
     FULL,
     LIU_REDUCTION_RATIO,
     SHORT,

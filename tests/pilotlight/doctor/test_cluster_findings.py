@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from pilotlight.doctor import Severity
 from pilotlight.doctor.cluster_facts import ClusterFacts
 from pilotlight.doctor.cluster_findings import DRIVER_LABEL, GPU, cluster_findings
-from pilotlight.doctor.finding import Severity
 
 NAMESPACE = "pilotlight"
 

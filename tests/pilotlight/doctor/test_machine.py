@@ -13,8 +13,7 @@ import pytest
 from typer.main import get_command
 
 from pilotlight.cli import create_app
-from pilotlight.doctor import machine
-from pilotlight.doctor.finding import Severity
+from pilotlight.doctor import Severity, machine
 from tests.pilotlight.conftest import Cli
 
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from pilotlight.sample_models.samples import make_samples
+from pilotlight.sample_models import make_samples
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,8 @@ import pytest
 from common.child_process import Command
 from pilotlight.errors import StartFailed
 from pilotlight.platform import processes
-from pilotlight.platform.process_specs import pod_settings
 from pilotlight.platform.processes import SupervisedProcess
-from pilotlight.platform.settings import PlatformSettings
+from pilotlight.platform.settings import PlatformSettings, pod_settings
 from pilotlight.state_dir import StateDir
 from tests import servers
 

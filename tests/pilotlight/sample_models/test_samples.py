@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from pilotlight.errors import StartFailed
-from pilotlight.sample_models.samples import SampleModel, make_samples
+from pilotlight.sample_models import SampleModel, make_samples
 from tests import servers
 
 WITHOUT_ROOM = """
 import resource, sys
 from pathlib import Path
 from pilotlight.errors import StartFailed
-from pilotlight.sample_models.samples import SAMPLES, make_samples
+from pilotlight.sample_models import SAMPLES, make_samples
 resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6))
 try:
     make_samples(Path(sys.argv[1]), lambda done, total, text: None, SAMPLES[:1])
@@ -50,7 +50,7 @@ def test_says_how_much_is_missing_before_it_makes_any(tmp_path: Path) -> None:
 MAKE_ONE = """
 import sys
 from pathlib import Path
-from pilotlight.sample_models.samples import SAMPLES, make_samples
+from pilotlight.sample_models import SAMPLES, make_samples
 make_samples(Path(sys.argv[1]), lambda done, total, text: None, SAMPLES[2:])
 """
 

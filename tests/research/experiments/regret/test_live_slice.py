@@ -2,7 +2,7 @@
 
 import pytest
 
-from pilotlight.demo.liu_runs import TimedResponse
+from pilotlight.demo import TimedResponse
 from registry.domain.model import RoutingPolicy, Tier
 from research.experiments.regret.live_slice import (
     LIVE_CELLS,
