@@ -20,15 +20,19 @@ _POLL_S: Final = 1.0
 
 _KINDS: Final = " or ".join(", ".join(each.plural for each in KINDS).rsplit(", ", 1))
 
-app = typer.Typer(name="get", no_args_is_help=True, help=f"Show {_KINDS}.")
+app = typer.Typer()
 
 
-def add_kinds(group: typer.Typer, make: Callable[[Kind], Callable[..., None]], shown: str) -> None:
+def _add_group(
+    name: str, about: str, shown: str, make: Callable[[Kind], Callable[..., None]]
+) -> None:
     """A verb of the group for each kind, by its `name` or `plural`, as shown, and other words."""
+    group = typer.Typer(name=name, no_args_is_help=True, help=about)
     for kind in KINDS:
         verb = make(kind)
         verb.words = kind.words  # type: ignore[attr-defined]  # which `cli.Group` reads
         group.command(getattr(kind, shown))(verb)
+    app.add_typer(group)
 
 
 def _listing(kind: Kind) -> Callable[..., None]:
@@ -58,7 +62,7 @@ def _listing(kind: Kind) -> Callable[..., None]:
     return flags.verb_of(get, [names, *_namespace(kind)], *kind.flags, lists=True)
 
 
-def describing(kind: Kind) -> Callable[..., None]:
+def _describing(kind: Kind) -> Callable[..., None]:
     async def describe(target: PlatformTarget, output: Output, **given: Any) -> None:
         [wanted] = _full_names(kind, [given["name"]], given.get("namespace"))
         async with _registry(kind, target) as registry:
@@ -136,4 +140,5 @@ def _text(document: Document) -> str:
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100).rstrip()
 
 
-add_kinds(app, _listing, "plural")
+_add_group("get", f"Show {_KINDS}.", "plural", _listing)
+_add_group("describe", "Show one object in detail.", "name", _describing)

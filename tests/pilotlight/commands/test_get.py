@@ -87,42 +87,6 @@ def test_without_pods_a_model_is_ready_while_an_autoscaler_leads(
     )
 
 
-def test_a_dry_run_prints_the_plan_and_does_nothing(
-    verb: Cli, redis: servers.RedisServer, tmp_path: Path
-) -> None:
-    floor = 'annotations: {pilotlight.io/min-copies: "1"}'
-    text = SERVICE.format(name="kept", folder="x").replace("spec:", f"  {floor}\nspec:", 1)
-    verb("apply", "-f", write_yaml(tmp_path / "y", kept=text))
-    info = PodInfo("pod-a", "127.0.0.1:1", node="n", memory_bytes=10**10)
-    act(redis.url, "default", lambda registry: registry.register_pod(info, lease_ttl_s=600))
-
-    plan = verb("autoscaler", "--dry-run", "--explain", "--json").document
-    [load] = plan["actions"]
-    assert (load["verb"], load["model"], load["pod"], load["reason"]) == (
-        "load",
-        "default/kept",
-        "pod-a",
-        "floor",
-    )
-    [model] = plan["models"]
-    assert (model["model"], model["warm"], model["waiting"], model["idle_s"]) == (
-        "default/kept",
-        0,
-        0,
-        None,
-    )
-    table = verb("autoscaler", "--dry-run", "--explain").out
-    assert "P(60 S)" in table
-    assert "pod-a" in table
-
-    assert verb("autoscaler", "--json").document == []
-    state = act(redis.url, "default", lambda registry: registry.cluster())
-    assert not state.residency
-    refused = verb("autoscaler", "--dry-run", "--loading", "clairvoyant")
-    assert refused.status == 2
-    assert "must be one of" in refused.err
-
-
 def test_pods_are_shown_with_their_share_of_an_accelerator(
     verb: Cli, redis: servers.RedisServer
 ) -> None:
