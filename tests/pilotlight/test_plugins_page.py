@@ -23,7 +23,7 @@ from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest, route_request
 from registry.domain.cluster import ClusterState
 from registry.domain.records import decode, encode_spec
-from registry.domain.model import ModelRecord
+from registry.domain.model import ModelRecord, ModelSpec
 from registry.domain.pod import PodInfo, PodPhase
 from registry.domain.pod_state import PodState
 from registry.inference_service.reader import read_object
@@ -107,7 +107,7 @@ def _page() -> tuple[str, str]:
     project = [each for each in blocks if re.search(r"^\[", each, re.MULTILINE)]
     starts = re.compile("^(from .* import|import|class) ", re.MULTILINE)
     module = [each for each in blocks if starts.search(each)]
-    assert len(project) == len(module) == 6
+    assert len(project) == len(module) == 5
     return "\n".join(project), "\n".join(module)
 
 
