@@ -41,9 +41,10 @@ _LABELLED: Final = 60
 """Examples from which an application's variants are profiled."""
 _SETTLE_S: Final = 30.0
 _LOAD_S: Final = 60.0
-_MAX_IDLE_S: Final = 4.0
-_MAX_IDLE: Final = 256
 _OK: Final = 200
+_FIRST_REQUESTS: Final = 5
+_REPORTED_S: Final = 1.2
+"""Pods report measurements and loads once a second."""
 _ATTEMPTS: Final = 3
 _RIVAL_CORES: Final = 0.05
 _RIVALS_END_S: Final = 120.0
@@ -96,7 +97,7 @@ class LiveShape:
         self._folder = session.platform.settings.objects / "applications"
         self._examples: LabelledExamples | None = None
         self._target = PlatformTarget(session.platform.settings.state_dir)
-        self._client = HttpClient(max_idle_s=_MAX_IDLE_S, max_idle=_MAX_IDLE)
+        self._client = HttpClient(max_idle_s=4.0, max_idle=256)
         self._address = parse_url(session.platform.gateway_url, is_grpc=False).address
 
     async def measure(self) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class LiveShape:
             plan = _PROFILE | {"tokens": self._shape.tokens_of(number)}
             pod = (held or pods)[0]
             profiles[spec.key] = await measure_profile(self._target, pod, spec.name, plan)
-        await asyncio.sleep(2.0)  # pods report once a second
+        await asyncio.sleep(_REPORTED_S)
         return {
             "shape": asdict(self._shape),
             "cores": os.cpu_count(),
@@ -128,9 +129,9 @@ class LiveShape:
         document, name = self._shape.application_document(), self._shape.application
         spec = read_application(document, name)
         await self._cluster.registry.put_applications([spec])
-        await self._all_warm()
         file = self._folder / f"{name}-requests.npz"
         self._examples = read_rules_examples(ExampleRules(str(file)))
+        await self._all_warm()
         file = self._folder / f"{name}-profile.npz"
         with contextlib.redirect_stdout(sys.stderr):
             await profile_application(self._target, Output(), spec, file, _LABELLED, _PROFILE)
@@ -164,6 +165,7 @@ class LiveShape:
 
     async def _play(self, setting: Setting, arrivals: Sequence[Arrival]) -> Played:
         await (self._all_warm() if setting.is_warm else self._all_cold())
+        await asyncio.sleep(_REPORTED_S)
         known_s = {spec.key: self._known_s(spec.key) for spec in self._specs}
         loads, before = self._loads(), cpu_by_role()
         start_s = time.perf_counter()
@@ -176,7 +178,7 @@ class LiveShape:
         took_s = time.perf_counter() - start_s
         cpu_s = {role: now - before.get(role, 0.0) for role, now in cpu_by_role().items()}
         await self._session.wait_idle()
-        await asyncio.sleep(1.1)  # pods report loads once a second
+        await asyncio.sleep(_REPORTED_S)
         outcomes = [task.result() for task in tasks]
         return Played(outcomes, known_s, self._loads() - loads, took_s, cpu_s)
 
@@ -189,9 +191,16 @@ class LiveShape:
         return {measure: each.seconds for measure, each in found.items() if each is not None}
 
     async def _outcome(
-        self, arrival: Arrival, policy: str, row: int, seed: int = 0, start_s: float | None = None
+        self,
+        arrival: Arrival,
+        policy: str,
+        row: int,
+        seed: int = 0,
+        start_s: float | None = None,
+        *,
+        to: str = "",
     ) -> Outcome:
-        path, body = self._request(arrival.model, row, seed)
+        path, body = self._request(to or self._shape.targets[arrival.model], arrival, row, seed)
         head = (
             f"POST {path} HTTP/1.1\r\nhost: live\r\n"
             f"content-length: {len(body)}\r\ncontent-type: application/json\r\n"
@@ -210,13 +219,12 @@ class LiveShape:
             found.error or "",
         )
 
-    def _request(self, number: int, row: int, seed: int) -> tuple[str, bytes]:
+    def _request(self, name: str, arrival: Arrival, row: int, seed: int) -> tuple[str, bytes]:
         """Path and body; an application's have the example that the simulator takes for the row."""
-        name = self._shape.targets[number]
         if self._examples is not None:
             at = drawn_example(seed, row, len(self._examples.labels))
             return f"/v2/models/{name}/infer", example_body(self._examples, at)
-        text = " ".join(["fox"] * (self._shape.tokens_of(number) - 2))
+        text = " ".join(["fox"] * (self._shape.tokens_of(arrival.model) - 2))
         return f"/v1/models/{name}:predict", orjson.dumps({"instances": [text]})
 
     async def _exchange(self, head: bytes, body: bytes) -> RequestResult:
@@ -252,6 +260,12 @@ class LiveShape:
             timeout_s=_SETTLE_S,
             what="all models on all pods",
         )
+        # A pod's first inferences take several times as long.
+        for number, spec in enumerate(self._specs):
+            for seed in range(_FIRST_REQUESTS * self._shape.pods):
+                arrival = Arrival(0.0, number, seed)
+                await self._outcome(arrival, "random", seed, to=spec.name.name)
+        await self._session.wait_idle()
 
     async def _load(self, pod: PodState, spec: ModelSpec) -> None:
         path = f"/v2/repository/models/{spec.name.path_segment}/load"
