@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from copy import copy
 from http import HTTPStatus
-from typing import Any, Final, Protocol, cast
+from typing import Final, cast
 
 import httptools
 
@@ -48,14 +48,6 @@ class TooLarge(HttpError):
     """The response is over the limit; its rest is not read."""
 
 
-class Waiter(Protocol):
-    """A future, or what a caller without a task waits for."""
-
-    def done(self) -> bool: ...
-    def set_result(self, result: None, /) -> None: ...
-    def __await__(self) -> Generator[Any, None, None]: ...
-
-
 class Connection(asyncio.Protocol):
     """One connection, one exchange at a time."""
 
@@ -66,7 +58,7 @@ class Connection(asyncio.Protocol):
     _untaken_bytes = 0
     _place: _Place | None = None
     _error: HttpError | None = None
-    _waiter: Waiter | None = None
+    _waiter: asyncio.Future[None] | None = None
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -212,14 +204,11 @@ class Connection(asyncio.Protocol):
     async def _wait(self) -> None:
         if self.is_closed:
             raise self._lost()
-        self._waiter = waiter = self._create_waiter()
+        self._waiter = waiter = self.loop.create_future()
         try:
             await waiter
         finally:
             self._waiter = None
-
-    def _create_waiter(self) -> Waiter:
-        return self.loop.create_future()
 
     def _lost(self) -> Exception:
         """Why the response does not come; raised itself, the kept error would be a cycle."""

@@ -150,7 +150,6 @@ class Inference:
                 return read_headers(headers).with_id()
             head.read = head.read or read_headers(headers)
             return head.read.with_id()
-        await client.run.in_task()
         if self._is_callback(client):
             client.target = self._pools.targets.as_direct(client.target)
         elif not self._is_from_platform(headers):
@@ -218,8 +217,8 @@ class Inference:
         run.limit(self._deadlines, until_s, now_s)
         client.on_disconnect = run.on_disconnect
         try:
-            if client.disconnected:  # before the request was begun
-                raise ClientClosedRequest
+            if client.disconnected:  # before the task was begun
+                run.on_disconnect()
             await exchange.run(until_s)
         except asyncio.CancelledError:
             cause = run.take_cause(is_draining=self._shutdown.is_draining)

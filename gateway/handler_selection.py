@@ -71,7 +71,6 @@ class ExchangeChoice:
         if client.begun is not None:
             return self._begun_request(client, read, body)
         if not client.target.is_named:
-            await client.run.in_task()
             await self._resolve_by_body(client, body)
         target = client.target
         pool = self._pools.only or self._pools.owner_of(target.model)
@@ -89,7 +88,6 @@ class ExchangeChoice:
             )
         record = state.models.get(target.model)
         if record is None or self._shutdown.is_draining:
-            await client.run.in_task()
             pool, record = await self._find_record(target)
             client.target = target = self._pools.targets.with_declared(target)
         if target.component is not None:

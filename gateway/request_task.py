@@ -1,20 +1,15 @@
-"""Runs a request's coroutine: from callbacks while it waits for a pod alone, else in a task.
+"""The task of a request: its deadline, its end when its client leaves, and the shutdown of all.
 
-A warm request has no task and no future: what it waits for calls `set_result`. What needs a task,
-since asyncio's timeouts do, awaits `in_task` first; a coroutine that waits for anything else of
-asyncio gets one by itself. The run ends the request at its deadline, or when its client leaves.
+Most requests have none (`gateway.dispatch.warm_request`).
 """
-
-from __future__ import annotations
 
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable, Coroutine, Generator, MutableSet
+from collections.abc import Callable, Coroutine, MutableSet
 from dataclasses import dataclass
 from math import ceil
-from types import coroutine
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, Final, Protocol
 
 from common.timers import Timer, Timers
 from gateway.errors import ClientClosedRequest, ShuttingDown, UpstreamTimeout
@@ -89,109 +84,51 @@ class Deadlines:
 
 
 class RequestRun:
-    """Without closures: those that refer to each other are cycles, which are collected late."""
+    """The task of a request, which ends at its deadline, or when its client leaves."""
 
-    __slots__ = (
-        "_cause",
-        "_coroutine",
-        "_due",
-        "_has_begun",
-        "_is_paused",
-        "_loop",
-        "_running",
-        "_task",
-    )
-
-    current: ClassVar[RequestRun | None] = None
-    """The one whose coroutine runs now, without a task."""
+    __slots__ = ("_cause", "_due", "_has_begun", "_loop", "_running", "_task")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, running: MutableSet[Any] | None = None
     ) -> None:
-        """`running`: has this object while the coroutine runs.
+        """`running`: has this object while its task runs.
 
         Without a call of `start` the request runs in the task that calls `limit`.
         """
         self._loop = loop
         self._running = running
-        self._coroutine: Coroutine[Any, Any, None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_begun = True
         """The task has: until then it cannot be cancelled."""
-        self._is_paused = False
         self._cause: type[Exception] | None = None
         self._due: set[Expiring] | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run the coroutine, now, until it waits; it handles its exceptions."""
+        """Run the coroutine in a task; it handles its exceptions."""
         if self._running is not None:
             self._running.add(self)
-        self._coroutine = work
-        self._step(None)
+        self._has_begun = False
+        self._task = self._loop.create_task(self._run(work))
 
-    def _step(self, error: BaseException | None) -> None:
-        work = self._coroutine
-        assert work is not None
-        outer, RequestRun.current = RequestRun.current, self
-        try:
-            waits_for = work.send(None) if error is None else work.throw(error)
-        except StopIteration:
-            self._end()
-        except BaseException:
-            self._end()
-            raise
-        else:
-            if waits_for is not self:
-                self._has_begun = False
-                self._task = self._loop.create_task(self._rest(work, waits_for))
-        finally:
-            RequestRun.current = outer
-
-    async def _rest(self, work: Coroutine[Any, Any, None], waits_for: Any) -> None:
+    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
         self._has_begun = True
         try:
-            await _continued(work, waits_for)
+            await work
         finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._coroutine = None
-        if self._running is not None:
-            self._running.discard(self)
-
-    # Waiting
-
-    def __await__(self) -> Generator[RequestRun, None, None]:
-        """Wait for `set_result`; of the run that is `current` only."""
-        self._is_paused = True
-        yield self
-
-    def done(self) -> bool:
-        return not self._is_paused
-
-    def set_result(self, _: None) -> None:
-        self._is_paused = False
-        self._step(None)
-
-    @coroutine
-    def in_task(self) -> Generator[None, None, None]:
-        """Go on in a task, from the next turn of the loop on, unless there is one."""
-        if self._task is None and self._coroutine is not None:
-            yield
-
-    # The end
+            self._task = None  # the reference would be a cycle
+            if self._running is not None:
+                self._running.discard(self)
 
     def limit(self, deadlines: Deadlines, until_s: float, now_s: float) -> None:
         """End the request at loop time `until_s`."""
-        if self._coroutine is None:
-            self._task = asyncio.current_task(self._loop)
+        self._task = self._task or asyncio.current_task(self._loop)
         self._due = deadlines.add(self, until_s, now_s)
 
     def unlimit(self) -> None:
-        """Forget the deadline, and an own task: the reference would be a cycle."""
+        """Forget the deadline, and the task of others that it runs in."""
         if self._due is not None:
             self._due.discard(self)
-        if self._coroutine is None:
+        if self._running is None:
             self._task = None
 
     def on_deadline(self) -> None:
@@ -207,17 +144,14 @@ class RequestRun:
 
     def cancel(self, msg: str | None = None) -> None:
         """As a task's: the server cancels what still runs at the end of its drain."""
-        self._loop.call_soon(self._interrupt)
+        self._interrupt()
 
     def _interrupt(self) -> None:
-        """Raise CancelledError where the coroutine waits."""
+        """Raise CancelledError where the task waits."""
         if not self._has_begun:
             self._loop.call_soon(self._interrupt)
         elif self._task is not None:
             self._task.cancel()
-        elif self._is_paused:
-            self._is_paused = False
-            self._step(asyncio.CancelledError())
 
     def take_cause(self, *, is_draining: bool) -> type[Exception] | None:
         """Why it was cancelled, with that of the task undone; None: something else cancelled it."""
@@ -226,30 +160,6 @@ class RequestRun:
         if self._cause is not None and self._task is not None:
             self._task.uncancel()
         return self._cause
-
-
-@coroutine
-def _continued(work: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, None, None]:
-    """The rest of a coroutine, for a task; it waits for a future now, or for the task itself."""
-    is_ready, error = waits_for is None, None
-    while True:
-        try:
-            if not is_ready:
-                yield waits_for
-        except BaseException as raised:  # the task was cancelled, or its loop is gone
-            error, waits_for = raised, None  # which may be a future of that error
-        is_ready = False
-        try:
-            waits_for = work.send(None) if error is None else work.throw(error)
-        except StopIteration:
-            return
-        finally:
-            error = None  # kept in a frame of its traceback it would be a cycle
-
-
-def waker(loop: asyncio.AbstractEventLoop) -> RequestRun | asyncio.Future[None]:
-    """What the caller awaits next, and another wakes by `set_result`."""
-    return RequestRun.current or loop.create_future()
 
 
 @dataclass(slots=True)

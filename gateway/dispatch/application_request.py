@@ -67,7 +67,6 @@ class ApplicationRequest(Request):
 
     async def run(self, until_s: float) -> None:
         """As `Request.run`. Raises BadRequest for data that no variant can answer."""
-        await self._client.run.in_task()
         await self._receive()
         self._asked.look = await self._look()
         try:

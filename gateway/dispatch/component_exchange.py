@@ -117,7 +117,6 @@ class ComponentExchange:
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`. Raises GatewayError."""
-        await self._client.run.in_task()
         if not self._body.receive_now():
             await self._body.receive()
         started_s = time.perf_counter()

@@ -1,9 +1,7 @@
 """An inference request from its body to the end of its response: placed, sent, streamed, settled.
 
-It holds a slot, a connection and a place in the queue, and releases them however it ends. It waits
-for a pod's response without a task; for a body, its turn in a queue, a connection or a retry in one
-(`gateway.request_task`). A request is retried at another pod only if the first cannot have executed
-it, and only while the retry budget lasts.
+It holds a slot, a connection and a place in the queue, and releases them however it ends. Retries
+are decided in `retries`.
 """
 
 import time
@@ -136,7 +134,6 @@ class Request:
 
     async def _receive(self) -> None:
         if not self._body.receive_now():
-            await self._client.run.in_task()
             await self._body.receive()
 
     # Placed and sent, perhaps several times
@@ -211,11 +208,9 @@ class Request:
                     await send_request(connection, head, self._body)
             except PodConnectionLost as lost:
                 connection.close()
-                await self._client.run.in_task()
                 connection = await self._resend(lost, placement, head)
             response = connection.response
             if response.status in FAILURE_STATUSES and not is_from_pod(response):
-                await self._client.run.in_task()
                 cause = await classify_response(connection, connections, entry.address)
                 raise self._queue_proxy_error(placement, cause)
             if response.not_executed is not None:
@@ -230,7 +225,6 @@ class Request:
         self.connection = connection
 
     async def _connect(self, placement: Placement, entry: PodState) -> PodConnection:
-        await self._client.run.in_task()
         try:
             return await self._context.connections.connect(entry.address)
         except PodUnreachable:

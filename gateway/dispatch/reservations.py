@@ -19,7 +19,6 @@ from typing import Final
 from gateway.dispatch.pending_placement import PendingPlacement, PlacementDriver
 from gateway.dispatch.placer import Placer
 from gateway.errors import Rejected
-from gateway.request_task import RequestRun, waker
 from gateway.routing.decision import SendTo
 from gateway.routing.route_request import IncomingRequest
 from registry.domain.cluster import ClusterState
@@ -74,7 +73,7 @@ class Placement(PendingPlacement):
     decision: SendTo
     reservation: Reservation
     error: Rejected | None
-    wakeup: RequestRun | asyncio.Future[None] | None
+    wakeup: asyncio.Future[None] | None
     """Done when the request is placed or rejected; None unless it waits for that."""
 
     def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
@@ -90,7 +89,7 @@ class Placement(PendingPlacement):
     async def placed(self, placer: Placer[Placement]) -> Placement:
         """As `place`, after the placer's answer."""
         if self.error is None and self.is_pending:
-            self.wakeup = waker(asyncio.get_running_loop())
+            self.wakeup = asyncio.get_running_loop().create_future()
             try:
                 await self.wakeup
             except asyncio.CancelledError:  # perhaps just after it was placed

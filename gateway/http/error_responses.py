@@ -74,7 +74,6 @@ async def wait_for_reader(client: InferenceClient, stall_s: float) -> None:
     """Return once the client accepts more; raises ClientTooSlow if it reads nothing so long."""
     if not client.is_behind:
         return
-    await client.run.in_task()
     while client.is_behind:
         unread_bytes = client.unread_bytes
         try:

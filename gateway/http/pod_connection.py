@@ -6,7 +6,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from common.http_client import MAX_IDLE_S, ConnectionPool
-from common.http_connection import Connection, InvalidResponse, NotConnected, Waiter
+from common.http_connection import Connection, InvalidResponse, NotConnected
 from common.pod_responses import (
     FAILURE_STATUSES,
     MAX_BODY_BYTES,
@@ -28,7 +28,6 @@ from gateway.http.pod_response import (
     shape_of,
     stage_times_ms,
 )
-from gateway.request_task import waker
 
 CONNECT_TIMEOUT_S: Final = 1.0
 _MAX_IDLE: Final = 1024
@@ -118,9 +117,6 @@ class PodConnection(Connection):
             elif not self.is_closed:
                 return
         Connection._wake(self)
-
-    def _create_waiter(self) -> Waiter:
-        return waker(self.loop)
 
     def _lost(self) -> Exception:
         if isinstance(self._error, InvalidResponse):  # sent again, it would be executed twice
