@@ -4,7 +4,6 @@ The component calls the model back through a gateway, where that request is plac
 limited as any other: here the request is passed on, and the response streamed back.
 """
 
-import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -33,15 +32,10 @@ MAX_ONGOING: Final = 1024
 MAX_IDLE_S: Final = 2.0
 """KServe's servers, which run on uvicorn, close a connection that is idle for 5 s: a request that
 comes at that moment would be lost."""
-MAX_NESTED: Final = 3
-"""Requests of one trace begun here that may be at a component at a time. A component that calls the
-model at another address than it was given gets its own request back, and KServe's passes the trace
-on."""
-MAX_OF_ID: Final = 64
-"""The same, of one id, where the trace is the client's or not passed on: clients repeat both."""
-OWN_TRACE: Final = b"70696c6f746c6967"
-"""How traces begin that gateways began."""
-_TRACE: Final = b"x-b3-traceid"
+MAX_OF_ID: Final = 16
+"""Requests of one id that may be at a component at a time. A component that calls the model at
+another address than it was given gets its own request back, and KServe's passes the id on. Clients
+may repeat ids, too."""
 
 
 @dataclass(slots=True)
@@ -53,23 +47,22 @@ class ComponentCalls:
         default_factory=partial(PodConnectionPool, max_idle_s=MAX_IDLE_S)
     )
     """Without the pods' secret and TLS: components are the tenants' own."""
-    _ongoing: Counter[tuple[str | bytes, ...]] = field(default_factory=Counter)
-    """By component's address, by that and id, and by that and trace."""
+    _ongoing: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    """By component's address, and by that and id."""
 
     @contextmanager
-    def counted(self, target: ComponentTarget, request_id: str, trace: bytes) -> Iterator[None]:
+    def counted(self, target: ComponentTarget, request_id: str) -> Iterator[None]:
         """Count a request while it lasts. Raises Rejected, ComponentLoop."""
         address = target.address
-        keys = (address,), (address, request_id), (address, trace)
-        total, of_id, nested = (self._ongoing[key] for key in keys)
-        is_nested = nested >= MAX_NESTED and trace.startswith(OWN_TRACE)
+        keys = (address,), (address, request_id)
+        total, of_id = (self._ongoing[key] for key in keys)
         if total >= MAX_ONGOING:
             raise Rejected(
                 Reason.QUEUE_FULL,
                 f"{MAX_ONGOING} requests of this gateway are at the {target.component}",
                 retry_after_s=1.0,
             )
-        if is_nested or of_id >= MAX_OF_ID:
+        if of_id >= MAX_OF_ID:
             raise ComponentLoop(
                 f"the request came back from the {target.component} at {address}"
                 " several times: it must call the model at its --predictor_host"
@@ -110,17 +103,13 @@ class ComponentExchange:
         self._callback_token = callback_token
         self._stall_s = stall_s
         self.awaited = target.component
-        given = dict(client.headers).get(_TRACE, b"")
-        self._trace = given or OWN_TRACE + b"%016x" % random.getrandbits(64)
-        """The client's, or one of this request and those that the component makes for it."""
-        self._trace_line = b"" if given else b"\r\n%b: %b" % (_TRACE, self._trace)
 
     async def run(self, until_s: float) -> None:
         """Serve the request until loop time `until_s`. Raises GatewayError."""
         if not self._body.receive_now():
             await self._body.receive()
         started_s = time.perf_counter()
-        with self._calls.counted(self._target, self._read.request_id, self._trace):
+        with self._calls.counted(self._target, self._read.request_id):
             try:
                 await self._exchange(until_s, started_s)
             except PodConnectionLost:
@@ -164,7 +153,6 @@ class ComponentExchange:
             model.namespace.encode(),
             b"\r\nx-request-id: ",
             self._read.request_id.encode(),
-            self._trace_line,
             b"\r\nx-pilotlight-deadline-ms: %d" % max(1, left_s * 1000),
         ]
         if self._callback_token:

@@ -208,10 +208,6 @@ _REASONS: Final = {
 }
 MAX_HOST_BYTES: Final = 255
 MAX_LABEL_BYTES: Final = 63
-_ABSOLUTE_FORM: Final = re.compile(
-    rb"https?://((?:\[[0-9a-f:.]+\]|[^/?#@\[\]:]+)(?::[0-9]*)?)(/[^#]*|\?[^#]*)?", re.IGNORECASE
-)
-"""The host may be an IPv6 address in brackets."""
 
 
 @dataclass(slots=True)
@@ -321,18 +317,6 @@ def not_http(headers: Headers, *, is_in_body: bool) -> InvalidFraming:
         "the request is not valid HTTP/1.1: it begins with 'METHOD TARGET HTTP/1.1' and CRLF, with"
         " a known method and a target of visible ASCII characters; then come lines 'name: value'"
     )
-
-
-def split_absolute_form(target: bytes) -> tuple[bytes, bytes] | None:
-    """Host and path of a target such as `http://host/path`, which clients send to proxies.
-
-    None for other targets that have no leading slash (RFC 9112, section 3.2.2).
-    """
-    match = _ABSOLUTE_FORM.fullmatch(target)
-    if match is None:
-        return None
-    path = match[2] or b"/"
-    return match[1], path if path.startswith(b"/") else b"/" + path
 
 
 def host_error(host: bytes, count: int, *, is_required: bool) -> str | None:

@@ -18,6 +18,16 @@ ENDPOINTS: Final = {
     "images/generations": "Generate images from a text.",
 }
 """Endpoints forwarded to pods, with their descriptions in the OpenAPI document."""
+EXAMPLES: Final[dict[str, dict[str, Any]]] = {
+    "completions": {"model": "writer", "prompt": "Once upon a time", "max_tokens": 16},
+    "chat/completions": {
+        "model": "writer",
+        "messages": [{"role": "user", "content": "What is a cat?"}],
+    },
+    "embeddings": {"model": "embed", "input": ["a cat", "a dog"]},
+    "images/generations": {"model": "painter", "prompt": "a cat", "size": "256x256"},
+}
+"""A body for each endpoint."""
 PATH: Final = re.compile(f"(?:/openai)?/v1/({'|'.join(ENDPOINTS)})")
 """Without `/openai` as other servers have them; `/v1/models` is KServe's."""
 _AREAS: Final = (

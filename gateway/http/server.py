@@ -29,7 +29,6 @@ from gateway.http.headers import (
     head_without_upgrade,
     host_error,
     not_http,
-    split_absolute_form,
     target_too_long,
 )
 from gateway.http.listener import ConnectionStarts, Lingering
@@ -141,7 +140,7 @@ class GatewayProtocol(InferenceConnection):
         if error is not None:
             raise InvalidFraming(error)
         if not self.url.startswith(b"/") and self.url != b"*":
-            self._read_absolute_form()
+            raise InvalidFraming(f"the request target must be a path; was {shown(self.url)}")
         target = None
         if self.url.endswith(_INFERENCE_SUFFIXES) or b"?" in self.url:
             path = httptools.parse_url(self.url).path
@@ -162,20 +161,6 @@ class GatewayProtocol(InferenceConnection):
         else:  # pipelined
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
-
-    def _read_absolute_form(self) -> None:
-        """Replace path and Host by the target's own (RFC 9112, section 3.2.2)."""
-        found = split_absolute_form(self.url)
-        if found is None:
-            raise InvalidFraming(
-                f"the request target must be a path, or http://host/path; was {shown(self.url)}"
-            )
-        self._host, self.url = found
-        error = host_error(self._host, 1, is_required=True)
-        if error is not None:
-            raise InvalidFraming(error)
-        others = [header for header in self.headers if header[0] != b"host"]
-        self.headers = [(b"host", self._host), *others]
 
     def _delegate_to_uvicorn(self) -> None:
         url, headers, expects_continue = self.url, self.headers, self.expect_100_continue

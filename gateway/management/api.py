@@ -4,7 +4,7 @@ The document is completed with inference, which FastAPI does not serve, and with
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, Final
 
@@ -25,151 +25,47 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.recent_requests import RecentRequests, explain_request
 from registry.errors import RegistryUnavailable
 
-_PUBLIC: Final = frozenset(
-    ("/", "/healthz", "/readyz", "/v2", "/v2/", "/v2/health/live", "/v2/health/ready")
-)
-"""Without a key or token."""
-ERRORS: Final = {
-    "400": "The request is malformed.",
-    "404": "The model does not exist, or has another name than the Host or prefix.",
-    "408": "The body was sent, or the response read, too slowly.",
-    "413": "The body is over the limit.",
-    "415": "The body is compressed in a way that is not read; see accept-encoding.",
-    "422": "The model's files cannot be served as they are; the error says why.",
-    "424": "A tensor that the request refers to is not kept any more.",
-    "429": "The model's queue is full; see retry-after.",
-    "500": "The model failed.",
-    "501": "No pod of the pool can serve the model as it is declared; the error says why.",
-    "502": "The pod was lost during the request, which may have been executed.",
-    "503": "The model could not be loaded, or no pod accepts requests; see retry-after.",
-    "504": "The deadline cannot be met, or has passed.",
-    "507": "The disk is full, or the model is larger than a budget of a pod: no retry-after then.",
-}
-"""Of inference."""
-_ACCESS_ERRORS: Final = {
-    "401": "A key or token is needed; only where the gateway asks for one.",
-    "403": "The token is of another namespace; only where the gateway asks for one.",
-}
-_NAME_ERRORS: Final = {
-    "400": "A name has characters that names cannot have.",
-    "404": ERRORS["404"],
-    "503": "The model cannot be served now, or no pod answers; see retry-after.",
-}
-_UNREADABLE: Final = {status: ERRORS[status] for status in ("422", "501")}
-_WORKFLOW_ERRORS: Final = {
-    "400": "The file or the arguments have a mistake; or the graph's step answers so.",
-    "404": "The workflow, graph or run does not exist.",
-    "408": "The body was sent too slowly.",
-    "409": "The name is taken, or the workflow was stopped.",
-    "413": ERRORS["413"],
-    "429": "There are too many runs or files; see retry-after.",
-    "500": "The run failed.",
-    "502": "The scheduler was lost during the request.",
-    "503": "No scheduler of workflows runs; see retry-after.",
-    "504": "The run's deadline has passed.",
-}
-_UNSENT: Final = ("HTTPValidationError", "ValidationError")
-"""FastAPI's own, of a status that it never sends here: parameters are texts."""
-
-
-def _object(needed: dict[str, Any], optional: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The schema of an object with these properties."""
-    return {"type": "object", "properties": needed | optional, "required": [*needed], **more}
-
-
-def _list(items: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": items}
-
-
 _TEXT: Final = {"type": "string"}
-_TEXT_OR_NULL: Final = {"type": "string", "nullable": True}
-_SCHEMAS: Final = {
-    "Error": _object({"error": {**_TEXT, "description": "What is wrong."}}, {}),
-    "OpenAIError": _object(
-        {
-            "error": _object(
-                {"message": _TEXT, "type": _TEXT}, {"param": _TEXT_OR_NULL, "code": _TEXT_OR_NULL}
-            )
-        },
-        {},
-    ),
-}
-_V1_BODY: Final = _object(
-    {"instances": _list({})}, {}, example={"instances": [[6.8, 2.8, 4.8, 1.4]]}
-)
-_TENSOR: Final = _object(
-    {"name": _TEXT, "shape": _list({"type": "integer"}), "datatype": _TEXT}, {"data": _list({})}
-)
-_V2_BODY: Final = _object(
-    {"inputs": _list(_TENSOR)},
-    {"id": _TEXT},
-    example={
-        "inputs": [
-            {"name": "input-0", "shape": [1, 4], "datatype": "FP32", "data": [6.8, 2.8, 4.8, 1.4]}
-        ]
+_ERROR: Final = {
+    "description": "An error; header x-pilotlight-reason names it.",
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "properties": {"error": {"description": "A text; of OpenAI's API an object."}},
+            }
+        }
     },
-)
-_OPENAI_EXAMPLES: Final[dict[str, dict[str, Any]]] = {
-    "completions": {"model": "writer", "prompt": "Once upon a time", "max_tokens": 16},
-    "chat/completions": {
-        "model": "writer",
-        "messages": [{"role": "user", "content": "What is a cat?"}],
-    },
-    "embeddings": {"model": "embed", "input": ["a cat", "a dog"]},
-    "images/generations": {"model": "painter", "prompt": "a cat", "size": "256x256"},
 }
-_INFERENCE: Final = {
-    "/v1/models/{name}:predict": ("v1", "Predict with a model by KServe's V1", _V1_BODY),
-    "/v1/models/{name}:explain": ("v1", "Explain a prediction, by its explainer", _V1_BODY),
-    "/v2/models/{name}/infer": ("v2", "Infer with a model by V2", _V2_BODY),
+_V1: Final = {"instances": [[6.8, 2.8, 4.8, 1.4]]}
+_V2: Final = {
+    "inputs": [
+        {"name": "input-0", "shape": [1, 4], "datatype": "FP32", "data": [6.8, 2.8, 4.8, 1.4]}
+    ]
+}
+_INFERENCE: Final[dict[str, tuple[str, str, dict[str, Any]]]] = {
+    "/v1/models/{name}:predict": ("v1", "Predict with a model by KServe's V1.", _V1),
+    "/v1/models/{name}:explain": ("v1", "Explain a prediction, by its explainer.", _V1),
+    "/v2/models/{name}/infer": ("v2", "Infer with a model by V2.", _V2),
     "/v2/models/{name}/versions/{version}/infer": (
-        "v2", "Infer with a model by V2; every version is the declared one", _V2_BODY,
+        "v2", "Infer with a model by V2; every version is the declared one.", _V2,
     ),
     **{
-        f"/openai/v1/{endpoint}": (
-            "openai", summary.rstrip("."),
-            _object(
-                {"model": _TEXT}, {"stream": {"type": "boolean"}},
-                example=_OPENAI_EXAMPLES[endpoint],
-            ),
-        )
+        f"/openai/v1/{endpoint}": ("openai", summary, openai.EXAMPLES[endpoint])
         for endpoint, summary in openai.ENDPOINTS.items()
     },
 }  # fmt: skip
-"""Tag, summary and body of each path."""
+"""Tag, summary and an example of the body, by path."""
 _HEADERS: Final = {
     "x-pilotlight-policy": "Routing policy for this request.",
     "x-pilotlight-deadline-ms": "Milliseconds from arrival within which a response is useful.",
     "x-request-id": "Request id; generated if absent, always returned.",
 }
-_RESPONSE: Final = (
-    "The response; x-pilotlight-pod, -gateway, -policy, -reason, -start; server-timing."
-)
-_PLAIN: Final = (
-    "of the namespace `default`, of the Host's (`NAME.NAMESPACE.…`), or of the only one that the"
-    " caller's key is of."
-)
-_ANY: Final = "of the namespace and name before it; the model's name may not differ."
-_CURL: Final = "curl -X POST http://localhost:8080{path} -H 'content-type: application/json' -d '…'"
 _NO_MARKS: Final = str.maketrans({"/": "_", "{": None, "}": None, ":": "_"})
 
 
-def inference_operations() -> dict[str, dict[str, Any]]:
-    """Operations by path, all of them POST."""
-    found: dict[str, dict[str, Any]] = {}
-    for path, (tag, summary, body) in _INFERENCE.items():
-        found[path] = _inference(path, tag, summary, f"{summary}, {_PLAIN}", body)
-        prefixed = "/serving/{namespace}/{name}" + path
-        found[prefixed] = _inference(
-            prefixed, tag, f"{summary} in any namespace", f"{summary}, {_ANY}", body
-        )
-    return found
-
-
-def _inference(
-    path: str, tag: str, summary: str, description: str, body: dict[str, Any]
-) -> dict[str, Any]:
-    example = path.format(namespace="default", name="iris", version="1")
+def _inference(path: str, tag: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
+    schema = {"type": "object", "required": [*example], "example": example}
     headers = [
         {"name": name, "in": "header", "description": text, "schema": _TEXT}
         for name, text in _HEADERS.items()
@@ -177,11 +73,11 @@ def _inference(
     return {
         "operationId": f"infer_{path.strip('/').translate(_NO_MARKS)}",
         "tags": [tag],
-        "summary": f"{summary}.",
-        "description": f"{description}\n\n    {_CURL.format(path=example)}",
+        "summary": summary,
+        "description": summary,
         "parameters": [*_path_parameters(path), *headers],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": {"description": _RESPONSE}},
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": {"description": "The response."}, "default": _ERROR},
     }
 
 
@@ -191,7 +87,7 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 
 
 def complete_openapi(api: FastAPI) -> None:
-    """Let the application's document say what is sent."""
+    """Add inference to the application's document, and errors as they are sent."""
     generate = api.openapi
 
     def openapi() -> dict[str, Any]:
@@ -205,50 +101,18 @@ def complete_openapi(api: FastAPI) -> None:
 def _completed(document: dict[str, Any]) -> dict[str, Any]:
     for path, item in document["paths"].items():
         for operation in item.values():
-            _describe(path, operation)
-    for path, operation in inference_operations().items():
-        document["paths"][path] = {"post": operation}
-        _add_errors(path, operation, ERRORS)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for name in _UNSENT:
-        schemas.pop(name, None)
-    schemas.update(_SCHEMAS)
+            summary, _, rest = operation["description"].partition("\n")
+            operation["summary"], operation["description"] = summary, rest.strip() or summary
+            operation["responses"].pop("422", None)  # FastAPI's own, which is never sent
+            operation["responses"]["default"] = _ERROR
+            given = operation.setdefault("parameters", [])
+            names = {each["name"] for each in given}
+            given += [each for each in _path_parameters(path) if each["name"] not in names]
+    for path, described in _INFERENCE.items():
+        for each in (path, "/serving/{namespace}/{name}" + path):
+            document["paths"][each] = {"post": _inference(each, *described)}
+    document.pop("components", None)
     return document
-
-
-def _describe(path: str, operation: dict[str, Any]) -> None:
-    """A summary in words, in place of the function's name, and the errors."""
-    summary, _, rest = operation.get("description", operation["summary"]).partition("\n")
-    operation["summary"] = summary.strip()
-    operation["description"] = rest.strip() or operation["summary"]
-    operation["responses"].pop("422", None)
-    if parameters := _path_parameters(path):
-        operation.setdefault("parameters", parameters)
-    _add_errors(path, operation, _errors_of(path, operation))
-
-
-def _errors_of(path: str, operation: Mapping[str, Any]) -> dict[str, str]:
-    if "workflows" in operation.get("tags", ()):
-        return _WORKFLOW_ERRORS
-    if path in ("/readyz", "/v2/health/ready"):
-        return {"503": "The registry was not read yet, or the gateway shuts down."}
-    if path.startswith("/pilotlight/v1/explain"):
-        return {"404": "The request is not among the last ones of this gateway."}
-    if path == "/pilotlight/v1/idle-memory":
-        return {"503": "The registry does not answer."}
-    if path.startswith("/v2/models/{name}") and not path.endswith("/ready"):
-        return {**_NAME_ERRORS, **_UNREADABLE}  # which a pod reads
-    return _NAME_ERRORS if "{name}" in path else {}
-
-
-def _add_errors(path: str, operation: dict[str, Any], errors: Mapping[str, str]) -> None:
-    schema = "OpenAIError" if "/openai/" in path else "Error"
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
-    if path == "/readyz" or path.endswith("/ready"):
-        content = {"application/json": {"schema": {"type": "object"}}}  # the state itself
-    access = {} if path in _PUBLIC and "workflows" not in operation["tags"] else _ACCESS_ERRORS
-    for status, text in {**errors, **access}.items():
-        operation["responses"][status] = {"description": text, "content": content}
 
 
 MAX_REGISTRY_AGE_S = 10.0

@@ -10,10 +10,8 @@ scheduler of Liu 2025, 6.2.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
 
 from gateway.routing.auto import auto
 from gateway.routing.decision import Decision, Reason, Reject, RequestView, SendTo, Wait
@@ -173,12 +171,6 @@ ROUTING_POLICIES: Mapping[str, RoutingFunction] = {
     RoutingPolicy.LEAST_LOADED: least_loaded_pod,
 }
 
-_ATTRIBUTES = tuple(
-    each for each in PodState.__slots__ if each not in ("accepting_changes", "changes", "sharing")
-)
-"""Of a pod, but for what its `PodIndex` keeps in it."""
-_READ = attrgetter(*_ATTRIBUTES)
-
 
 def routing_policy(name: str) -> RoutingFunction:
     """The policy of a name; one that is not installed rejects each request and says so."""
@@ -194,8 +186,7 @@ def _plugin(name: str) -> RoutingFunction:
         return lambda _request, _cluster, _now_s: Reject(Reason.POLICY_FAILED, message)
 
     def checked(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
-        """Whatever the foreign code does, only this request fails; a full pod is not sent more."""
-        pods, before = list(cluster.pods.items()), list(map(_READ, cluster.pods.values()))
+        """Whatever the foreign code raises, only this request fails; full pods get no more."""
         try:
             decision = decide(replace(request), cluster, now_s)
         except BaseException as error:  # it decides at once: all are its own
@@ -205,9 +196,7 @@ def _plugin(name: str) -> RoutingFunction:
                 f"line {where.lineno})"
             )
         else:
-            if change := _undo(cluster, pods, before):
-                problem = f"changed {change}: a policy reads the pool and changes nothing"
-            elif isinstance(decision, (Wait, Reject)):
+            if isinstance(decision, (Wait, Reject)):
                 return decision
             elif not isinstance(decision, SendTo):
                 problem = f"must return SendTo, Wait or Reject, returned {decision!r}"
@@ -217,32 +206,6 @@ def _plugin(name: str) -> RoutingFunction:
                 return decision
             else:
                 return Wait(Reason.QUEUE_NO_SLOT)
-        _undo(cluster, pods, before)
         return Reject(Reason.POLICY_FAILED, f"routing policy {name} {problem}")
 
     return checked
-
-
-def _undo(
-    cluster: ClusterState, pods: Sequence[tuple[str, PodState]], before: list[tuple[Any, ...]]
-) -> str:
-    """Take back what a policy changed, and say what it was: the first of it; empty: nothing."""
-    index, found = cluster.pods, ""
-    if list(index.items()) != pods:
-        found = "the pods"
-        for name in [name for name, pod in index.items() if (name, pod) not in pods]:
-            del index[name]
-        for name, pod in pods:
-            if pod.changes is index.changes:  # it was taken from the dict, not by the index
-                dict.__setitem__(index, name, pod)
-            else:
-                index[name] = pod
-    if list(map(_READ, cluster.pods.values())) == before:
-        return found
-    for (name, pod), values in zip(pods, before, strict=True):
-        for attribute, value in zip(_ATTRIBUTES, values, strict=True):
-            if getattr(pod, attribute) != value:
-                found = found or f"{attribute} of pod {name}"
-                setattr(pod, attribute, value)
-                pod.changes.add(pod)
-    return found

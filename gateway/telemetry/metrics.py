@@ -7,7 +7,6 @@ of their first requests; the series of deleted models end once others need their
 """
 
 import threading
-from bisect import bisect_left
 from collections import Counter as Counts
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, SummaryMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 
 from gateway.telemetry.recent_requests import RecentRequest
 from registry.domain.pod import Stage
@@ -69,14 +67,12 @@ class ModelLabels:
 
 
 class HistogramSeries:
-    __slots__ = ("bounds", "counts", "exemplars", "stages_ms", "total")
+    __slots__ = ("bounds", "counts", "stages_ms", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
-        self.exemplars: dict[int, Exemplar] = {}
-        """The latest traced request of each bucket; empty without traces."""
         self.stages_ms = [0.0] * len(STAGES)
         """Of one model's requests: the sum of each stage."""
 
@@ -100,19 +96,10 @@ def observe(
         each.total += total
 
 
-Bucket = tuple[str, float] | tuple[str, float, Exemplar]
-
-
-def buckets_of(
-    bounds: Sequence[float], counts: Sequence[int], exemplars: Mapping[int, Exemplar]
-) -> list[Bucket]:
-    """Cumulative counts by upper bound, for exposition; with exemplars by index where there are."""
+def buckets_of(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative counts by upper bound, for exposition."""
     names = [*(str(bound) for bound in bounds), "+Inf"]
-    known = dict(exemplars)  # called in a thread: an iteration could see a change
-    return [
-        (name, float(count), known[n]) if n in known else (name, float(count))
-        for n, (name, count) in enumerate(zip(names, accumulate(counts), strict=True))
-    ]
+    return list(zip(names, map(float, accumulate(counts)), strict=True))
 
 
 class LabelledHistogram(Collector):
@@ -151,7 +138,7 @@ class LabelledHistogram(Collector):
         family = HistogramMetricFamily(self._name, self._documentation, labels=[self._label])
         known = dict(self.series)  # called in a thread: an iteration could see a change
         for value, series in known.items():
-            buckets = buckets_of(self._bounds, series.counts, series.exemplars)
+            buckets = buckets_of(self._bounds, series.counts)
             family.add_metric([value], buckets, series.total)
         yield family
 
@@ -317,13 +304,6 @@ class GatewayMetrics:
             observe(*_owners(names, self.predicted.labels), expected_s)
             errors_s = np.abs(expected_s - pod_s[known])
             observe(*_owners(names, self.prediction_errors.labels), errors_s)
-
-    def keep_exemplar(self, request: RecentRequest, trace_id: str) -> None:
-        """Show a traced request with the buckets that it falls into."""
-        exemplar = Exemplar({"trace_id": trace_id}, request.took_s, request.at_s)
-        with self._lock:
-            for series in (self.durations.labels(request.policy), self.models.of(request.model)):
-                series.exemplars[bisect_left(series.bounds, request.took_s)] = exemplar
 
     def saw_unread(self, age_s: float) -> None:
         """A new connection had waited so long."""

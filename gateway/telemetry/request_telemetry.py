@@ -212,8 +212,6 @@ class RequestTelemetry:
         tracer = self.tracer
         if tracer is not None:
             tracer.respond(request)
-            if request.timings is not None and (trace_id := tracer.trace_id(request.id)):
-                self._metrics.keep_exemplar(request, trace_id)
         if self._logs_requests:
             timings = request.timings
             took_ms = None if timings is None else round(timings.queue_ms + timings.pod_ms, 3)

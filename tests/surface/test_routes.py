@@ -16,7 +16,7 @@ from common.probe_server import PATHS
 from common.tls import PartTls
 from controller.webhook_server import admission_app
 from gateway.__main__ import running_app
-from gateway.grpc import health_handler, reflection_handlers
+from gateway.grpc import health_handler
 from gateway.grpc.inference_service import InferenceService
 from gateway.settings import GatewaySettings
 from registry.redis.client import Registry
@@ -64,11 +64,7 @@ def _grpc(process: str, handlers: Iterable[Any]) -> Iterator[str]:
 async def _gateway() -> list[str]:
     async with running_app(GatewaySettings(redis_url=REDIS)) as app:
         api: Any = app._api
-        handlers = [
-            InferenceService(app).handler(),
-            health_handler(lambda: True),
-            *reflection_handlers(),
-        ]
+        handlers = [InferenceService(app).handler(), health_handler(lambda: True)]
         documented = api.openapi()["paths"]
         return [*_http("gateway", api.routes, documented), *_grpc("gateway", handlers)]
 

@@ -9,9 +9,6 @@ from typing import Any
 import httpx
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as openmetrics_families,
-)
 
 from gateway.http.headers import read_headers
 from gateway.telemetry.tracing import Tracer
@@ -150,41 +147,3 @@ def test_a_collector_gets_a_span_per_stage(
         requests = [each for each in logged if each["message"] == "request"]
         assert [each["trace_id"] for each in requests] == [TRACE, ""]
         assert requests[0]["model"] == str(spec.name)
-
-
-@pytest.mark.parametrize("is_at_health_port", [False, True])
-def test_histograms_name_the_trace_of_a_request_as_an_exemplar(
-    redis: servers.RedisServer, client: httpx.Client, tmp_path: Path, is_at_health_port: bool
-) -> None:
-    health_port = servers.free_port()
-    with ExitStack() as stack:
-        kept = stack.enter_context(collector())
-        harness = stack.enter_context(
-            running_harness(
-                tmp_path,
-                redis.url,
-                "exemplars",
-                client,
-                otlp_endpoint=kept.url,
-                trace_ratio=0,
-                health_port=health_port,
-            )
-        )
-        spec, _ = harness.start_warm_pod()
-        harness.predict(spec, traceparent=f"00-{TRACE}-{PARENT}-01")
-        url = f"http://127.0.0.1:{health_port}" if is_at_health_port else harness.gateway.url
-        accept = {"accept": "application/openmetrics-text; version=1.0.0"}
-        response = client.get(f"{url}/metrics", headers=accept)
-        plain = client.get(f"{url}/metrics").text
-    assert response.headers["content-type"].startswith("application/openmetrics-text")
-    found = {
-        (family.name, sample.exemplar.labels["trace_id"])
-        for family in openmetrics_families(response.text)  # type: ignore[no-untyped-call]
-        for sample in family.samples
-        if sample.exemplar is not None
-    }
-    assert found == {
-        ("pilotlight_gateway_request_seconds", TRACE),
-        ("pilotlight_gateway_model_request_seconds", TRACE),
-    }
-    assert TRACE not in plain
