@@ -175,6 +175,11 @@ def fetch(uri: str, folder: Path) -> Path:
             _from_s3(parts.netloc, unquote(parts.path).strip("/"), folder)
         else:
             _from_library(uri, folder)
+    except ModuleNotFoundError as error:
+        extra = "variants" if parts.scheme == "s3" else "storage"
+        raise InvalidSneakPeek(
+            f"{uri}: reading it needs {error.name}: pip install 'pilotlight[{extra}]'"
+        ) from error
     except Exception as error:  # whatever the libraries raise
         raise InvalidSneakPeek(f"{uri}: cannot be read: {error}") from error
     return _checked(folder, uri)

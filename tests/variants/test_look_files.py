@@ -1,5 +1,6 @@
 """The files of a trained look: written, read, and refused where damaged."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from variants.look_files import (
     MAX_EXAMPLES,
     InvalidSneakPeek,
     NearestExamples,
+    fetch,
     principal_components,
     read_sneakpeek,
     stratified_subset,
@@ -125,3 +127,15 @@ def test_many_dimensions_and_examples_are_bounded() -> None:
 def test_a_subset_keeps_every_class() -> None:
     labels = np.array([0] * 990 + [1] * 10)
     assert np.unique(labels[stratified_subset(labels, 50)]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("uri", "package", "extra"),
+    [("s3://bucket/a", "boto3", "variants"), ("gs://bucket/a", "kserve_storage", "storage")],
+)
+def test_a_missing_package_is_told_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(InvalidSneakPeek, match=rf"{package}: pip install 'pilotlight\[{extra}\]'"):
+        fetch(uri, tmp_path)
