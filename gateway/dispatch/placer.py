@@ -27,7 +27,8 @@ _MAX_PASS_S: Final = 0.005
 """For which queued requests are routed at a time; then all others have as long. With 400 models
 queued each change took 100 ms, and other tenants waited for seconds. Virtual time stands still."""
 _FIRST: Final = 4
-"""Heads that come first also where a pass goes on: those of the tenants whose turn it is."""
+"""Heads that come first also where a pass goes on: those of the tenants whose turn it is, and then
+as many that a warm pod may take, before new requests of other models take its slots."""
 _MAX_DIRECT_TRIES: Final = 4
 _BACKOFF: Final = Backoff(0.002, 0.1)
 
@@ -260,7 +261,7 @@ class Placer(Generic[P]):
         free slot can help: with thousands queued, each freed slot would cost thousands of
         decisions. A request due for rejection is then rejected by the next poll.
 
-        While a pass is paused only the first heads are routed.
+        While a pass is paused only the first heads are routed, and those of free warm pods.
         """
         self._is_missed |= self._is_paused and self._is_changed
         self._is_changed = False
@@ -269,16 +270,19 @@ class Placer(Generic[P]):
         begun_s, tried, waiting = self._now_s(), 0, list[QueueKey | None]()
         while not (only_if_free and self._is_full()):
             for placement in self._queue.heads(self._now_s(), only_placeable=only_if_free):
-                if placement.queue_key in self._passed and not self._is_paused:
+                if self._is_paused:
+                    if tried >= _FIRST and not self._state.free_warm(placement.spec.key).first(1):
+                        continue
+                elif placement.queue_key in self._passed:
                     continue
                 tried += 1
                 is_dispatched = self._try_dispatch(placement)
                 if not is_dispatched:
                     waiting.append(placement.queue_key)
                 took_s = self._now_s() - begun_s
-                if self._is_paused and tried == _FIRST:
+                if self._is_paused and tried == 2 * _FIRST:
                     return
-                if took_s > _MAX_PASS_S and tried > _FIRST:
+                if took_s > _MAX_PASS_S and tried > _FIRST and not self._is_paused:
                     self._is_paused = True
                     self._passed.update(waiting[_FIRST:])
                     self._timers.after(took_s, self._resume, only_if_free)

@@ -4,11 +4,12 @@ It holds a slot, a connection and a place in the queue, and releases them howeve
 are decided in `retries`.
 """
 
+import asyncio
 import time
 from http import HTTPStatus
 from typing import Final
 
-from common.pod_responses import FAILURE_STATUSES, QueueProxyFailure
+from common.pod_responses import FAILURE_STATUSES
 from gateway.dispatch.pod_request import (
     RequestContext,
     head_beginning,
@@ -17,7 +18,13 @@ from gateway.dispatch.pod_request import (
     send_request,
 )
 from gateway.dispatch.reservations import Placement
-from gateway.dispatch.retries import FailedAttempts, NotExecuted
+from gateway.dispatch.retries import (
+    BY_QUEUE_PROXY,
+    DEVICE_FULL_S,
+    FailedAttempts,
+    NotExecuted,
+    RetryElsewhere,
+)
 from gateway.dispatch.warm_request import WarmRequest
 from gateway.errors import NoPodAccepted, UpstreamLost
 from gateway.http.body import IncomingBody
@@ -41,16 +48,6 @@ from registry.domain.pod_state import PodState
 
 MAX_ERROR_BYTES: Final = 2048
 """Of an error's response, kept for its explanation."""
-
-
-class _RetryElsewhere(Exception):
-    """The pod has not executed the request; another attempt may succeed."""
-
-    def __init__(self, reason: NotExecuted, *, is_free: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.is_free = is_free
-        """The refusal follows from an optimistic reservation: it costs no retry budget."""
 
 
 class Request:
@@ -153,7 +150,7 @@ class Request:
                 self._losses = quarantine.losses
             try:
                 await self._send(placement, until_s)
-            except _RetryElsewhere as retry:
+            except RetryElsewhere as retry:
                 self._release(placement)
                 self._take_retry(placement, retry)
             except BaseException:
@@ -171,16 +168,23 @@ class Request:
         """Place the next attempt. Raises GatewayError."""
         placer = self._context.placer
         begun, self._begun_placement = self._begun_placement, None
-        if begun is None:
-            return await Placement(self.arrival, self._headers.place_at).place(placer)
-        return await begun.placed(placer)
+        if begun is not None:
+            return await begun.placed(placer)
+        placement = Placement(self.arrival, self._headers.place_at)
+        full = None if self._failed is None else self._failed.full_pod
+        if full is None:
+            return await placement.place(placer)
+        await asyncio.sleep(DEVICE_FULL_S)
+        with self._context.retries.health.without(full):
+            placement.error = placer.place(placement)
+        return await placement.placed(placer)
 
     def _left_ms(self, until_s: float) -> float:
         """The time until the deadline that the pod is told."""
         return (until_s - self._context.loop.time()) * 1000
 
     async def _send(self, placement: Placement, until_s: float) -> None:
-        """One attempt, to the head of the response. Raises _RetryElsewhere, GatewayError."""
+        """One attempt, to the head of the response. Raises RetryElsewhere, GatewayError."""
         entry, connections = placement.reservation.entry, self._context.connections
         begun, self._begun_connection = self._begun_connection, None
         connection = begun or connections.take_idle(entry.address)
@@ -212,7 +216,9 @@ class Request:
             response = connection.response
             if response.status in FAILURE_STATUSES and not is_from_pod(response):
                 cause = await classify_response(connection, connections, entry.address)
-                raise self._queue_proxy_error(placement, cause)
+                if cause not in BY_QUEUE_PROXY:
+                    raise UpstreamLost(MESSAGES[cause])
+                raise self._retry(placement, BY_QUEUE_PROXY[cause])
             if response.not_executed is not None:
                 reason = self._context.retries.reason_after(
                     response.not_executed, self._failed, placement, placement.decision
@@ -255,33 +261,25 @@ class Request:
 
     # Retries
 
-    def _retry(self, placement: Placement, reason: NotExecuted) -> _RetryElsewhere:
+    def _retry(self, placement: Placement, reason: NotExecuted) -> RetryElsewhere:
         """The pod has not executed the request: avoid it for a while."""
         context, reservation = self._context, placement.reservation
         if reason is NotExecuted.SLOTS:
             if context.reservations.record_collision(reservation):
-                return _RetryElsewhere(reason, is_free=True)
+                return RetryElsewhere(reason, is_free=True)
             context.reservations.restore(reservation.entry)
         self.arrival.load_failed |= reason is NotExecuted.LOAD_FAILED
         context.retries.record_failure(
             self._failures(), reason, entry=reservation.entry, predict=reservation.predict
         )
-        return _RetryElsewhere(reason)
+        return RetryElsewhere(reason)
 
     def _failures(self) -> FailedAttempts:
         if self._failed is None:
             self._failed = FailedAttempts()
         return self._failed
 
-    def _queue_proxy_error(self, placement: Placement, cause: QueueProxyFailure) -> Exception:
-        """The error of a response that came from the pod's queue-proxy, not from the pod."""
-        if cause is QueueProxyFailure.FULL:
-            return self._retry(placement, NotExecuted.SLOTS)
-        if cause is QueueProxyFailure.NOT_REACHED:
-            return self._retry(placement, NotExecuted.POD_DIED)
-        return UpstreamLost(MESSAGES[cause])
-
-    def _take_retry(self, placement: Placement, retry: _RetryElsewhere) -> None:
+    def _take_retry(self, placement: Placement, retry: RetryElsewhere) -> None:
         """Raises GatewayError where there is no other attempt."""
         context = self._context
         if retry.reason is NotExecuted.POD_DIED:

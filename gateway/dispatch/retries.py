@@ -1,17 +1,24 @@
 """Retries of requests that a pod did not execute: which ones, how often, and which pods to avoid.
 
+A retry cannot have run at the first pod: there was no connection to it; the pod has refused the
+request, or its queue-proxy did; or its process is gone, and any execution with it (`NotExecuted`).
+After any other loss of a connection the client gets an error, unless the connection may have been
+stale: then the request is sent again to the same pod, which refuses one that it has begun.
+
 Source of the budget: the token form of Finagle's `RetryBudget`, so that a failing pool does not
 receive many more requests than clients send: every request earns a part of a retry.
 """
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
 from common.backoff import Backoff
+from common.pod_responses import QueueProxyFailure
 from common.timers import Timers
 from gateway.dispatch.pending_placement import PendingPlacement
 from gateway.errors import RequestLostPods
@@ -23,8 +30,8 @@ MAX_ATTEMPTS: Final = 10
 MAX_WAIT_SHARE: Final = 0.5
 """Of a request's deadline, after which it is not begun any more."""
 _SUSPECT_S: Final = 1.0
-_DEVICE_FULL_S: Final = 0.1
-"""So that inferences that fill a device's memory can end."""
+DEVICE_FULL_S: Final = 0.1
+"""Before a retry, so that inferences that fill a device's memory can end."""
 _FULL: Final = Backoff(0.02, 0.5)
 
 
@@ -40,11 +47,23 @@ class OutlierDetection:
         self._suspicions: Counter[PodState] = Counter()
         """Those of each pod whose time is not over."""
 
-    def avoid(self, pod: PodState, for_s: float = _SUSPECT_S) -> None:
+    def avoid(self, pod: PodState) -> None:
         """Send nothing to the pod for a while, or until the registry reports it again."""
+        self._suspect(pod)
+        self._timers.after(_SUSPECT_S, self._trust, pod)
+
+    @contextmanager
+    def without(self, pod: PodState) -> Iterator[None]:
+        """Decisions meanwhile are made without the pod; those of others come after them."""
+        self._suspect(pod)
+        try:
+            yield
+        finally:
+            self._trust(pod)
+
+    def _suspect(self, pod: PodState) -> None:
         self._suspicions[pod] += 1
         pod.set_suspect(is_suspect=True)
-        self._timers.after(for_s, self._trust, pod)
 
     def _trust(self, pod: PodState) -> None:
         """One suspicion is over: the pod is trusted after its last."""
@@ -89,6 +108,21 @@ _RETRIED: Final = {
     "secret": NotExecuted.SECRET,
     "unreachable": NotExecuted.PREDICT_UNREACHABLE,
 }
+BY_QUEUE_PROXY: Final = {
+    QueueProxyFailure.FULL: NotExecuted.SLOTS,
+    QueueProxyFailure.NOT_REACHED: NotExecuted.POD_DIED,
+}
+"""The reason by what a queue-proxy's response says; of others the pod may have begun."""
+
+
+class RetryElsewhere(Exception):
+    """The pod has not executed the request; another attempt may succeed."""
+
+    def __init__(self, reason: NotExecuted, *, is_free: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_free = is_free
+        """The refusal follows from an optimistic reservation: it costs no retry budget."""
 
 
 @dataclass(slots=True)
@@ -98,7 +132,8 @@ class FailedAttempts:
     total: int = 0
     for_slots: int = 0
     """Attempts that cost a retry and failed for lack of a slot."""
-    was_device_full: bool = False
+    full_pod: PodState | None = None
+    """Whose device had no memory for the inference."""
 
 
 @dataclass(slots=True)
@@ -125,7 +160,7 @@ class Retries:
     """Decides about the next attempt of requests."""
 
     def __init__(self, health: OutlierDetection, cluster: ClusterState) -> None:
-        self._health = health
+        self.health = health
         self._cluster = cluster
         self.budget = RetryBudget()
 
@@ -150,17 +185,16 @@ class Retries:
         """Avoid the pod that caused a failed attempt for a while."""
         match reason:
             case NotExecuted.DEVICE_FULL:
-                failed.was_device_full = True
-                self._health.avoid(predict, _DEVICE_FULL_S)
+                failed.full_pod = predict  # others' inferences may be smaller
             case NotExecuted.PREDICT_UNREACHABLE:
-                self._health.avoid(predict)
+                self.health.avoid(predict)
             case NotExecuted.SLOTS:
-                self._health.mark_full(entry, failed.for_slots)
+                self.health.mark_full(entry, failed.for_slots)
                 failed.for_slots += 1
             case NotExecuted.LOAD_FAILED:
                 pass  # the pod serves other models
             case _:
-                self._health.avoid(entry)
+                self.health.avoid(entry)
 
     def take_retry(
         self, failed: FailedAttempts, reason: NotExecuted, *, is_free: bool = False
@@ -183,7 +217,7 @@ def refusal_to_retry(refusal: str | None, failed: FailedAttempts | None) -> NotE
     Refusals that the request or its model caused are not retried, nor is an inference that two
     devices had no memory for: it is too large.
     """
-    if refusal == "device-full" and (failed is None or not failed.was_device_full):
+    if refusal == "device-full" and (failed is None or failed.full_pod is None):
         return NotExecuted.DEVICE_FULL
     return _RETRIED.get(refusal or "")
 

@@ -13,7 +13,7 @@ from gateway.dispatch.retries import FailedAttempts, NotExecuted, OutlierDetecti
 from gateway.routing.decision import Decision, Reason, RequestView, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest
 from gateway.routing.routing_policies import ROUTING_POLICIES
-from registry.domain.cluster import ClusterState
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.model import ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import LoadMode
@@ -324,7 +324,6 @@ def test_the_error_of_a_timeout_does_not_depend_on_the_clock(elapsed_s: float) -
     ("reason", "for_slots", "for_s"),
     [
         pytest.param(NotExecuted.UNREACHABLE, 0, 1.0, id="suspect"),
-        pytest.param(NotExecuted.DEVICE_FULL, 0, 0.1, id="device-full"),
         pytest.param(NotExecuted.SLOTS, 0, 0.02, id="full"),
         pytest.param(NotExecuted.SLOTS, 9, 0.5, id="full-again"),
     ],
@@ -340,6 +339,23 @@ def test_a_pod_is_avoided_for_a_while(reason: NotExecuted, for_slots: int, for_s
     assert virtual.placed == []
     virtual.run_for(0.002)
     assert len(virtual.placed) == 1
+
+
+def test_a_full_device_is_avoided_by_the_refused_request_alone() -> None:
+    pods = (PodSketch("pod-a", "warm", slots=2), PodSketch("pod-b", "warm", slots=2, busy=1))
+    state = cluster(*pods, key=KEY)
+    virtual, failed = VirtualPlacer(state), FailedAttempts()
+    health = OutlierDetection(virtual.events, virtual.placer.notify_change)
+    full, spec = state.pods["pod-a"], declare(state, routing=QUEUEING)
+    Retries(health, state).record_failure(
+        failed, NotExecuted.DEVICE_FULL, entry=state.pods["pod-b"], predict=full
+    )
+    assert failed.full_pod is full
+    with health.without(full):
+        virtual.place(spec)
+    assert (full.slots_busy, full.is_accepting) == (0, True)
+    virtual.place(spec)
+    assert full.slots_busy == 1
 
 
 def planned(virtual: VirtualPlacer, spec: ModelSpec) -> PendingPlacement:
@@ -400,7 +416,10 @@ def run_until(virtual: VirtualPlacer, is_reached: Callable[[], bool]) -> None:
 
 
 def forty_models_wait(
-    monkeypatch: pytest.MonkeyPatch, *pods: PodSketch, warm_requests: int = 0
+    monkeypatch: pytest.MonkeyPatch,
+    *pods: PodSketch,
+    warm_requests: int = 0,
+    are_of_others: bool = False,
 ) -> tuple[VirtualPlacer, SlowPolicy, list[ModelSpec]]:
     """Beside a pod that is warm for another model; a change has come, and a first pass."""
     state = cluster(
@@ -412,9 +431,17 @@ def forty_models_wait(
     virtual = VirtualPlacer(state)
     policy = SlowPolicy(virtual)
     monkeypatch.setitem(ROUTING_POLICIES, RoutingPolicy.RANDOM, policy)
-    specs = [declare(state, f"m{number}", routing=RoutingPolicy.RANDOM) for number in range(40)]
-    warm = declare(state)
-    for spec in [*[warm] * warm_requests, *specs]:
+    specs = [
+        declare(
+            state,
+            f"m{number}",
+            namespace=f"t{number}" if are_of_others else "default",
+            routing=RoutingPolicy.RANDOM,
+        )
+        for number in range(40)
+    ]
+    warm = [declare(state)] * warm_requests
+    for spec in [*specs, *warm] if are_of_others else [*warm, *specs]:
         virtual.place(spec)
     for _ in range(2):  # up to the end of the first pass, and of a poll's
         run_until(virtual, lambda: bool(policy.decided))
@@ -460,6 +487,22 @@ def test_a_new_request_takes_no_slot_from_one_queued_for_its_model_while_a_pass_
     policy.take()
     virtual.run_for(POLL_INTERVAL_S / 2)  # those that were passed have the change's turn, too
     assert set(policy.decided) == {spec.key for spec in specs}
+
+
+def test_a_slot_is_another_models_whose_tenants_turn_is_late_while_a_pass_is_paused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pods = PodSketch("pod-a", "warm"), PodSketch("pod-b", memory_bytes=1000, used_bytes=1000)
+    virtual, policy, _ = forty_models_wait(monkeypatch, *pods, warm_requests=2, are_of_others=True)
+    assert 4 < len(policy.decided) < 40
+    [placed] = virtual.placed
+    other = declare(virtual.state, "other")
+    at = ["at", other.key, "pod-a", f"device|-|{int(NOW_S * 1000)}|100"]
+    ChangeApplier(virtual.state).apply(virtual.state.version + 1, [at])
+    virtual.end_request("pod-a")
+    new = virtual.place(other)
+    assert [each.spec for each in virtual.placed] == [placed.spec] * 2
+    assert new.is_pending
 
 
 def test_new_requests_come_after_those_of_their_model_that_a_paused_pass_has_not_reached(

@@ -1,7 +1,5 @@
 """Retries: their budget and number, the refusals that lead to one, requests that lose pods."""
 
-from functools import partial
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,31 +79,24 @@ def test_attempts_end(tokens: float, is_free: bool, attempts: int, error: str) -
 def test_refusals_by_the_state_of_a_pod_are_retried(
     refusal: str | None, was_device_full: bool, reason: NotExecuted | None
 ) -> None:
-    assert refusal_to_retry(refusal, FailedAttempts(was_device_full=was_device_full)) is reason
+    full = cluster(PodSketch("pod-a")).pods["pod-a"] if was_device_full else None
+    assert refusal_to_retry(refusal, FailedAttempts(full_pod=full)) is reason
 
 
-@pytest.mark.parametrize(
-    ("marks", "until_s"),
-    [
-        pytest.param([(0.0, 1.0), (0.5, 0.1)], 1.0, id="a-shorter-one-later"),
-        pytest.param([(0.0, 1.0), (0.4, 1.0), (0.9, 1.0)], 1.9, id="equal-ones"),
-        pytest.param([(0.0, 0.1), (0.05, 1.0)], 1.05, id="a-longer-one-later"),
-    ],
-)
-def test_a_pod_is_avoided_until_the_last_end_of_its_marks(
-    marks: list[tuple[float, float]], until_s: float
-) -> None:
+def test_a_pod_is_avoided_until_the_last_end_of_its_marks() -> None:
     events = EventQueue()
     recovered_s: list[float] = []
     suspected: list[bool] = []
     health = OutlierDetection(events, lambda: recovered_s.append(events.now_s))
     pod = cluster(PodSketch("pod-a")).pods["pod-a"]
-    for at_s, for_s in marks:
-        events.at(at_s, partial(health.avoid, pod), for_s)
-    events.at(until_s - 0.001, lambda _: suspected.append(pod.is_suspect))
+    for at_s in (0.0, 0.4, 0.9):
+        events.at(at_s, health.avoid, pod)
+    with health.without(pod):
+        pass
+    events.at(1.899, lambda _: suspected.append(pod.is_suspect))
     events.run_some(100, until=lambda: False)
     assert (suspected, pod.is_suspect) == ([True], False)
-    assert recovered_s == pytest.approx([until_s])
+    assert recovered_s == pytest.approx([0.0, 1.9])
 
 
 class Clock:
