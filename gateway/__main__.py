@@ -57,7 +57,7 @@ KEEP_ALIVE_S = 75
 class GatewayServer(HttpServer):
     """The HTTP server: at shutdown it first lets clients leave, then drains, then stops."""
 
-    def __init__(self, app: GatewayApp, settings: GatewaySettings, metrics: GatewayMetrics) -> None:
+    def __init__(self, app: GatewayApp, settings: GatewaySettings) -> None:
         super().__init__(
             app,
             host=settings.host,
@@ -68,7 +68,6 @@ class GatewayServer(HttpServer):
         )
         self._app = app
         self._settings = settings
-        self._metrics = metrics
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on the ports for HTTP and TLS. Raises OSError."""
@@ -81,7 +80,7 @@ class GatewayServer(HttpServer):
         listening = listen(config.host, config.port, BACKLOG)
         with_tls = listen(config.host, tls_port, BACKLOG) if tls_port else []
         self.servers = [
-            Listener(each, create, self._metrics.saw_unread, tls)  # type: ignore[misc]
+            Listener(each, create, tls)  # type: ignore[misc]
             for sockets_of, tls in ((listening, None), (with_tls, self._app.tls.server))
             for each in sockets_of
         ]
@@ -218,7 +217,7 @@ async def serve(settings: GatewaySettings) -> None:
     """Serve until SIGINT or SIGTERM."""
     metrics = GatewayMetrics()
     async with running_app(settings, metrics) as app:
-        server = GatewayServer(app, settings, metrics)
+        server = GatewayServer(app, settings)
         gc.freeze()  # startup's objects live on: garbage collection skips them
         gc.set_threshold(5_000, 200, 20)  # pauses of 1 ms; at 50,000 objects up to 60 ms
         try:

@@ -44,7 +44,7 @@ from gateway.http.routes import (
 )
 from gateway.http.targets import ModelTarget, target_in_namespace
 from gateway.pool import GatewayPools
-from gateway.request_task import Deadlines, LoopTimers, Shutdown
+from gateway.request_task import Shutdown
 from gateway.settings import GatewaySettings
 from gateway.telemetry.request_telemetry import RequestTelemetry
 
@@ -75,7 +75,6 @@ class Inference:
         self._access = access
         self._body_limits, self._held_bodies = limits, held
         self._shutdown = shutdown
-        self._deadlines = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
         self.warm_path = None
         """None: with tracing or several pools no request can go by callbacks alone."""
         if pools.only is not None and telemetry.tracer is None:
@@ -93,7 +92,6 @@ class Inference:
                 pools.only.watch.registry_now_s,
                 exchanges.draw,
                 routes,
-                self._deadlines,
                 shutdown,
                 held,
                 settings.request_timeout,
@@ -214,7 +212,7 @@ class Inference:
         until_s = now_s + self._settings.request_timeout
         if read.deadline_s:
             until_s = now_s + read.deadline_s - client.waited_s
-        run.limit(self._deadlines, until_s, now_s)
+        run.limit(until_s)
         client.on_disconnect = run.on_disconnect
         try:
             if client.disconnected:  # before the task was begun

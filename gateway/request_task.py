@@ -4,21 +4,12 @@ Most requests have none (`gateway.dispatch.warm_request`).
 """
 
 import asyncio
-import heapq
-import logging
 from collections.abc import Callable, Coroutine, MutableSet
 from dataclasses import dataclass
-from math import ceil
-from typing import Any, Final, Protocol
+from typing import Any
 
-from common.timers import Timer, Timers
+from common.timers import Timer
 from gateway.errors import ClientClosedRequest, ShuttingDown, UpstreamTimeout
-
-logger = logging.getLogger(__name__)
-
-_SOON_S: Final = 1.0
-_WIDTH_MS: Final = 10
-"""How late a deadline may be noticed; one that is `_SOON_S` away or more, ten times as late."""
 
 
 class LoopTimers:
@@ -33,60 +24,10 @@ class LoopTimers:
         return self._loop.call_soon(do, argument)
 
 
-class Expiring(Protocol):
-    def on_deadline(self) -> None:
-        """The deadline has passed."""
-
-
-class Deadlines:
-    """On one timer: most requests end before, and none costs a timer of its own."""
-
-    def __init__(self, timers: Timers, now_s: Callable[[], float]) -> None:
-        self._timers = timers
-        self._now_s = now_s
-        self._buckets: dict[int, set[Expiring]] = {}
-        """By the millisecond at which they are due."""
-        self._due_ms: list[int] = []
-        """A heap of the buckets' times."""
-        self._timer: Timer | None = None
-
-    def add(self, request: Expiring, until_s: float, now_s: float) -> set[Expiring]:
-        """Call `on_deadline` at this time, unless the request leaves the set until then."""
-        width_ms = _WIDTH_MS if until_s - now_s < _SOON_S else 10 * _WIDTH_MS
-        due_ms = ceil(until_s * 1000)
-        due_ms += -due_ms % width_ms
-        bucket = self._buckets.get(due_ms)
-        if bucket is None:
-            bucket = self._buckets[due_ms] = set()
-            heapq.heappush(self._due_ms, due_ms)
-            if self._due_ms[0] == due_ms:
-                self._set_timer()
-        bucket.add(request)
-        return bucket
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        left_s = max(0.0, self._due_ms[0] / 1000 - self._now_s())
-        self._timer = self._timers.after(left_s, self._on_timer, None)
-
-    def _on_timer(self, _: None) -> None:
-        now_ms = round(self._now_s() * 1000)
-        while self._due_ms and self._due_ms[0] <= now_ms:
-            for request in list(self._buckets.pop(heapq.heappop(self._due_ms))):
-                try:
-                    request.on_deadline()
-                except Exception:
-                    logger.exception("a request failed when it was ended at its deadline")
-        self._timer = None
-        if self._due_ms:
-            self._set_timer()
-
-
 class RequestRun:
     """The task of a request, which ends at its deadline, or when its client leaves."""
 
-    __slots__ = ("_cause", "_due", "_has_begun", "_loop", "_running", "_task")
+    __slots__ = ("_cause", "_has_begun", "_loop", "_running", "_task", "_timer")
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, running: MutableSet[Any] | None = None
@@ -101,7 +42,7 @@ class RequestRun:
         self._has_begun = True
         """The task has: until then it cannot be cancelled."""
         self._cause: type[Exception] | None = None
-        self._due: set[Expiring] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run the coroutine in a task; it handles its exceptions."""
@@ -119,15 +60,16 @@ class RequestRun:
             if self._running is not None:
                 self._running.discard(self)
 
-    def limit(self, deadlines: Deadlines, until_s: float, now_s: float) -> None:
+    def limit(self, until_s: float) -> None:
         """End the request at loop time `until_s`."""
         self._task = self._task or asyncio.current_task(self._loop)
-        self._due = deadlines.add(self, until_s, now_s)
+        self._timer = self._loop.call_at(until_s, self.on_deadline)
 
     def unlimit(self) -> None:
         """Forget the deadline, and the task of others that it runs in."""
-        if self._due is not None:
-            self._due.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._running is None:
             self._task = None
 

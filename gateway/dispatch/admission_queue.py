@@ -17,7 +17,7 @@ from gateway.dispatch.pending_placement import (
 )
 from gateway.errors import Rejected
 from gateway.routing.decision import Reason
-from gateway.routing.route_request import IncomingRequest, cannot_be_placed, uses_remote_proxy
+from gateway.routing.route_request import IncomingRequest
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName, Tier
@@ -194,33 +194,12 @@ class AdmissionQueue(Generic[P]):
 
     # The order of dispatch
 
-    def heads(self, now_s: float, *, only_placeable: bool) -> list[P]:
-        """The first request of every model in the order of `dispatch_order`.
-
-        `only_placeable` leaves out requests that certainly wait, where this check costs less than
-        routing them.
-        """
+    def heads(self, now_s: float) -> list[P]:
+        """The first request of every model in the order of `dispatch_order`."""
         ordered = dispatch_order(
             self._fair_queue.heads(now_s), lambda key: self._is_ready(key, now_s)
         )
-        heads = [self.waiting[key] for key in ordered]
-        state = self._state
-        if not only_placeable or not any(
-            uses_remote_proxy(each.arrival, state.models) for each in heads
-        ):
-            return heads  # saves the minimum over all pods
-        min_inferring = min([pod.inferring for pod in state.pods.values()], default=0)
-        return [
-            each
-            for each in heads
-            if not cannot_be_placed(
-                each.arrival,
-                state.models,
-                state,
-                min_inferring=min_inferring,
-                has_awaited_tier=each.awaited_tier is not None,
-            )
-        ]
+        return [self.waiting[key] for key in ordered]
 
     def head_of(self, model: ModelName) -> P | None:
         """The first request of a model, without those with a pending reservation."""

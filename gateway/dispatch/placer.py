@@ -257,9 +257,8 @@ class Placer(Generic[P]):
     def _dispatch_ready(self, *, only_if_free: bool) -> None:
         """Route the head of every model's queue in fair order; repeat while one is dispatched.
 
-        With `only_if_free` nothing is routed while no pod has a free slot, nor are requests that no
-        free slot can help: with thousands queued, each freed slot would cost thousands of
-        decisions. A request due for rejection is then rejected by the next poll.
+        With `only_if_free` nothing is routed while no pod has a free slot. A request due for
+        rejection is then rejected by the next poll.
 
         While a pass is paused only the first heads are routed, and those of free warm pods.
         """
@@ -269,7 +268,7 @@ class Placer(Generic[P]):
             self._driver.before_dispatch()
         begun_s, tried, waiting = self._now_s(), 0, list[QueueKey | None]()
         while not (only_if_free and self._is_full()):
-            for placement in self._queue.heads(self._now_s(), only_placeable=only_if_free):
+            for placement in self._queue.heads(self._now_s()):
                 if self._is_paused:
                     if tried >= _FIRST and not self._state.free_warm(placement.spec.key).first(1):
                         continue

@@ -16,7 +16,7 @@ from gateway.http.body import HeldBodies, IncomingBody
 from gateway.http.headers import Headers, KnownHead, RequestHeaders, read_headers
 from gateway.http.pod_connection import PodConnection, PodConnectionPool
 from gateway.http.targets import ModelTarget, Verb
-from gateway.request_task import Deadlines, Shutdown
+from gateway.request_task import Shutdown
 from gateway.routing.route_request import is_plain
 from gateway.telemetry.arrival_counter import ArrivalCounter
 from gateway.telemetry.event_log import EventLog
@@ -166,7 +166,6 @@ class WarmPath:
     draw: Callable[[RequestHeaders], tuple[float, int]]
     """A new request's random number, and its own."""
     routes: "WarmRoutes"
-    deadlines: Deadlines
     shutdown: Shutdown
     held: HeldBodies
     request_timeout_s: float

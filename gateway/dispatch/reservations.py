@@ -139,8 +139,6 @@ class Reservations(PlacementDriver["Placement"]):
         """Optimistic reservations that the registry does not count, oldest first."""
         self._paused_until_s: dict[str, float] = {}
         """Loop time by pod until which no reservation there is optimistic."""
-        self._unreleased: dict[Reservation, float] = {}
-        """Loop time of releases made without Redis, which still counts these reservations."""
 
     @property
     def held_total(self) -> int:
@@ -279,30 +277,15 @@ class Reservations(PlacementDriver["Placement"]):
             if not reservation.is_local:
                 self._release_registered(reservation)
 
-    def _release_registered(
-        self, reservation: Reservation, released_s: float | None = None
-    ) -> None:
-        """`released_s`: when it was released without Redis; None: it was not."""
+    def _release_registered(self, reservation: Reservation) -> None:
+        """Without Redis the registry counts it until it expires."""
 
         def on_reply(result: object) -> None:
-            if released_s is None:
-                reservation.add_pending(1)
+            reservation.add_pending(1)
             if isinstance(result, RegistryUnavailable):
-                if released_s is None:
-                    _count_down(reservation)
-                self._unreleased[reservation] = released_s or self._loop.time()
+                _count_down(reservation)
 
         self._registry.release(reservation.id, reservation.terms, on_reply)
-
-    def retry_releases(self) -> None:
-        """Repeat releases made without Redis of reservations that have not expired."""
-        if not self._unreleased:
-            return
-        unreleased, self._unreleased = self._unreleased, {}
-        oldest_s = self._loop.time() - self._ttl_s
-        for reservation, released_s in unreleased.items():
-            if released_s > oldest_s:
-                self._release_registered(reservation, released_s)
 
     async def register_periodically(self) -> None:
         """Register optimistic reservations that last longer than expected, until cancelled."""

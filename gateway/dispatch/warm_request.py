@@ -6,6 +6,7 @@ timer or body of its own. Whatever differs at any point is handed over, as far a
 `Request`, which decides about retries and all the rest; both call the same functions.
 """
 
+import asyncio
 import random
 import time
 from typing import Final
@@ -17,7 +18,6 @@ from gateway.http.body import UNCOUNTED_BYTES
 from gateway.http.client_request import NO_EVENT, ClientRequest, InferenceConnection
 from gateway.http.headers import KnownHead
 from gateway.http.pod_connection import PodConnection
-from gateway.request_task import Expiring
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo
 from gateway.routing.latency_model import PodForecast, record_at
@@ -26,9 +26,29 @@ from gateway.telemetry.recent_requests import RecentRequest, StageTimings
 from registry.domain.model import RoutingPolicy
 from registry.domain.pod_state import LoadMode, PlacedRequest
 
+_REASON: Final = str(Reason.WARM)
+_POLICY: Final = str(RoutingPolicy.AUTO)
 
-class RequestCycle(Reservation):
-    """A request cycle, as uvicorn calls what its connections serve."""
+
+def take(
+    path: WarmPath, connection: InferenceConnection, head: KnownHead, body: bytes, unread_s: float
+) -> "WarmRequest | None":
+    """The request, to be started; None: its head needs more than this.
+
+    `unread_s`: how long the head was there before it was read.
+    """
+    loop_s = connection.loop.time()
+    route = path.routes.route_of(head, loop_s)
+    if route is None or not route.is_usual:
+        return None
+    return WarmRequest(path, route, connection, head, body, loop_s - unread_s)
+
+
+class WarmRequest(Reservation):
+    """One request; a request cycle, as uvicorn calls what its connections serve.
+
+    It is its own reservation where no policy is asked.
+    """
 
     message_event: Final = NO_EVENT
     disconnected = response_complete = response_started = False
@@ -47,7 +67,14 @@ class RequestCycle(Reservation):
     """`RequestQuarantine.losses` when it was sent."""
     _counted_bytes = 0
     """Of its body, among those that are held."""
-    _due: set[Expiring] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _placement: Placement | None = None
+    """Where its policy has decided; else it is its own reservation, at the soonest pod."""
+    found: PodForecast
+    """At that pod."""
+    reason = _REASON
+    policy = _POLICY
+    forecast: LatencyEstimate | None = None
 
     def __init__(
         self,
@@ -67,13 +94,10 @@ class RequestCycle(Reservation):
         self.received_s = received_s
         self.load_token, self.takes_slot, self.is_local = 0, True, False
 
-    def _release(self) -> None:
-        """Free what the request holds at its pod."""
-        raise NotImplementedError
-
     def _end_counts(self) -> None:
-        if self._due is not None:
-            self._due.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._counted_bytes:
             self._path.held.release(self._counted_bytes, 0)
             self._counted_bytes = 0
@@ -144,36 +168,6 @@ class RequestCycle(Reservation):
         client.response_started = self.response_complete
         client.fail()
 
-
-_REASON: Final = str(Reason.WARM)
-_POLICY: Final = str(RoutingPolicy.AUTO)
-
-
-def take(
-    path: WarmPath, connection: InferenceConnection, head: KnownHead, body: bytes, unread_s: float
-) -> "WarmRequest | None":
-    """The request, to be started; None: its head needs more than this.
-
-    `unread_s`: how long the head was there before it was read.
-    """
-    loop_s = connection.loop.time()
-    route = path.routes.route_of(head, loop_s)
-    if route is None or not route.is_usual:
-        return None
-    return WarmRequest(path, route, connection, head, body, loop_s - unread_s)
-
-
-class WarmRequest(RequestCycle):
-    """One request. It is its own reservation where no policy is asked."""
-
-    _placement: Placement | None = None
-    """Where its policy has decided; else it is its own reservation, at the soonest pod."""
-    found: PodForecast
-    """At that pod."""
-    reason = _REASON
-    policy = _POLICY
-    forecast: LatencyEstimate | None = None
-
     def start(self) -> None:
         """Decide, reserve and send, all at once; or hand over."""
         self.started_s = time.perf_counter()
@@ -229,7 +223,7 @@ class WarmRequest(RequestCycle):
         self.work = record_at(forecast, key, deadline_s, now_s)
         is_local = context.reservations.may_be_optimistic(pod, key)
         if deadline_s is not None or not is_local:
-            self._due = path.deadlines.add(self, self._until_s, loop_s)
+            self._timer = self._connection.loop.call_at(self._until_s, self.on_deadline)
         if is_local:
             context.reservations.hold_optimistic(self)
             self.is_begun = True
@@ -271,7 +265,7 @@ class WarmRequest(RequestCycle):
         self.policy, self.reason = str(placement.policy), str(decision.reason)
         self.forecast, self.entry = decision.forecast, reservation.entry
         if decision.mode is LoadMode.WARM and decision.entry == decision.predict:
-            self._due = path.deadlines.add(self, self._until_s, self._connection.loop.time())
+            self._timer = self._connection.loop.call_at(self._until_s, self.on_deadline)
             self._send(reservation)
         else:
             self._send(None)

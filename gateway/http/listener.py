@@ -52,15 +52,12 @@ class Listener:
         self,
         listening: socket.socket,
         create_protocol: CreateProtocol,
-        on_accepted: Callable[[float], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """`on_accepted` is called with the age in seconds of each batch's oldest connection."""
         listening.setblocking(False)
         self.sockets = (listening,)
         self._socket = listening
         self._create_protocol = create_protocol
-        self._on_accepted = on_accepted
         self._tls = tls
         self._handshake_s = HANDSHAKE_TIMEOUT_S if tls else None
         self._loop = asyncio.get_running_loop()
@@ -73,7 +70,7 @@ class Listener:
             self._loop.add_reader(self._socket.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for number in range(_MAX_BATCH):
+        for _ in range(_MAX_BATCH):
             try:
                 connection, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError):
@@ -85,8 +82,6 @@ class Listener:
                 self._loop.remove_reader(self._socket.fileno())
                 self._loop.call_later(_EXHAUSTED_PAUSE_S, self._resume)
                 return
-            if number == 0:
-                self._on_accepted(_unread_s(connection))
             try:
                 connection.setblocking(False)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -126,7 +126,6 @@ def render_metrics(
     """Update the gauges, then return body and content type, as `exposition`."""
     queued = sum(each.placer.queued_total for each in pools)
     reserved = sum(each.reservations.held_total for each in pools)
-    metrics.unread.set(metrics.take_unread_s())
     metrics.waiting.set(queued)
     metrics.reserved.set(reserved)
     metrics.in_flight.set(queued + reserved)

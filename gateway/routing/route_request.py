@@ -175,34 +175,6 @@ def route_request(
     return result
 
 
-def uses_remote_proxy(request: IncomingRequest, models: Mapping[ModelName, ModelRecord]) -> bool:
-    record = models.get(request.model)
-    if record is None:
-        return False
-    return (request.policy or record.serving.policy.routing) == RoutingPolicy.REMOTE_PROXY
-
-
-def cannot_be_placed(
-    request: IncomingRequest,
-    models: Mapping[ModelName, ModelRecord],
-    cluster: ClusterState,
-    *,
-    min_inferring: int,
-    has_awaited_tier: bool,
-) -> bool:
-    """True if `route_request` certainly returns Wait; costs a fraction of a decision.
-
-    Under `remote-proxy` a request needs a pod below the target, and every pod has `min_inferring`
-    or more inferences. False if the decision could still set `PendingPlacement.awaited_tier`.
-    """
-    if not uses_remote_proxy(request, models):
-        return False
-    spec = models[request.model].serving
-    return min_inferring >= spec.policy.target_ongoing_requests and (
-        has_awaited_tier or bool(cluster.warm(spec.key)) or not cluster.warming(spec.key)
-    )
-
-
 def _is_backing_off(failure: LoadFailure, spec: ModelSpec, now_s: float) -> bool:
     """True if the last load of this generation failed recently."""
     return failure.key == spec.key and now_s < failure.retry_at_s

@@ -200,7 +200,6 @@ _OUTCOME: Final = itemgetter(2, 3, 4, 5, 6)
 class GatewayMetrics:
     def __init__(self, max_models: int = MAX_MODELS) -> None:
         """`max_models`: models with a label of their own; the others are `other`."""
-        self._unread_s = 0.0
         self._ended: deque[RecentRequest] = deque()
         """Those not counted yet."""
         self._lock = threading.Lock()
@@ -249,10 +248,6 @@ class GatewayMetrics:
         )
         self.disconnects = counter(
             "pilotlight_gateway_client_disconnects", "Clients that left before the response."
-        )
-        self.unread = gauge(
-            "pilotlight_gateway_unread_connection_seconds",
-            "Longest wait of a new connection until it was accepted, since the last scrape.",
         )
         self.waiting = gauge("pilotlight_gateway_waiting_requests", "Requests in the queue.")
         self.reserved = gauge("pilotlight_gateway_reservations", "Reservations held now.")
@@ -304,15 +299,6 @@ class GatewayMetrics:
             observe(*_owners(names, self.predicted.labels), expected_s)
             errors_s = np.abs(expected_s - pod_s[known])
             observe(*_owners(names, self.prediction_errors.labels), errors_s)
-
-    def saw_unread(self, age_s: float) -> None:
-        """A new connection had waited so long."""
-        self._unread_s = max(self._unread_s, age_s)
-
-    def take_unread_s(self) -> float:
-        """The longest wait since the last call."""
-        longest_s, self._unread_s = self._unread_s, 0.0
-        return longest_s
 
 
 def _owners(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import ClientClosedRequest, UpstreamTimeout
-from gateway.request_task import Deadlines, LoopTimers, RequestRun
+from gateway.request_task import RequestRun
 from tests.gateway.asynchronous import run_async
 from tests.gateway.placer_harness import eventually
 
@@ -22,9 +22,7 @@ class Work:
         self.cause: type[Exception] | None = None
 
     async def work(self, until_s: float = 60.0) -> None:
-        now_s = asyncio.get_running_loop().time()
-        timers = Deadlines(LoopTimers(), asyncio.get_running_loop().time)
-        self.run.limit(timers, now_s + until_s, now_s)
+        self.run.limit(asyncio.get_running_loop().time() + until_s)
         try:
             self.steps.append("began")
             await asyncio.get_running_loop().create_future()

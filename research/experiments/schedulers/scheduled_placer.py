@@ -105,7 +105,7 @@ class ScheduledPlacer(Placer[P]):
             self._on_queued_reply(placement, is_granted=is_granted)
 
     def _reject_unservable(self) -> None:
-        for placement in self._queue.heads(self._now_s(), only_placeable=False):
+        for placement in self._queue.heads(self._now_s()):
             decision = self.admission.decide_queued(placement, self._now_s())
             if isinstance(decision, Reject):
                 self._reject(placement, rejection_error(decision))

@@ -15,7 +15,7 @@ import pytest
 
 from tests import servers
 from tests.gateway.asynchronous import run_async
-from tests.gateway.gateway_harness import GatewayHarness, metric
+from tests.gateway.gateway_harness import GatewayHarness
 
 BUSY, NEW = 300, 212
 MOST_ROUNDS = 10
@@ -122,13 +122,3 @@ def test_what_waited_half_of_its_deadline_is_not_begun(harness: GatewayHarness) 
     assert late.startswith(b"HTTP/1.1 504")
     assert b"x-pilotlight-reason: deadline" in late
     assert b"had not begun" in late
-
-
-def test_the_wait_of_unread_connections_is_a_metric(harness: GatewayHarness) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(50):
-            connection = socket.create_connection(("127.0.0.1", harness.gateway.port))
-            stack.enter_context(connection)
-        text = harness.client.get(f"{harness.gateway.url}/metrics").text
-    assert "pilotlight_gateway_unread_connection_seconds" in text
-    assert 0 <= metric(text, "pilotlight_gateway_unread_connection_seconds") < 60

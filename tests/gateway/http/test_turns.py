@@ -59,7 +59,7 @@ async def listening() -> AsyncIterator[tuple[Served, int]]:
         app_state={},
     )
     (found,) = listen("127.0.0.1", 0, 1024)
-    listener = Listener(found, create, lambda _: None)
+    listener = Listener(found, create)
     try:
         async with asyncio.timeout(60):
             yield served, found.getsockname()[1]

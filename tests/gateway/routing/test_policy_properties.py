@@ -9,13 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
-from gateway.routing.route_request import IncomingRequest, cannot_be_placed, route_request
 from gateway.routing.routing_policies import ROUTING_POLICIES
 from registry.domain.cluster import ClusterState
-from registry.domain.model import ModelName, ModelSpec, RoutingPolicy
+from registry.domain.model import RoutingPolicy
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import LoadMode
-from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, declare, request
+from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, request
 
 RESIDENCIES = ["nothing", "warm", "host", "disk", "loading:remote", "loading:host"]
 
@@ -223,42 +222,3 @@ def test_ties_are_broken_by_the_draw() -> None:
             if isinstance(decision := decide(policy, state, draw=draw), SendTo)
         }
         assert entries == {"pod-0", "pod-1", "pod-2", "pod-3"}
-
-
-@given(policies, clusters(), times, draws, st.integers(1, 4), st.booleans())
-def test_a_request_that_cannot_be_placed_would_be_routed_to_wait(
-    policy: RoutingPolicy,
-    sketches: list[PodSketch],
-    measured: dict[str, float],
-    draw: float,
-    target: int,
-    has_awaited_tier: bool,
-) -> None:
-    declared = ModelSpec(ModelName("default", "m"), "file:///m").key
-    state = cluster(*sketches, key=declared, measured=measured)
-    spec = declare(state, routing=policy, target_ongoing_requests=target)
-    assert spec.key == declared
-    incoming = IncomingRequest("r", spec.name, NOW_S, draw, 1)
-    min_inferring = min((pod.inferring for pod in state.pods.values()), default=0)
-    if cannot_be_placed(
-        incoming,
-        state.models,
-        state,
-        min_inferring=min_inferring,
-        has_awaited_tier=has_awaited_tier,
-    ):
-        decision = route_request(incoming, state.models, state, now_s=NOW_S).decision
-        assert isinstance(decision, Wait)
-        assert has_awaited_tier or decision.reason is not Reason.QUEUE_WARMING
-
-
-def test_remote_proxy_cannot_place_a_request_if_every_pod_is_at_the_target() -> None:
-    declared = ModelSpec(ModelName("default", "m"), "file:///m").key
-    pod = PodSketch("pod-a", "warm", slots=8, busy=3, ongoing=3)
-    state = cluster(pod, key=declared)
-    spec = declare(state, routing=RoutingPolicy.REMOTE_PROXY, target_ongoing_requests=3)
-    incoming = IncomingRequest("r", spec.name, NOW_S, 0.0, 1)
-    assert cannot_be_placed(incoming, state.models, state, min_inferring=3, has_awaited_tier=False)
-    assert not cannot_be_placed(
-        incoming, state.models, state, min_inferring=2, has_awaited_tier=False
-    )
