@@ -22,7 +22,7 @@ from common.http_connection import Connection, ConnectionLost, NotConnected, Tim
 from common.tls import PartTls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from common.http_connection import RawHeaders
 
@@ -166,15 +166,6 @@ class StreamedResponse:
         return await self._connection.read_body(self._max_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class BodyRest:
-    """What follows the part of a request's body that is in memory, such as a file."""
-
-    size: int
-    pieces: Callable[[], AsyncGenerator[bytes, None]]
-    """Called again where the request is sent again."""
-
-
 class HttpClient(ConnectionPool[Connection]):
     """Connections to any number of servers. Belongs to one event loop."""
 
@@ -248,16 +239,13 @@ class HttpClient(ConnectionPool[Connection]):
         headers: Mapping[str, str] | None = None,
         body: bytes | Sequence[bytes] = b"",
         *,
-        rest: BodyRest | None = None,
         resends: bool = True,
     ) -> AsyncIterator[StreamedResponse]:
         """One exchange, whose response is read inside the context; raises as `request`.
 
-        `rest`: of the body. Without `resends` it is not sent again.
+        Without `resends` it is not sent again.
         """
-        connection = await self._begin(
-            method, address, path, headers, body, rest=rest, resends=resends
-        )
+        connection = await self._begin(method, address, path, headers, body, resends=resends)
         try:
             found = _texts(connection.headers)
             yield StreamedResponse(connection.status, found, connection, self._max_body_bytes)
@@ -295,12 +283,11 @@ class HttpClient(ConnectionPool[Connection]):
         body: bytes | Sequence[bytes],
         parts: Sequence[memoryview] | None = None,
         *,
-        rest: BodyRest | None = None,
         resends: bool = True,
     ) -> Connection:
         """A connection whose response has begun."""
         chunks = ([body] if body else []) if isinstance(body, bytes) else body
-        size = sum(map(len, chunks)) + (rest.size if rest else 0)
+        size = sum(map(len, chunks))
         head = _head(method, address, path, headers or {}, size)
         lost: ConnectionLost | None = None
         while True:
@@ -314,8 +301,6 @@ class HttpClient(ConnectionPool[Connection]):
             try:
                 connection.start(parts, stall_s=self._stall_s)
                 connection.write(head, chunks)
-                if rest is not None:
-                    await connection.send_rest(rest.pieces())
                 await connection.wait_head()
             except ConnectionLost as error:
                 connection.end()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from copy import copy
 from http import HTTPStatus
 from typing import Final, cast
@@ -109,16 +108,6 @@ class Connection(asyncio.Protocol):
         """Wait until the write buffer has room or the server has responded."""
         if self._writable is not None and not self.is_closed:
             await self._writable
-
-    async def send_rest(self, pieces: AsyncGenerator[bytes, None]) -> None:
-        """Send more of a request's body, until the server has responded without reading it."""
-        async with aclosing(pieces):
-            async for piece in pieces:
-                if self.has_head:
-                    self.cut()
-                    return
-                self.write(piece)
-                await self.drain()
 
     async def wait_head(self) -> None:
         """Wait for status and headers. Raises ConnectionLost, InvalidResponse, TimedOut."""

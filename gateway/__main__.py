@@ -149,7 +149,7 @@ async def running_app(
     shutdown = Shutdown()
     api = create_api(pools.served, metrics, telemetry.recent, shutdown)
     limits = BodyLimits(settings.max_body_bytes, BUFFER_BYTES, settings.body_timeout, MIN_BODY_RATE)
-    held = HeldBodies(settings.held_body_bytes, settings.spool_bytes)
+    held = HeldBodies(settings.held_body_bytes)
     workflows = WorkflowProxy(
         settings.workflows_url, connections.secret, connections.tls, limits, held, shutdown
     )

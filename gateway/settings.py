@@ -108,11 +108,6 @@ class GatewaySettings:
         parse_size_from(1),
         "memory for bodies over 64 KiB of all requests together; else 503",
     )
-    spool_bytes: int = option(
-        1024 * MIB,
-        parse_size_from(1),
-        "temporary files, in TMPDIR, of all requests together; else 503",
-    )
     shutdown_delay: float = option(
         0.0,
         parse_seconds,

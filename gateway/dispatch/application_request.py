@@ -15,7 +15,7 @@ from gateway.dispatch.pod_request import RequestContext
 from gateway.dispatch.request import Request
 from gateway.dispatch.reservations import Placement
 from gateway.errors import BadRequest, NotReady
-from gateway.http.body import IncomingBody
+from gateway.http.body import BUFFER_BYTES, IncomingBody
 from gateway.http.error_responses import InferenceClient
 from gateway.http.headers import RequestHeaders
 from gateway.http.targets import target_of_variant
@@ -120,7 +120,7 @@ class ApplicationRequest(Request):
         length = next((value for name, value in self._client.headers if name == _LENGTH), None)
         found = await self._looks.look(
             asked.application,
-            None if body.has_file else body.buffered,
+            body.buffered if body.received_bytes <= BUFFER_BYTES else None,
             json_length=None if length is None else length.decode("latin-1"),
             deadline_s=asked.deadline_s,
         )

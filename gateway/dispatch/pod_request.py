@@ -90,8 +90,6 @@ async def send_request(connection: PodConnection, head: bytes, body: IncomingBod
     """Send the request and wait for the head of the response. Raises PodConnectionLost."""
     connection.start()
     connection.write(head, body.buffered)
-    if body.has_file:
-        await connection.send_rest(body.pieces_of_file())
     await connection.wait_head()
 
 

@@ -226,6 +226,8 @@ MAX_PODS: Final = 2
 PAUSE_S: Final = 300.0
 TRIAL_S: Final = 5.0
 _MAX_RECORDS: Final = 1024
+_MAX_DIGESTED: Final = 1 << 20
+"""Bytes of a body: about a millisecond."""
 
 
 @dataclass(slots=True)
@@ -241,7 +243,7 @@ class _Record:
 
 
 class RequestQuarantine:
-    """The pods lost with a request, by digest of its path, size and the body's part in memory.
+    """The pods lost with a request, by digest of its path, size and the body's beginning.
 
     A pod that dies takes innocent requests with it, so each of them is tried once more; one that
     lost two pods is refused for `PAUSE_S`. A response acquits a request and all others with the
@@ -323,7 +325,8 @@ class RequestQuarantine:
 
 
 def _digest(path: bytes, body: Sequence[bytes], size: int) -> bytes:
-    digest = hashlib.sha256(b"%b %d " % (path, size))
+    digest, left = hashlib.sha256(b"%b %d " % (path, size)), _MAX_DIGESTED
     for chunk in body:
-        digest.update(chunk)
+        digest.update(chunk[:left])
+        left = max(0, left - len(chunk))
     return digest.digest()

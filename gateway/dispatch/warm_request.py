@@ -99,7 +99,7 @@ class WarmRequest(Reservation):
             self._timer.cancel()
             self._timer = None
         if self._counted_bytes:
-            self._path.held.release(self._counted_bytes, 0)
+            self._path.held.release(self._counted_bytes)
             self._counted_bytes = 0
 
     def on_deadline(self) -> None:
@@ -192,7 +192,7 @@ class WarmRequest(Reservation):
             if waited_s > MAX_WAIT_SHARE * route.deadline_s:
                 return False
         if route.content_length > UNCOUNTED_BYTES:
-            if not path.held.may_take_memory(route.content_length):
+            if not path.held.may_take(route.content_length):
                 return False
             self._counted_bytes = route.content_length
         return True

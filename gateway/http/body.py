@@ -1,16 +1,11 @@
 """A request's body: received completely, within its limits, before a pod's slot is taken.
 
-A small one stays in memory, the rest of a longer one goes to a temporary file: a client that
-sends slowly occupies no pod, and every body can be sent again.
+A client that sends slowly occupies no pod, and every body can be sent again.
 """
 
 import asyncio
-import contextlib
-import tempfile
-from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import IO, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from common.content_coding import ACCEPTED, CODINGS, unpack
 from gateway.errors import (
@@ -28,66 +23,41 @@ large ones have filled the budget."""
 
 
 class HeldBodies:
-    """Bytes that all requests' bodies occupy in memory and in temporary files, with limits."""
+    """Bytes that all requests' bodies occupy in memory, with a limit."""
 
-    def __init__(self, memory_limit: int, disk_limit: int) -> None:
-        self._memory_limit = memory_limit
-        self._disk_limit = disk_limit
-        self.memory_bytes = 0
-        self.disk_bytes = 0
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.held_bytes = 0
 
-    def check(self, declared: int, *, in_file: bool) -> None:
-        """Refuse a body of this declared length before it is read. Raises BodiesFull."""
-        if in_file:
-            self._check_disk(declared)
-        elif declared > UNCOUNTED_BYTES:
-            self._check_memory(declared)
+    def check(self, more: int) -> None:
+        """Raises BodiesFull for a body of this length, before it is read."""
+        if self.held_bytes + more > self._limit:
+            raise BodiesFull(
+                f"the gateway holds {self.held_bytes} bytes of other requests' bodies; {more} more"
+                f" exceed {self._limit} (--held-body-bytes)",
+                retry_after_s=1.0,
+            )
 
-    def take_memory(self, byte_count: int) -> None:
-        self._check_memory(byte_count)
-        self.memory_bytes += byte_count
+    def take(self, more: int) -> None:
+        self.check(more)
+        self.held_bytes += more
 
-    def may_take_memory(self, byte_count: int) -> bool:
+    def may_take(self, more: int) -> bool:
         """Take it, if there is so much."""
-        is_free = self.memory_bytes + byte_count <= self._memory_limit
+        is_free = self.held_bytes + more <= self._limit
         if is_free:
-            self.memory_bytes += byte_count
+            self.held_bytes += more
         return is_free
 
-    def take_disk(self, byte_count: int) -> None:
-        self._check_disk(byte_count)
-        self.disk_bytes += byte_count
+    def release(self, held_bytes: int) -> None:
+        self.held_bytes -= held_bytes
 
-    def release(self, memory_bytes: int, disk_bytes: int) -> None:
-        self.memory_bytes -= memory_bytes
-        self.disk_bytes -= disk_bytes
-
-    def _check_memory(self, more: int) -> None:
-        _check(self.memory_bytes, more, self._memory_limit, "memory", "--held-body-bytes")
-
-    def _check_disk(self, more: int) -> None:
-        _check(self.disk_bytes, more, self._disk_limit, "files", "--spool-bytes")
-
-
-def _check(held: int, more: int, limit: int, where: str, setting: str) -> None:
-    if held + more > limit:
-        raise BodiesFull(
-            f"the gateway holds {held} bytes of other requests' bodies in {where}; {more} more"
-            f" exceed {limit} ({setting})",
-            retry_after_s=1.0,
-        )
-
-
-Result = TypeVar("Result")
 
 _MODEL_FIELD_BYTES: Final = 4096
 """First bytes of an OpenAI body, which nearly always contain `model`; searched before the rest."""
 _MAX_CHUNKS: Final = 512
-_PIECE_BYTES: Final = 1 << 20
-"""Written to and read from the file at once: a call in a thread costs about 0.1 ms."""
 BUFFER_BYTES: Final = 1 << 20
-"""Bodies up to this size stay in memory until the response, longer ones in a file: most requests of
-texts and rows are shorter, and what waits in a file costs a millisecond per megabyte."""
+"""What is looked at of a body; most requests of texts and rows are shorter."""
 MIN_BODY_RATE: Final = 1024
 """Bytes per second of a body, on average after its first pause: slower clients only hold memory."""
 
@@ -96,7 +66,7 @@ MIN_BODY_RATE: Final = 1024
 class BodyLimits:
     max_bytes: int
     buffer_bytes: int
-    """Bodies up to this size stay in memory until the response, longer ones in a file."""
+    """What is searched for the model's name."""
     timeout_s: float
     """Maximum time between two parts of a body."""
     min_rate: int = 0
@@ -119,16 +89,15 @@ class BodySource(Protocol):
 
 
 class IncomingBody:
-    """The body of one request. `buffered` has its beginning, or all of it without a file.
+    """The body of one request; `buffered` has what was received.
 
     Chunks are kept as received: joining 200 KB costs about as much as forwarding them.
     """
 
     received_bytes = 0
     is_complete = False
-    _memory_bytes = _disk_bytes = 0
+    _held_bytes = 0
     """Counted in `held`."""
-    _file: IO[bytes] | None = None
     _begun_s: float | None = None
 
     def __init__(
@@ -143,11 +112,7 @@ class IncomingBody:
         if content_length is not None and content_length > self._uncounted_bytes:
             if content_length > limits.max_bytes:
                 raise self._too_large(f"content-length {content_length}")
-            held.check(content_length, in_file=content_length > limits.buffer_bytes)
-
-    @property
-    def has_file(self) -> bool:
-        return self._file is not None
+            held.check(content_length)
 
     def receive_now(self) -> bool:
         """Take the body if all of it has arrived; returns whether it has.
@@ -173,51 +138,14 @@ class IncomingBody:
 
     async def receive_rest(self) -> None:
         """Receive what is missing; each part has a timeout. Raises as `receive`."""
-        await self._buffer()
-        if not self.is_complete:
-            await self._receive_to_file()
-
-    async def _buffer(self) -> None:
-        while not self.is_complete and self.received_bytes <= self._limits.buffer_bytes:
+        while not self.is_complete:
             self.buffered += await self._receive()
 
-    async def _receive_to_file(self) -> None:
-        file = self._file = await self._in_thread(tempfile.TemporaryFile)
-        while not self.is_complete:
-            parts: list[bytes] = []
-            while not self.is_complete and sum(map(len, parts)) < _PIECE_BYTES:
-                parts += await self._receive()
-            piece = b"".join(parts)
-            self._held.take_disk(len(piece))
-            self._disk_bytes += len(piece)
-            await self._in_thread(partial(_write, file, piece))
-
-    async def _in_thread(self, call: Callable[[], Result]) -> Result:
-        try:
-            return await asyncio.to_thread(call)
-        except OSError as error:
-            raise BodiesFull(
-                f"a body over {self._limits.buffer_bytes} bytes needs a temporary"
-                f" file, which failed: {error.strerror}",
-                retry_after_s=1.0,
-            ) from error
-
-    async def pieces_of_file(self) -> AsyncGenerator[bytes, None]:
-        """The body after `buffered`."""
-        if self._file is None:
-            return
-        await asyncio.to_thread(self._file.seek, 0)
-        while piece := await asyncio.to_thread(self._file.read, _PIECE_BYTES):
-            yield piece
-
     def close(self) -> None:
-        """Delete the file and free the body's part of the budget."""
-        if self._memory_bytes or self._disk_bytes:
-            self._held.release(self._memory_bytes, self._disk_bytes)
-            self._memory_bytes = self._disk_bytes = 0
-        if self._file is not None:
-            with contextlib.suppress(OSError):  # what a full disk did not take
-                self._file.close()
+        """Free the body's part of the budget."""
+        if self._held_bytes:
+            self._held.release(self._held_bytes)
+            self._held_bytes = 0
 
     async def read_model_field(self, coding: str = "") -> str:
         """The `model` that an OpenAI body names; the bytes read stay buffered for the pod.
@@ -236,7 +164,8 @@ class IncomingBody:
                 self.buffered += await self._receive()
             name = self._find_model_field("")
         if name is None and (coding or not self.is_complete):
-            await self._buffer()
+            while not self.is_complete and self.received_bytes <= self._limits.buffer_bytes:
+                self.buffered += await self._receive()
             name = await asyncio.to_thread(self._find_model_field, coding)  # searches up to 1 MB
         if name is None:
             raise BadRequest(
@@ -287,10 +216,9 @@ class IncomingBody:
     def _count_large(self) -> None:
         if self.received_bytes > self._limits.max_bytes:
             raise self._too_large(f"already {self.received_bytes} bytes")
-        if self._file is None:
-            more = self.received_bytes - self._memory_bytes
-            self._held.take_memory(more)
-            self._memory_bytes += more
+        more = self.received_bytes - self._held_bytes
+        self._held.take(more)
+        self._held_bytes += more
         if len(self.buffered) > _MAX_CHUNKS:  # a body in small packets
             self.buffered = [b"".join(self.buffered)]
 
@@ -299,9 +227,3 @@ class IncomingBody:
             f"the body may have up to {self._limits.max_bytes} bytes"
             f" ({self._limits.max_bytes_from}), was {seen}"
         )
-
-
-def _write(file: IO[bytes], piece: bytes) -> None:
-    """At once: what stays in a buffer would fail when the body is sent to a pod."""
-    file.write(piece)
-    file.flush()

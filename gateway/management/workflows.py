@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive
 
-from common.http_client import BodyRest, HttpClient, StreamedResponse
+from common.http_client import HttpClient, StreamedResponse
 from common.http_connection import HttpError, NotConnected
 from common.pod_secret import PodSecret
 from common.tls import PartTls
@@ -121,14 +121,12 @@ class WorkflowProxy:
             path = f"/v1/graphs/{quote(request.scope['pilotlight.name'])}"
         passed = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         headers = {"x-pilotlight-namespace": namespace, **passed, **self._secret.headers}
-        in_file = body.received_bytes - sum(map(len, body.buffered))
         return self._client.stream(
             request.method,
             self._address,
             path,
             headers,
             body.buffered,
-            rest=BodyRest(in_file, body.pieces_of_file) if body.has_file else None,
             resends=request.method != "POST" or "idempotency-key" in request.headers,
         )
 

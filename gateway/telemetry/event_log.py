@@ -128,13 +128,8 @@ class LoggedRequest:
         self._response_bytes = 0
 
     def request(self, chunks: Sequence[bytes], size: int, content_type: bytes) -> None:
-        """The request's body, of which `chunks` may be a part."""
-        if self._settings.mode is LogMode.RESPONSE:
-            return
-        if sum(map(len, chunks)) < size:  # the rest is in a file
-            self._log.count(EventOutcome.TOO_LARGE)
-            return
-        self._add(REQUEST, list(chunks), size, content_type)
+        if self._settings.mode is not LogMode.RESPONSE:
+            self._add(REQUEST, list(chunks), size, content_type)
 
     def response_part(self, body: bytes) -> None:
         if self._settings.mode is LogMode.REQUEST:

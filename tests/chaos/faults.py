@@ -254,7 +254,7 @@ async def _sentinel_killed(cause: Cause) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def _disk_full(cause: Cause) -> AsyncIterator[None]:
-    """No byte is left for logs, cached models, spooled bodies and Redis' append-only file."""
+    """No byte is left for logs, cached models, and Redis' append-only file."""
     ballast = cause.platform.disk / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while True:

@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from common.http_client import BodyRest, HttpClient, request_blocking, split_url
+from common.http_client import HttpClient, request_blocking, split_url
 from common.http_connection import (
     MAX_HEAD_BYTES,
     ConnectionLost,
@@ -226,27 +226,6 @@ def test_bytes_that_nobody_asked_for_end_the_connection(
                 read.set()
                 await left.wait()
                 assert http.take_idle(address) is None
-
-    run(check)
-
-
-def test_the_rest_of_a_body_is_sent_again_with_it(run: Any) -> None:
-    async def pieces() -> AsyncGenerator[bytes, None]:
-        for _ in range(5):
-            yield bytes(1 << 20)
-
-    async def check() -> None:
-        server = Server(OK, OK, ends=True)
-        rest = BodyRest(5 << 20, pieces)
-        async with server.running() as address:
-            with client() as http:
-                for number in range(2):  # the second one over a connection that has ended
-                    body = b"begin %d" % number
-                    async with http.stream("POST", address, "/", {}, body, rest=rest) as answer:
-                        assert await answer.read() == b"hi"
-        for number, request in enumerate(server.requests):
-            assert request.endswith(b"begin %d" % number + bytes(5 << 20))
-        assert len(server.requests) == 2
 
     run(check)
 

@@ -38,7 +38,6 @@ WAIT_S: Final = 0.02
 GATEWAY_SETTINGS: Final[dict[str, Any]] = {
     "max_body_bytes": 4 * MIB,
     "held_body_bytes": 16 * MIB,
-    "spool_bytes": 32 * MIB,
     "body_timeout": 2.0,
     "request_timeout": 20.0,
 }

@@ -29,9 +29,7 @@ def strict(another_gateway: Callable[..., servers.Gateway]) -> servers.Gateway:
 @pytest.fixture(scope="module")
 def small(another_gateway: Callable[..., servers.Gateway]) -> servers.Gateway:
     """With little room for bodies."""
-    return another_gateway(
-        body_timeout=600, request_timeout=600, held_body_bytes=3 * MIB, spool_bytes=8 * MIB
-    )
+    return another_gateway(body_timeout=600, request_timeout=600, held_body_bytes=3 * MIB)
 
 
 def head_of(spec: ModelSpec, length: int, *lines: bytes) -> bytes:
@@ -173,19 +171,6 @@ def test_held_bodies_have_a_common_budget_that_small_requests_do_not_need(
         assert b"--held-body-bytes" in response
     harness.wait_idle(pods)
     assert harness.client.post(url, content=b"x" * 900_000).status_code == 200
-
-
-def test_bodies_in_files_have_a_common_budget(
-    harness: GatewayHarness, small: servers.Gateway
-) -> None:
-    spec, _ = harness.start_warm_pod()
-    harness.wait_synced(small)
-    response = exchange_bytes(small.port, head_of(spec, 20 * MIB))
-    assert response.startswith(b"HTTP/1.1 503 ")
-    assert b"--spool-bytes" in response
-    for _ in range(5):
-        url = harness.url_of(spec, small)
-        assert harness.client.post(url, content=b"x" * 6 * MIB).status_code == 200
 
 
 def test_a_request_is_not_resent_after_the_pod_has_worked_on_it(harness: GatewayHarness) -> None:

@@ -25,8 +25,7 @@ def gateway(
         tmp_path_factory.mktemp("gateway"),
         redis_url=redis.url,
         pool="workflow-bodies",
-        held_body_bytes=3 * MIB,
-        spool_bytes=64 * MIB,
+        held_body_bytes=20 * MIB,
         workflows_url=f"http://127.0.0.1:{servers.free_port()}",
     ) as started:
         yield started
@@ -78,7 +77,7 @@ def test_a_body_that_trickles_is_408(impatient: servers.Gateway, request_line: b
 
 
 def test_bodies_have_the_common_budget_of_all_requests(gateway: servers.Gateway) -> None:
-    data = head_of(PATHS[1], 900_000) + b"x" * 800_000
+    data = head_of(PATHS[1], 6 * MIB) + b"x" * 5 * MIB
     with contextlib.ExitStack() as stack:
         sending = []
         for _ in range(5):

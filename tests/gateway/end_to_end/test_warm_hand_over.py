@@ -129,7 +129,7 @@ async def test_an_error_of_a_policy_frees_the_bodys_share(
         placer = client.app.pools.owner_of(SPEC.name).context.placer
         monkeypatch.setattr(placer, "place", fail)
         assert (await client.ask())[0].startswith(b"HTTP/1.1 500 ")
-        assert held.memory_bytes == 0
+        assert held.held_bytes == 0
 
 
 @pytest.mark.parametrize("more", [{"infer_s": LONG_S}, {"spec": replace(SPEC, policy=BY_POLICY)}])

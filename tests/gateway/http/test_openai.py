@@ -56,7 +56,7 @@ def test_rejects_names_of_other_namespaces(name: str) -> None:
     assert parse_model_name("chat") == ModelName("default", "chat")
 
 
-HELD = HeldBodies(1 << 30, 1 << 30)
+HELD = HeldBodies(1 << 30)
 
 
 class ChunkedBody:
