@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gateway.errors import BadRequest, UnsupportedCoding
+from gateway.errors import BadRequest, BodiesFull, UnsupportedCoding
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
 from tests.gateway.asynchronous import run_async
 
