@@ -1,14 +1,13 @@
 """V2 inference over gRPC: each call is a client's request of the application, its message the body.
 
-Messages are forwarded as they are: pods read and write them. Triton's `ModelStreamInfer` is served,
-too: each message of its stream is a request, answered in order.
+Messages are forwarded as they are: pods read and write them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote, unquote
@@ -190,10 +189,6 @@ Context: TypeAlias = grpc.aio.ServicerContext
 Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
 
 _NOT_SENT: Final = frozenset((b"content-type", b"content-length", b"connection"))
-_STREAM_ERROR: Final = 0x0A
-"""Of `ModelStreamInferResponse`: the tag of field 1, a text."""
-_STREAM_RESPONSE: Final = 0x12
-"""The tag of field 2, a `ModelInferResponse`."""
 
 
 class CallFailed(Exception):
@@ -223,7 +218,6 @@ class InferenceService:
             name: grpc.unary_unary_rpc_method_handler(_with_errors(method))
             for name, method in unary.items()
         }
-        methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream_infer)
         return grpc.method_handlers_generic_handler(INFERENCE, methods)
 
     # Inference
@@ -232,17 +226,6 @@ class InferenceService:
         request = await self._infer(content, context)
         context.set_trailing_metadata(_metadata(request.metadata))
         return request.body
-
-    async def _stream_infer(
-        self, contents: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[bytes]:
-        """As Triton does, an error answers its message, and the stream goes on."""
-        async for content in contents:
-            try:
-                tag, answer = _STREAM_RESPONSE, (await self._infer(content, context)).body
-            except (CallFailed, GatewayError) as error:
-                tag, answer = _STREAM_ERROR, str(error).encode()
-            yield bytes((tag, *_varint(len(answer)))) + answer
 
     async def _infer(self, content: bytes, context: Context) -> GrpcRequest:
         """The request with its response. Raises CallFailed, GatewayError."""
@@ -369,13 +352,3 @@ def _parse(kind: Any, content: bytes) -> Any:
 def _encoded(message: Any) -> bytes:
     content: bytes = message.SerializeToString()
     return content
-
-
-def _varint(number: int) -> bytes:
-    """A length as protobuf writes it."""
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)

@@ -301,18 +301,6 @@ def test_a_cancelled_call_ends_the_request_at_the_pod(
         harness.wait_idle(pods)
 
 
-def test_each_message_of_a_stream_is_answered(port: int, pods: PodProcess) -> None:
-    names = ("team/iris", "nothing", "team/iris")
-    requests = [calls.rows(name, 1.0).SerializeToString() for name in names]
-    with calls.channel(port) as opened:
-        stream = opened.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
-        answers = list(stream(iter(requests), timeout=calls.TIMEOUT_S))
-    # ModelStreamInferResponse of Triton: an error is field 1, a response field 2
-    assert [answer[0] >> 3 for answer in answers] == [2, 1, 2]
-    assert b"default/nothing" in answers[1]
-    assert answers[0].endswith(requests[0])
-
-
 def test_readiness_and_metadata(port: int, pods: PodProcess) -> None:
     ready = messages.ServerReadyResponse.FromString(calls.send(port, "ServerReady", b"")[0])
     live = messages.ServerLiveResponse.FromString(calls.send(port, "ServerLive", b"")[0])
