@@ -2,7 +2,7 @@
 
 libuv accepts one connection per turn, beside the reads of all open ones: with 512 busy clients
 hundreds of new ones waited for seconds. It then takes three more turns to open and read it: here
-a request that came with its connection is served in the next turn. A turn reads all connections
+a request that came with its connection is begun in the next turn. A turn reads all connections
 that have sent something: with 512 busy clients on one core it took 170 ms, and a new connection
 needs several turns until its first response. So a turn accepts 32 connections and begins 16
 requests.

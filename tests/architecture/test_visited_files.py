@@ -28,8 +28,8 @@ from tests.gateway.placer_harness import eventually
 from tests.registry.redis.clients import act
 from tests.servers import REPOSITORY, RedisServer
 
-MOST_IN_GATEWAY: Final = 23
-MOST_IN_ALL: Final = 34
+MOST_IN_GATEWAY: Final = 20
+MOST_IN_ALL: Final = 30
 MOST_IN_RUNTIME: Final = 15
 MOST_IN_POD: Final = 22
 MOST_FOR_BRINGING: Final = 28

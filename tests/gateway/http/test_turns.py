@@ -81,14 +81,14 @@ async def until(served: list[int], count: int) -> None:
 
 
 @run_async
-async def test_a_new_clients_request_is_handled_in_the_turn_after_it_is_accepted() -> None:
+async def test_a_new_clients_request_is_handled_two_turns_after_it_is_accepted() -> None:
     async with listening() as (served, port):
         with ExitStack() as stack:
             await asyncio.sleep(0)
             began = served.turn
             connect(stack, port, NEW)  # accepted at the end of this turn, with all reads
             await until(served.new, 1)
-            assert served.new[0] - began <= 1
+            assert served.new[0] - began <= 2  # in the first it is begun, as a task
 
 
 @run_async
