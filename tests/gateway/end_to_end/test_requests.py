@@ -107,7 +107,7 @@ def test_a_response_without_length_is_forwarded(shared: GatewayHarness, spec: Mo
     assert shared.predict(spec, b"abc", x_test="response=until-close").content == b"abc"
 
 
-def test_20_mb_in_both_directions_need_constant_memory(
+def test_a_body_of_20_mb_is_held_once_and_a_response_in_constant_memory(
     shared: GatewayHarness, spec: ModelSpec
 ) -> None:
     shared.predict(spec)
@@ -122,6 +122,8 @@ def test_20_mb_in_both_directions_need_constant_memory(
 
     response = shared.predict(spec, chunks(), x_test="response=headers")
     assert response.headers["x-test-sha256"] == hashlib.sha256(b"y" * 65536 * 320).hexdigest()
+    assert max_bytes - before < (20 + 12) * MIB
+    max_bytes = before = shared.gateway.resident_bytes()
     received = 0
     request = shared.client.stream(
         "POST", shared.url_of(spec), content=b"", headers={"x-test": "pieces=320"}
