@@ -29,6 +29,7 @@ from benchmarks.fidelity.settings import SETTINGS, Arrival, Mix, Setting, Shape,
 from benchmarks.fidelity.simulated import simulated
 from benchmarks.quantiles import quantile
 from pilotlight.demo.session import live_session
+from pilotlight.platform.machine import Machine
 from pilotlight.platform.supervisor import log_to_file
 
 TARGETS: Final = ((0.5, 0.1), (0.95, 0.15))
@@ -119,8 +120,9 @@ async def _play_shape(
 ) -> None:
     of_platform = platform_settings(shape, folder)
     log_to_file(of_platform)
+    machine = Machine.measure(folder / "machine.json")
     async with live_session(of_platform) as session:
-        live = LiveShape(session, shape)
+        live = LiveShape(session, shape, machine)
         document["platforms"][shape.name] = await live.measure()
         for setting in settings:
             print(f"live: {setting.name}", file=sys.stderr, flush=True)

@@ -28,6 +28,7 @@ from pilotlight.commands.target import PlatformTarget
 from pilotlight.demo.session import LiveSession
 from pilotlight.errors import RequestFailed
 from pilotlight.output import Output
+from pilotlight.platform.machine import Machine
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import PodState
 from variants.application import read_application
@@ -89,8 +90,9 @@ class Played:
 class LiveShape:
     """A running platform with its models declared."""
 
-    def __init__(self, session: LiveSession, shape: Shape) -> None:
+    def __init__(self, session: LiveSession, shape: Shape, machine: Machine) -> None:
         self._session = session
+        self._machine = machine
         self._shape = shape
         self._specs = shape.specs()
         self._cluster = session.platform.cluster
@@ -121,7 +123,7 @@ class LiveShape:
             "requests": requests,
             "profiles": profiles,
             "applications": applications,
-            "cluster_file": live_cluster_file(self._cluster.state),
+            "cluster_file": live_cluster_file(self._cluster.state, machine=self._machine),
         }
 
     async def _profiled_application(self) -> dict[str, Any]:

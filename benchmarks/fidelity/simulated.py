@@ -38,13 +38,8 @@ def cluster_document(facts: Mapping[str, Any], setting: Setting) -> dict[str, An
         node["host_memory"] = round(shape.host_places * 1.05 * size)
     pooled = _pooled_loads(document["models"])
     for model in document["models"]:
-        loads = model["load"] = pooled | model.get("load", {})
+        model["load"] = pooled | model.get("load", {})
         model["at"] = dict.fromkeys(pods, "device") if setting.is_warm else {}
-        if Tier.REMOTE in loads and shape.link_bytes_per_s:
-            # Concurrent downloads share the link: only the rest of a load is constant.
-            whole_us = float(loads.pop(Tier.REMOTE).removesuffix("us"))
-            moved_us = 1e6 * model["size"] / shape.link_bytes_per_s
-            model["load_fixed"] = f"{max(0.0, whole_us - moved_us):.0f}us"
     local_s, proxied_s = (
         [
             each["latency_s"] - sum(each["stages_s"].get(stage, 0.0) for stage in _SIMULATED)

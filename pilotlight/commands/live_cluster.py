@@ -75,7 +75,7 @@ def live_cluster_file(
             ),
         ],
         "models": [
-            _model(state, record.serving, shares_cores=shares_cores)
+            _model(state, record.serving, shares_cores, pods[0].info.link_bytes_per_s)
             | _held(start or state, record.serving, simulated)
             for _, record in sorted(state.models.items())
             if record.failure is None
@@ -128,7 +128,9 @@ def _held(state: ClusterState, spec: ModelSpec, pods: Mapping[str, str]) -> dict
     return {"at": held} if held else {}
 
 
-def _model(state: ClusterState, spec: ModelSpec, *, shares_cores: bool) -> dict[str, Any]:
+def _model(
+    state: ClusterState, spec: ModelSpec, shares_cores: bool, link_bytes_per_s: float | None
+) -> dict[str, Any]:
     holders = state.holders(spec.key)
     measured = state.measured(spec.key)
     share = _UNDISTURBED if shares_cores else 0.5
@@ -141,12 +143,17 @@ def _model(state: ClusterState, spec: ModelSpec, *, shares_cores: bool) -> dict[
     for stage in _STAGES:
         if (seconds := measured.quantile_s(stage, share)) is not None:
             model[stage] = _duration(seconds)
-    loads = {str(tier): measured.quantile_s(f"load:{tier}", share) for tier in _LOADS}
-    if known := {tier: _duration(each) for tier, each in loads.items() if each is not None}:
+    loads = {tier: measured.quantile_s(f"load:{tier}", share) for tier in _LOADS}
+    remote_s = loads[Tier.REMOTE]
+    if remote_s is not None and size and shares_cores:
+        cpu_s = min(remote_s, size * _DOWNLOAD_CPU_S_PER_BYTE)
+        model["load_cpu"] = {str(Tier.REMOTE): _duration(cpu_s)}
+    if remote_s is not None and size and link_bytes_per_s:
+        # Concurrent downloads share the link: only the rest of a load is constant.
+        del loads[Tier.REMOTE]
+        model["load_fixed"] = _duration(remote_s - size / link_bytes_per_s)
+    if known := {str(tier): _duration(each) for tier, each in loads.items() if each is not None}:
         model["load"] = known
-        if shares_cores and size and (remote_s := loads[Tier.REMOTE]) is not None:
-            cpu_s = min(remote_s, size * _DOWNLOAD_CPU_S_PER_BYTE)
-            model["load_cpu"] = {str(Tier.REMOTE): _duration(cpu_s)}
     if own := {key: text for key, text in spec.annotations if key.startswith(PREFIX)}:
         model["annotations"] = own
     return model
