@@ -14,7 +14,7 @@ from load.schema import TRACE_SCHEMA
 from load.simulator.autoscaling import LoadingOptions
 from load.simulator.cluster.cluster_file import cluster_of
 from load.simulator.simulation import Simulation
-from registry.domain.model import Tier, name_of_key
+from registry.domain.model import name_of_key
 from registry.domain.pod import STAGES
 
 _SIMULATED: Final = ("load", "preprocess", "infer", "postprocess")
@@ -37,8 +37,11 @@ def cluster_document(facts: Mapping[str, Any], setting: Setting) -> dict[str, An
     for node in document["nodes"]:
         node["host_memory"] = round(shape.host_places * 1.05 * size)
     pooled = _pooled_loads(document["models"])
+    loaded = next((each for each in document["models"] if "load_fixed" in each), {})
     for model in document["models"]:
         model["load"] = pooled | model.get("load", {})
+        for key in loaded.keys() & {"load_fixed", "load_cpu"}:
+            model.setdefault(key, loaded[key])
         model["at"] = dict.fromkeys(pods, "device") if setting.is_warm else {}
     local_s, proxied_s = (
         [

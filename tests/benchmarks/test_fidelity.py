@@ -45,7 +45,12 @@ def facts(of: Setting) -> dict[str, Any]:
             for number in range(shape.models)
         ],
     }
-    document["models"][0]["load"] = {tier: f"{1e6 * each:.0f}us" for tier, each in LOAD_S.items()}
+    loads = {tier: f"{1e6 * each:.0f}us" for tier, each in LOAD_S.items()}
+    if shape.link_bytes_per_s:
+        del loads["remote"]
+        fixed_s = LOAD_S["remote"] - 80e6 / shape.link_bytes_per_s
+        document["models"][0]["load_fixed"] = f"{1e6 * fixed_s:.0f}us"
+    document["models"][0]["load"] = loads
     requests = [warm | {"latency_s": HOP_S + sum(stages_s.values())}]
     return {"cluster_file": yaml.safe_dump(document), "requests": requests}
 
