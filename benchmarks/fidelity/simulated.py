@@ -37,7 +37,7 @@ def cluster_document(facts: Mapping[str, Any], setting: Setting) -> dict[str, An
     for node in document["nodes"]:
         node["host_memory"] = round(shape.host_places * 1.05 * size)
     pooled = _pooled_loads(document["models"])
-    loaded = next((each for each in document["models"] if "load_fixed" in each), {})
+    loaded: dict[str, Any] = next((each for each in document["models"] if "load_fixed" in each), {})
     for model in document["models"]:
         model["load"] = pooled | model.get("load", {})
         for key in loaded.keys() & {"load_fixed", "load_cpu"}:
