@@ -1,13 +1,15 @@
 """`simulate --cluster live`: the running platform as a cluster file."""
 
 import httpx
+import pytest
 import yaml
 
 from load.simulator.cluster.cluster_file import cluster_of
 from pilotlight.commands.live_cluster import live_cluster_file
+from pilotlight.platform.machine import Machine
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
-from registry.domain.pod import PodInfo, Profile, ProfilePoint
+from registry.domain.pod import IN_SERVICE, Accelerator, PodInfo, Profile, ProfilePoint
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import PodState
 from tests import servers
@@ -58,3 +60,40 @@ def test_simulates_the_running_platform(cli: Cli, redis: servers.RedisServer) ->
         ran = cli(*arguments, "--processes", "1", "--json")
     assert ran.status == 0, ran.err
     assert (cli.home / "live-cluster.yaml").exists()
+
+
+def test_local_pods_share_the_machine_and_its_times_are_those_of_idle_cores() -> None:
+    state = ClusterState()
+    for name in ("pod-0", "pod-1"):
+        info = PodInfo(
+            name,
+            "127.0.0.1:1",
+            f"node-{name}",
+            link_bytes_per_s=1e6,
+            accelerator=Accelerator(cores=4),
+        )
+        state.pods[name] = PodState(info)
+    spec = ModelSpec(ModelName("default", "m"), "s3://models/m")
+    state.models[spec.name] = ModelRecord(spec)
+    state.residency.put(spec.key, "pod-1", Residency(Tier.DEVICE, None, 0.0, 2 * 10**6))
+    busy = ProfilePoint(1, 0.05, cpu_s=0.02)
+    threads = ProfilePoint(8, 0.04, cpu_s=0.08)
+    state.profiles[spec.name] = {"": Profile(spec.key, "", (busy, threads), source=IN_SERVICE)}
+    measured = state.measurements.at(state.pods["pod-1"].kind)
+    measured.add(spec.key, "load:remote", [1.6, 1.8, 5.0])
+    measured.add(spec.key, "load:host", [0.02])
+    measured.add(spec.key, "preprocess", [0.001, 0.001, 0.001, 0.009, 0.02])
+    machine = Machine(4, 0.9, 1e8)
+    text = live_cluster_file(state, hop_s=0.002, machine=machine)
+    plan = cluster_of(yaml.safe_load(text), source="live")
+    assert {node.machine for node in plan.nodes} == {"local"}
+    assert {(node.cores, node.all_cores_speed) for node in plan.nodes} == {(4.0, 0.9)}
+    assert {node.object_storage_bytes_per_s for node in plan.nodes} == {2e6 / 1.6}
+    assert plan.gateway_hop_s == 0.002
+    (model,) = plan.models
+    assert [(each.rows, each.latency_s) for each in model.infer] == [(1, 0.02), (8, 0.04)]
+    assert [model.cores(rows) for rows in (1, 8)] == [1.0, 2.0]
+    assert model.preprocess_s == 0.001
+    assert Tier.REMOTE not in model.load_s  # its downloads share the link
+    assert model.load_s[Tier.DISK] == pytest.approx(0.02 + 2e6 / 1e8)
+    assert model.load_cpu_s[Tier.REMOTE] < 0.1
