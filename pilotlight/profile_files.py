@@ -21,7 +21,7 @@ from pilotlight.errors import InvalidInput
 from registry.domain.model import ModelSpec
 from registry.domain.pod import (
     IMPORTED,
-    PLACEMENT_FIELDS,
+    MEASURED_FIELDS,
     PairFactor,
     Profile,
     ProfilePoint,
@@ -51,6 +51,7 @@ class _Point(_Object):
     occupancy_pct: _Percentage | None = None
     mean_occupancy_pct: _Percentage | None = None
     sm_utilization_pct: _Percentage | None = None
+    cpu_s: float | None = Field(None, ge=0)
 
 
 class _Share(_Object):
@@ -106,11 +107,11 @@ def profiles_document(spec: ModelSpec, profiles: Sequence[Profile]) -> dict[str,
 
 
 def _point_document(point: ProfilePoint) -> dict[str, Any]:
-    """What only placement reads is written where it was measured."""
+    """What not every pod measures is written where it was measured."""
     return {
         name: value
         for name, value in asdict(point).items()
-        if value is not None or name not in PLACEMENT_FIELDS
+        if value is not None or name not in MEASURED_FIELDS
     }
 
 

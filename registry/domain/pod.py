@@ -62,10 +62,11 @@ IN_SERVICE: Final = "in-service"
 """Source of a profile: a pod refined it by the times of live batches."""
 IMPORTED: Final = "imported"
 """Source of a profile from a file that does not name one."""
-PLACEMENT_FIELDS: Final = (
+MEASURED_FIELDS: Final = (
     "throughput_rps", "reserved_pct", "occupancy_pct", "mean_occupancy_pct", "sm_utilization_pct",
+    "cpu_s",
 )  # fmt: skip
-"""Fields of a point that only placement reads; written where measured."""
+"""Fields of a point that not every pod measures; written where measured."""
 NEAR_PEAK_RATIO: Final = 0.95
 """Share of the highest throughput that counts as equally good."""
 

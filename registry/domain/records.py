@@ -14,7 +14,7 @@ import orjson
 
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec
-from registry.domain.pod import PLACEMENT_FIELDS, AcceleratorKind, Profile
+from registry.domain.pod import MEASURED_FIELDS, AcceleratorKind, Profile
 
 _ANY_KIND: Final = AcceleratorKind()
 POOL = "pool"
@@ -202,7 +202,7 @@ def profile_document(profile: Profile) -> dict[str, Any]:
     """A profile as in JSON, in Redis and in responses: `device` is the accelerator's product."""
     document = asdict(profile)
     for point in document["points"]:
-        for name in PLACEMENT_FIELDS:
+        for name in MEASURED_FIELDS:
             if point[name] is None:
                 del point[name]
     for name in ("shares", "pairs"):
