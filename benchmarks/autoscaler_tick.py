@@ -16,7 +16,7 @@ from autoscaler.forecasting.history import History
 from autoscaler.loading_policies.predictive import predictive
 from autoscaler.observe import read_pool
 from autoscaler.policy import Limits
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelSpec, Tier
 from registry.domain.pod import PodInfo

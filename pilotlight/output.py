@@ -10,12 +10,17 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+from load.errors import GeneratorError
+from load.generator.records import require_replaceable
+from pilotlight.errors import InvalidInput
 
 _SILENCE_S: Final = 1.0
 """Whoever waits for longer is told for what."""
@@ -245,3 +250,31 @@ def format_age(seconds: float) -> str:
     if hours < 8:
         return f"{hours}h{minutes % 60}m"
     return f"{hours}h" if days < 2 else f"{days}d"
+
+
+# The output files of simulations and experiments: which may be replaced, and their removal.
+
+
+def require_free(paths: Sequence[Path], inputs: Sequence[str] = (), *, overwrite: bool) -> None:
+    """Raises InvalidInput if a path exists and may not be replaced, such as one of `inputs`."""
+    for path in paths:
+        try:
+            require_replaceable(path, inputs, overwrite=overwrite, flag="--out")
+        except GeneratorError as error:
+            raise InvalidInput([str(error)]) from None
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path}: {error}"]) from error
+
+
+def clear_outputs(paths: Sequence[Path]) -> None:
+    """Make the folders of the files, and delete the files; raises InvalidInput."""
+    for path in paths:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise InvalidInput(
+                [f"--out: cannot write {path.parent}: it must be a folder, but it is a file"]
+            ) from None
+        except OSError as error:
+            raise InvalidInput([f"--out: cannot write {path.parent}: {error}"]) from error

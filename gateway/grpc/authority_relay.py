@@ -14,7 +14,7 @@ from typing import Final
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
 from hpack.exceptions import HPACKError
 
-from common.socket_folder import socket_folder
+from common.process import socket_folder
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from gateway.dispatch.retries import FailedAttempts
 from load.generator.bodies import drawn_example
 from load.simulator.cluster.plan import ApplicationExamples, ApplicationPlan
 from load.simulator.event_queue import EventQueue
-from load.simulator.results.records import Answer
+from load.simulator.records import Answer
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from variants.live import plan_or_none

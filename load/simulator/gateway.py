@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from gateway.errors import Rejected
     from gateway.routing.decision import SendTo
     from load.simulator.applications import ApplicationArrival, SimulatedApplications
-    from load.simulator.arrivals import Row
-    from load.simulator.event_queue import EventQueue
-    from load.simulator.registry.memory_registry import MemoryRegistry
-    from load.simulator.results.records import FinishedRequests
-    from load.simulator.results.summary import Summary
+    from load.simulator.event_queue import EventQueue, Row
+    from load.simulator.memory_registry import MemoryRegistry
+    from load.simulator.records import FinishedRequests
+    from load.simulator.run_summary import Summary
     from registry.domain.model import Tier
     from variants.open_windows import Selection
 

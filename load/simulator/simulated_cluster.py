@@ -10,13 +10,18 @@ from load.simulator.applications import SimulatedApplications
 from load.simulator.cluster.plan import IGNITER, INTERFERENCE, ClusterPlan, PodPlan
 from load.simulator.event_queue import EventQueue
 from load.simulator.gateway import QueueOptions, SimulatedGateway
-from load.simulator.pods import shared_gpu
+from load.simulator.memory_registry import MemoryRegistry
 from load.simulator.pods.node import SimulatedMachine, SimulatedNode
 from load.simulator.pods.pod import SimulatedPod
-from load.simulator.pods.shared_gpu import Interference, SharedGpu
-from load.simulator.registry.memory_registry import MemoryRegistry
-from load.simulator.results.records import FinishedRequests
-from load.simulator.results.summary import Summary
+from load.simulator.pods.shared_processors import (
+    Interference,
+    SharedGpu,
+    no_slowdown,
+    overlap_slowdowns,
+    table_slowdowns,
+)
+from load.simulator.records import FinishedRequests
+from load.simulator.run_summary import Summary
 from registry.domain.application import AccuracyProfile
 from registry.domain.demand import ExpectedRates, QueueStats
 from registry.domain.model import ModelName, Tier
@@ -246,9 +251,9 @@ def _interference(plan: ClusterPlan) -> Interference:
             (str(ModelName.parse(model)), str(ModelName.parse(beside))): factor
             for model, beside, factor in plan.pairs
         }
-        return shared_gpu.table(known)
+        return table_slowdowns(known)
     if plan.igniter:
         plug_in = INTERFERENCE.load(IGNITER)
         found: Interference = plug_in(plan.igniter, [])
         return found
-    return shared_gpu.overlap if plan.interference == "overlap" else shared_gpu.none
+    return overlap_slowdowns if plan.interference == "overlap" else no_slowdown

@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from load.errors import LoadError
 from load.schema import Trace
-from load.simulator.arrivals import rows
 from load.simulator.cluster.plan import ClusterPlan
-from load.simulator.event_queue import EventQueue
+from load.simulator.event_queue import EventQueue, rows
 from load.simulator.gateway import QueueOptions
-from load.simulator.results.records import RecordBuffer
-from load.simulator.results.summary import Summary
+from load.simulator.records import RecordBuffer
+from load.simulator.run_summary import Summary
 from load.simulator.simulated_cluster import SimulatedCluster
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName

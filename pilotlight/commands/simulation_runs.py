@@ -18,15 +18,13 @@ from load.errors import (
     UndeclaredModels,
     UnreadableTrace,
 )
-from load.simulator.arrivals import check_times
 from load.simulator.autoscaling import TICK_S, LoadingOptions
-from load.simulator.cluster.cluster_file import cluster_of
+from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, run_names, variants
 from load.simulator.cluster.plan import ClusterPlan
-from load.simulator.cluster.sweep import parse_sweep, run_names, variants
+from load.simulator.event_queue import check_times
 from load.simulator.runs import RunOutcome, RunProblem, RunTask, StopSignal, simulate_all
 from load.trace_spec import files_of, open_trace, row_of
 from load.traces.transforms import declared_only
-from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.commands.simulated_likeness import LiveRun, shown_ms
 from pilotlight.errors import (
     Interrupted,
@@ -35,7 +33,7 @@ from pilotlight.errors import (
     RequestFailed,
     on_first_signal,
 )
-from pilotlight.output import Output, progress_bar
+from pilotlight.output import Output, clear_outputs, progress_bar, require_free
 from registry.policy_names import LOADING, ROUTING, SELECTION
 
 NO_LOADING: Final = "none"

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Self
 
 from common.child_process import Command
-from common.socket_folder import socket_folder
+from common.process import socket_folder
 from pilotlight.errors import StartFailed
 from pilotlight.platform.accelerators import (
     MPS,

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from autoscaler.placement import ProfileFit
 from autoscaler.placement.problem import InvalidPlacementInput
-from load.simulator.pods.shared_gpu import GpuBatch, Interference
+from load.simulator.pods.shared_processors import GpuBatch, Interference
 from registry.domain.model import ModelName
 from registry.domain.pod import IMPORTED, Profile, ProfilePoint, ShareFactor
 from research.placement.igniter_fit import (

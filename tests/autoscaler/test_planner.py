@@ -23,7 +23,7 @@ from autoscaler.policy import (
     PoolView,
     SetPods,
 )
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import ArrivalHint, QueueStats
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier

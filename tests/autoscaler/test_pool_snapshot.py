@@ -7,7 +7,7 @@ import pytest
 from autoscaler.desired_pods import PodUse, pod_uses
 from autoscaler.observe import copy_uses, read_pool
 from autoscaler.policy import NEVER_S, CopyUse, Limits, PoolView
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
 from registry.domain.model import LoadFailure, ModelSpec, Tier

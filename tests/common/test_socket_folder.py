@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from common.socket_folder import socket_folder
+from common.process import socket_folder
 from tests import servers
 
 _HOLDER = """
 import time
-from common.socket_folder import socket_folder
+from common.process import socket_folder
 with socket_folder() as folder:
     (folder / "redis.sock").touch()
     print(folder, flush=True)

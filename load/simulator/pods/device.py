@@ -13,9 +13,8 @@ from typing import Final
 from autoscaler.placement.prediction import share_factor
 from load.simulator.cluster.plan import ModelPlan, PodPlan
 from load.simulator.event_queue import EventQueue
-from load.simulator.pods.cores import SharedCores
 from load.simulator.pods.iterations import Iterations, QueuedInference, QueuedIteration
-from load.simulator.pods.shared_gpu import GpuBatch, SharedGpu
+from load.simulator.pods.shared_processors import GpuBatch, SharedCores, SharedGpu
 from load.simulator.pods.simulated_request import SimulatedRequest
 from registry.domain.pod import Profile
 from runtime.device.batch_times import BatchTimes

@@ -14,7 +14,7 @@ from typing import Any
 
 from load.simulator.cluster.plan import ModelPlan, NodePlan
 from load.simulator.event_queue import EventQueue
-from load.simulator.pods.cores import SharedCores
+from load.simulator.pods.shared_processors import SharedCores
 from registry.domain.model import Tier
 
 

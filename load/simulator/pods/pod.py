@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 from load.simulator.cluster.plan import ClusterPlan, PodPlan
 from load.simulator.event_queue import EventQueue
+from load.simulator.memory_registry import MemoryRegistry
 from load.simulator.pods.device import SimulatedDevice
 from load.simulator.pods.model_loading import ModelLoading
 from load.simulator.pods.node import SimulatedNode
 from load.simulator.pods.registry_agent import SimulatedRegistryAgent
-from load.simulator.pods.shared_gpu import SharedGpu
+from load.simulator.pods.shared_processors import SharedGpu
 from load.simulator.pods.simulated_request import PodListener, SimulatedRequest, Work
-from load.simulator.registry.memory_registry import MemoryRegistry
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport
 

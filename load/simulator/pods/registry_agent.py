@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from load.simulator.event_queue import EventQueue
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.model import LoadFailure, Tier
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport
 from registry.domain.pod_state import LoadClaim

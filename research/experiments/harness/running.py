@@ -19,9 +19,8 @@ import numpy as np
 from common.child_process import python_environment, python_module
 from common.parent_death import dies_with_this_thread
 from load.errors import LoadError
-from pilotlight.commands.output_files import clear_outputs, require_free
 from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, on_first_signal
-from pilotlight.output import Output, progress_bar
+from pilotlight.output import Output, clear_outputs, progress_bar, require_free
 from pilotlight.state_dir import StateDir
 from research.experiments.command import ExperimentFlags
 from research.experiments.harness.experiment import (

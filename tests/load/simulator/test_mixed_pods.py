@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from load.simulator.cluster.cluster_file import cluster_of, read_document
-from load.simulator.cluster.sweep import parse_sweep, variants
+from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, read_document, variants
 from load.simulator.simulation import Simulation
 from load.trace_spec import open_trace
 from registry.domain.model import RoutingPolicy

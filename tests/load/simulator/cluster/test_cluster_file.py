@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from load.errors import InvalidCluster
-from load.simulator.cluster.cluster_file import cluster_of, read_document
+from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, read_document, variants
 from load.simulator.cluster.plan import PodPlan
-from load.simulator.cluster.sweep import parse_sweep, variants
 from registry.domain.pod import default_slots
 
 SAMPLE = Path(__file__).parents[4] / "manifests/simulator/eight-pods.yaml"

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.redis.client import Registry
 from tests.load.simulator.registry.memory_client import MemoryClient
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from load.simulator.registry.memory_registry import MemoryRegistry
+from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.pod import PodPhase
 from registry.redis.client import Registry
 from tests.load.simulator.registry.memory_client import MemoryClient

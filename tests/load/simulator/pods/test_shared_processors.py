@@ -3,7 +3,7 @@
 import pytest
 
 from load.simulator.event_queue import EventQueue
-from load.simulator.pods.cores import SharedCores
+from load.simulator.pods.shared_processors import SharedCores
 
 
 def ends_of(cores: float, *work: tuple[float, float, float]) -> list[float]:

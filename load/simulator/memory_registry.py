@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from load.simulator.registry.tables import ModelTable, PodTable
+from load.simulator.registry_tables import ModelTable, PodTable
 from registry.domain.cluster import ClusterState
 from registry.domain.model import LoadFailure, ModelSpec, Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport

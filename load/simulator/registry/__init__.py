@@ -1,1 +1,0 @@
-"""The registry in memory, with the meaning of the Redis scripts."""

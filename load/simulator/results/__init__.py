@@ -1,1 +1,0 @@
-"""Records and summary of a simulated run."""
