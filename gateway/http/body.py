@@ -99,6 +99,8 @@ class IncomingBody:
     _held_bytes = 0
     """Counted in `held`."""
     _begun_s: float | None = None
+    _joined = 0
+    """Parts of `buffered`, of small packets each."""
 
     def __init__(
         self, source: BodySource, content_length: int | None, limits: BodyLimits, held: HeldBodies
@@ -219,8 +221,9 @@ class IncomingBody:
         more = self.received_bytes - self._held_bytes
         self._held.take(more)
         self._held_bytes += more
-        if len(self.buffered) > _MAX_CHUNKS:  # a body in small packets
-            self.buffered = [b"".join(self.buffered)]
+        if len(self.buffered) - self._joined > _MAX_CHUNKS:  # a body in small packets
+            self.buffered[self._joined :] = [b"".join(self.buffered[self._joined :])]
+            self._joined += 1
 
     def _too_large(self, seen: str) -> RequestBodyTooLarge:
         return RequestBodyTooLarge(

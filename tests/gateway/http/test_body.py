@@ -58,6 +58,17 @@ async def test_long_bodies_count_until_they_are_closed() -> None:
     assert held.held_bytes == 0
 
 
+@run_async
+async def test_a_long_body_in_small_packets_is_copied_once() -> None:
+    limits = BodyLimits(max_bytes=1 << 24, buffer_bytes=10, timeout_s=0.5)
+    packets = [b"%04d" % number * 250 for number in range(2_000)]
+    body = IncomingBody(FakeSource(list(packets)), None, limits, HeldBodies(1 << 24))
+    await body.receive()
+    assert b"".join(body.buffered) == b"".join(packets)
+    assert len(body.buffered) < 600
+    assert max(map(len, body.buffered)) < 600_000
+
+
 PACKING = BodyLimits(max_bytes=10_000, buffer_bytes=1_000, timeout_s=0.5)
 
 
