@@ -111,6 +111,8 @@ class Inference:
             if read.step_header and not self._secret.accepts(read.secret):
                 name = read.step_header.decode()
                 raise BadRequest(f"header {name} is for schedulers of workflows")
+            if client.begun is not None:
+                client.begun.release_body()  # at once counted again
             body = IncomingBody(client, read.content_length, self._body_limits, self._held_bodies)
             exchange = await self._exchanges.exchange_of(client, read, body)
             await self._run_limited(exchange, client, read, body)

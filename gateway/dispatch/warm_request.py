@@ -94,10 +94,13 @@ class WarmRequest(Reservation):
         self.received_s = received_s
         self.load_token, self.takes_slot, self.is_local = 0, True, False
 
-    def _end_counts(self) -> None:
+    def _end_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def release_body(self) -> None:
+        """Free its part of the budget; of one that was handed over, for the body that goes on."""
         if self._counted_bytes:
             self._path.held.release(self._counted_bytes)
             self._counted_bytes = 0
@@ -123,13 +126,14 @@ class WarmRequest(Reservation):
 
     def hand_over(self) -> ClientRequest:
         """Let `Request` go on: with a task if it needs one, and to retry, if it may."""
-        self._end_counts()
+        self._end_timer()
         client, self.is_left = self._client(), True
         if self.is_begun:
             client.begun = self
             if self.pod_connection is not None:
                 self.pod_connection.owner = None
         else:
+            self.release_body()
             if self.work is not None:
                 self.work.end()
             client.disconnected = self.disconnected
@@ -159,7 +163,8 @@ class WarmRequest(Reservation):
         if self.pod_connection is not None:
             self.pod_connection.owner = None
             self.pod_connection.close()
-        self._end_counts()
+        self._end_timer()
+        self.release_body()
         if self.is_begun:
             self._release()
         elif self.work is not None:
@@ -350,7 +355,8 @@ class WarmRequest(Reservation):
         self.entry.add_pending(count, count)
 
     def _release(self) -> None:
-        self._end_counts()
+        self._end_timer()
+        self.release_body()
         self.is_begun, context = False, self._path.context
         if self._placement is not None:
             context.placer.release(self._placement)

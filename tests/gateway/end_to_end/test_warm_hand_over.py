@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.dispatch import reservations, warm_request
+from gateway.http import body
 from gateway.http.client_request import ClientRequest
 from gateway.http.listener import RequestStarts
 from gateway.telemetry.explanations import Explanations
@@ -129,6 +130,27 @@ async def test_an_error_of_a_policy_frees_the_bodys_share(
         placer = client.app.pools.owner_of(SPEC.name).context.placer
         monkeypatch.setattr(placer, "place", fail)
         assert (await client.ask())[0].startswith(b"HTTP/1.1 500 ")
+        assert held.held_bytes == 0
+
+
+@run_async
+async def test_a_body_keeps_its_share_when_its_request_is_handed_over(
+    redis: RedisServer, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (warm_request, body):
+        monkeypatch.setattr(module, "UNCOUNTED_BYTES", 1)
+    async with served(redis, pool) as client:
+        client.pod.script = [[HOLD, RESPONSE]]
+        client.writer.write(REQUEST)
+        await client.pod.held.wait()
+        held = client.begun[-1]._path.held
+        held._limit = held.held_bytes
+        (protocol,) = client.protocols
+        protocol.shutdown()
+        assert not held.may_take(1)  # of a request that comes before the task begins
+        client.pod.released.set()
+        assert (await client.read())[2] == b"[]"
+        await client.at_rest()
         assert held.held_bytes == 0
 
 
