@@ -218,6 +218,8 @@ class Inference:
         client.on_disconnect = run.on_disconnect
         try:
             if client.disconnected:  # before the task was begun
+                if client.begun is None:
+                    raise ClientClosedRequest
                 run.on_disconnect()
             await exchange.run(until_s)
         except asyncio.CancelledError:

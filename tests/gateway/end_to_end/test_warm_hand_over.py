@@ -154,6 +154,21 @@ async def test_a_body_keeps_its_share_when_its_request_is_handed_over(
         assert held.held_bytes == 0
 
 
+@run_async
+async def test_nothing_is_sent_for_a_client_that_left_before_the_task_began(
+    redis: RedisServer, pool: str
+) -> None:
+    async with served(redis, pool, by_callbacks=False) as client:
+        (protocol,) = client.protocols
+        protocol.data_received(REQUEST)
+        protocol.connection_lost(None)
+        (run,) = protocol.tasks
+        await eventually(lambda: run not in protocol.tasks)
+        connections = client.app.pools.owner_of(SPEC.name).context.connections
+        assert connections.take_idle(client.state.pods["pod-a"].address) is not None
+        await client.at_rest()
+
+
 @pytest.mark.parametrize("more", [{"infer_s": LONG_S}, {"spec": replace(SPEC, policy=BY_POLICY)}])
 @run_async
 async def test_the_server_can_end_it_at_the_end_of_its_drain(
