@@ -252,11 +252,10 @@ class _Fetch:
             try:
                 self._watch(process, log)
             except BaseException:
+                process.kill()
+                process.wait()  # else it may write what is deleted anew
                 shutil.rmtree(self.staging, ignore_errors=True)
                 raise
-            finally:
-                process.kill()
-                process.wait()
         if process.returncode or not marker.exists():
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             shutil.rmtree(self.staging, ignore_errors=True)

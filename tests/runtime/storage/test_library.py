@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
@@ -21,6 +22,7 @@ from registry.domain.model import ModelName, ModelSpec
 from runtime.errors import LoadCancelled, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.file import fetched_folder
+from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import folder_bytes
 from runtime.storage.ranged_download import Bandwidth
 from runtime.storage.storages import StorageOptions, Storages
@@ -211,6 +213,35 @@ async def test_a_fetch_by_a_library_ends_with_its_load(tmp_path: Path) -> None:
             with pytest.raises(LoadCancelled):
                 await loading
             await until(lambda: not staging.exists(), "its process has ended")
+
+
+WRITER = """
+import itertools, os
+
+class Storage:
+    @staticmethod
+    def download(uri, folder):
+        for number in itertools.count():
+            part = os.path.join(folder, str(number % 50))
+            os.makedirs(part, exist_ok=True)
+            with open(os.path.join(part, str(number)), "wb") as file:
+                file.write(bytes(4096))
+"""
+"""A library that writes many files, in folders that it makes."""
+
+
+def test_a_cancelled_fetch_leaves_nothing_of_what_its_library_still_writes(tmp_path: Path) -> None:
+    (tmp_path / "kserve_storage.py").write_text(WRITER)
+    staging, ticket = tmp_path / "staging", LoadTicket()
+    access = StorageAccess({**os.environ, "PYTHONPATH": str(tmp_path)}, is_pool=True)
+    with ThreadPoolExecutor(1) as threads:
+        fetch = threads.submit(fetched_folder, "gs://b/m", staging, access, ticket=ticket)
+        while folder_bytes(staging) < 1 << 20 and not fetch.done():
+            time.sleep(0.01)
+        ticket.cancel("of the test")
+        with pytest.raises(LoadCancelled):
+            fetch.result()
+    assert not staging.exists()
 
 
 @needs_kserve_storage
