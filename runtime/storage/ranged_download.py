@@ -34,7 +34,7 @@ from runtime.storage.partial_file import ByteRange, PartialFile
 PRELOAD_SHARE = 1 / 16
 """Bytes that preloads may read per byte of urgent downloads."""
 MAX_PRELOAD_READERS = 16
-"""Maximum connections of all preloads together: half of a pod's connections to an endpoint."""
+"""Maximum connections of all preloads together: those of one load that a request waits for."""
 MAX_CREDIT_BYTES = 1024**2
 PIECE_S = 0.02
 """Seconds of the configured rate that are granted at once: the longest delay of an urgent download

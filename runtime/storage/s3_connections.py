@@ -25,7 +25,8 @@ from runtime.errors import ModelChanged, StorageFailed
 from runtime.storage.access import connect_publicly
 from runtime.storage.ranged_download import ReadInterrupted
 
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 128
+"""Eight loads of `MAX_READERS` each: a ninth waits, however small it is, until one of them ends."""
 MAX_ERROR_BYTES = 4096
 RETRYABLE_STATUSES: Final = frozenset({408, 425, 429})
 PARTIAL_CONTENT: Final = 206
