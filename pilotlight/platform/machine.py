@@ -55,7 +55,7 @@ class Machine:
 
     @classmethod
     def measure(cls, path: Path) -> "Machine":
-        """Measured once, which takes three seconds, and kept in the file."""
+        """Measured once, which takes three seconds, and kept in the file; raises OSError."""
         if (known := cls.read(path)) is not None:
             return known
         cores = _cores()
@@ -109,8 +109,11 @@ class _Worker:
         return float(self._read())
 
     def _read(self) -> str:
+        """Raises ChildProcessError if it has ended, as without memory."""
         assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        if not (line := self._process.stdout.readline()):
+            raise ChildProcessError("a process that measured the cores has ended")
+        return line
 
     def end(self) -> None:
         self._process.communicate()

@@ -5,6 +5,8 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
+
 from pilotlight.platform.machine import Machine
 
 
@@ -25,3 +27,33 @@ def test_measurements_of_another_machine_do_not_count(tmp_path: Path) -> None:
     for text in (json.dumps(asdict(Machine(4096, 0.5, 1e9))), "{}", "no JSON"):
         path.write_text(text)
         assert Machine.read(path) is None
+
+
+ENDING = """
+import os
+
+float32 = None
+products = 0
+
+class Weights:
+    def __matmul__(self, other):
+        global products
+        products += 1
+        if products > 30:
+            os._exit(1)
+
+def ones(shape, kind):
+    return Weights()
+"""
+"""A numpy whose process ends while it is measured, as where the kernel takes its memory."""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one core is not measured")
+def test_a_process_that_ends_meanwhile_is_an_error_of_the_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text(ENDING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(OSError, match="has ended"):
+        Machine.measure(tmp_path / "machine.json")
+    assert not (tmp_path / "machine.json").exists()
