@@ -99,12 +99,14 @@ def test_a_small_load_has_a_connection_beside_as_many_large_ones_as_run_at_once(
             download_ranges(open_reader, part, use, name=name, readers=MAX_READERS)
 
     with http_server(handler) as address, ThreadPoolExecutor(MAX_CONCURRENT + 1) as threads:
-        run = partial(threads.submit, download, address)
-        others = [run(f"large{number}", large, urgent) for number in range(MAX_CONCURRENT)]
+        others = [
+            threads.submit(download, address, f"large{number}", large, urgent)
+            for number in range(MAX_CONCURRENT)
+        ]
         try:
             for _ in range(2 * MAX_READERS):
                 assert asked.acquire(timeout=60)
-            run("small", 1000, LoadTicket()).result(timeout=30)
+            threads.submit(download, address, "small", 1000, LoadTicket()).result(timeout=30)
         finally:
             urgent.cancel("of the test")
             for each in others:
