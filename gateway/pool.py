@@ -186,7 +186,11 @@ def create_pool(
         )
 
     applications = PoolApplications(watch.state, make_applications)
-    for on_change in (placer.notify_change, applications.notify_change):
+    for on_change in (
+        placer.notify_change,
+        reservations.retry_releases,
+        applications.notify_change,
+    ):
         watch.subscribe(on_change)
     return GatewayPool(
         pool,

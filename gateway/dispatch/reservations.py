@@ -139,6 +139,8 @@ class Reservations(PlacementDriver["Placement"]):
         """Optimistic reservations that the registry does not count, oldest first."""
         self._paused_until_s: dict[str, float] = {}
         """Loop time by pod until which no reservation there is optimistic."""
+        self._unreleased: list[Reservation] = []
+        """Those released without Redis, which still counts them."""
 
     @property
     def held_total(self) -> int:
@@ -278,14 +280,27 @@ class Reservations(PlacementDriver["Placement"]):
                 self._release_registered(reservation)
 
     def _release_registered(self, reservation: Reservation) -> None:
-        """Without Redis the registry counts it until it expires."""
-
         def on_reply(result: object) -> None:
             reservation.add_pending(1)
             if isinstance(result, RegistryUnavailable):
                 _count_down(reservation)
+                self._unreleased.append(reservation)
 
         self._registry.release(reservation.id, reservation.terms, on_reply)
+
+    def retry_releases(self) -> None:
+        """Repeat releases made without Redis; else a pod's slots stay taken until they expire."""
+        unreleased, self._unreleased = self._unreleased, []
+        oldest_s = self._loop.time() - self._ttl_s
+        for reservation in unreleased:
+            if reservation.renewed_at_s > oldest_s:
+                self._registry.release(
+                    reservation.id, reservation.terms, partial(self._on_retried, reservation)
+                )
+
+    def _on_retried(self, reservation: Reservation, result: object) -> None:
+        if isinstance(result, RegistryUnavailable):
+            self._unreleased.append(reservation)
 
     async def register_periodically(self) -> None:
         """Register optimistic reservations that last longer than expected, until cancelled."""

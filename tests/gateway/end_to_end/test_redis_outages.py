@@ -66,6 +66,23 @@ def test_warm_requests_are_served_without_redis_and_counts_recover(
     assert pods.counts("pod-a")["refused"] == 0
 
 
+def test_slots_given_back_without_redis_are_free_soon_after_the_outage(
+    isolated_harness: GatewayHarness, own_redis: servers.RedisServer
+) -> None:
+    harness = isolated_harness
+    spec = harness.declare(routing=QUEUEING)
+    pods = harness.start_pods("pod-a", slots=2, warm=spec)
+    held = [harness.predict_in_background(spec, x_test="around=hold") for _ in range(2)]
+    servers.wait_until(lambda: harness.slots_used("pod-a") == 2, what="reserved")
+    own_redis.stop()
+    pods.control("pod-a", "release")
+    assert [each.result().status_code for each in held] == [200, 200]
+    own_redis.start()
+    servers.wait_until(harness.is_redis_available, what="Redis has read its data")
+    servers.wait_until(lambda: harness.slots_used("pod-a") == 0, timeout_s=8.0, what="free slots")
+    harness.wait_idle(pods)
+
+
 def test_the_age_of_the_cluster_state_grows_without_redis(
     isolated_harness: GatewayHarness, own_redis: servers.RedisServer
 ) -> None:
