@@ -129,8 +129,11 @@ class PlacementService:
         self._missing_since_s: float | None = None
 
     def start_over(self) -> None:
-        """Forget what was seen: while another led, pods may have been warm and plans made."""
-        self._planning = self._planned_for = self._missing_since_s = None
+        """Forget what was seen: while another led, pods may have been warm and plans made.
+
+        A plan in progress comes to nothing; the next one begins after it.
+        """
+        self._planned_input = self._planned_for = self._missing_since_s = None
         self._cold_since_s = {}
 
     async def tick(
@@ -203,8 +206,9 @@ class PlacementService:
         """Record the finished plan as the target, if it is worth its moves."""
         planning, inputs = self._planning, self._planned_input
         assert planning is not None
-        assert inputs is not None
         self._planning = None
+        if inputs is None:
+            return  # since its start another may have led
         try:
             (placement, gain_rps), took_s = planning.result()
         except Exception as error:  # a planner's error must not stop the loading of models

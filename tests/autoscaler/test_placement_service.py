@@ -4,11 +4,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from autoscaler import place
 from autoscaler.forecasting.forecasts import Demand
 from autoscaler.forecasting.history import Forecast, ForecastHorizon
 from autoscaler.metrics import AutoscalerMetrics
@@ -23,6 +26,7 @@ from registry.redis.watch import ClusterWatch
 from tests.autoscaler.conftest import Stage, metric, model
 from tests.autoscaler.views import model as model_view
 from tests.autoscaler.views import pool
+from tests.plug_ins import install, path_of_plug_ins
 from tests.registry.redis.clients import eventually, running, until
 
 pytestmark = pytest.mark.slow
@@ -122,6 +126,41 @@ async def test_a_new_lead_gives_pods_their_time_to_start(stage: Stage) -> None:
         driver.later_s = 2000.0
         await driver.tick()
         assert not await has_pods()
+
+
+SLOW = """
+import threading
+
+begun = threading.Semaphore(0)
+may_end = threading.Event()
+
+def plan(*_):
+    begun.release()
+    may_end.wait(60)
+    raise RuntimeError
+"""
+
+
+async def test_a_plan_of_an_earlier_lead_ends_before_another_begins(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "_CHECK_INTERVAL_S", 0.0)
+    install(tmp_path, "slowplan", "pilotlight.placement", {"slow": "slowplan:plan"}, SLOW)
+    with path_of_plug_ins(tmp_path):
+        slow = import_module("slowplan")
+        async with driving(stage, cpu_accelerators="cpu-0", placement="slow") as driver:
+
+            async def begins() -> bool:
+                await driver.tick()
+                return bool(slow.begun.acquire(blocking=False))
+
+            await eventually(begins)
+            for _ in range(5):
+                driver.service.start_over()
+                await driver.tick()
+            assert not await begins()
+            slow.may_end.set()
+            await eventually(begins)
 
 
 async def test_a_minute_of_latency_above_the_prediction_brings_a_new_plan(stage: Stage) -> None:
