@@ -315,6 +315,7 @@ class Request:
         outcome = self._outcome(placement, timings)
         if placement.spec.logger is not None:
             self._log_request(placement)
+        self._body.close()  # it is not sent again
         entry = placement.reservation.entry.name
         lines = telemetry.head_lines(outcome, response, timings, entry, client.target)
         client.start_response(response.status, lines, connection.length)

@@ -144,7 +144,8 @@ class IncomingBody:
             self.buffered += await self._receive()
 
     def close(self) -> None:
-        """Free the body's part of the budget."""
+        """Free the body, and its part of the budget."""
+        self.buffered = []
         if self._held_bytes:
             self._held.release(self._held_bytes)
             self._held_bytes = 0

@@ -155,6 +155,22 @@ async def test_a_body_keeps_its_share_when_its_request_is_handed_over(
 
 
 @run_async
+async def test_a_body_is_freed_once_its_response_has_begun(
+    redis: RedisServer, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (warm_request, body):
+        monkeypatch.setattr(module, "UNCOUNTED_BYTES", 1)
+    async with served(redis, pool) as client:
+        client.pod.script = [[RESPONSE[:-1], HOLD, RESPONSE[-1:]]]
+        client.writer.write(REQUEST)
+        assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert client.begun[-1]._path.held.held_bytes == 0
+        client.pod.released.set()
+        assert await client.reader.readexactly(2) == b"[]"
+        await client.at_rest()
+
+
+@run_async
 async def test_nothing_is_sent_for_a_client_that_left_before_the_task_began(
     redis: RedisServer, pool: str
 ) -> None:
