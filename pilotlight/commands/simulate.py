@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -138,7 +140,8 @@ def simulate(
     if live is not None:
         if trace is not None:
             raise InvalidInput(["--like RUN has arrivals of its own: leave out --trace"])
-        cluster, trace = live.cluster, live.write_arrivals(target.state_dir.root)
+        with _writes_in_home(target, "like-trace.csv") as path:
+            cluster, trace = live.cluster, live.write_arrivals(path)
         policy = live.policy if policy == _OWN else policy
     if trace is None:
         raise InvalidInput(["--trace is missing: a file or a generator, see docs/load.md"])
@@ -178,9 +181,8 @@ async def _live_trace(target: PlatformTarget, trace: str) -> str:
         raise RequestFailed(error_text(response))
     if response.text.count("\n") <= 1:
         raise NotFound("--trace live: the gateway had no request in the last ten minutes")
-    path = target.state_dir.root / "live-trace.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(response.content)
+    with _writes_in_home(target, "live-trace.csv") as path:
+        path.write_bytes(response.content)
     return f"arrivals:{path}{trace.removeprefix(LIVE)}"
 
 
@@ -189,9 +191,19 @@ def _write_live_cluster(target: PlatformTarget, output: Output, more_pods: int) 
     state = asyncio.run(target.cluster())
     if not any(pod.is_accepting for pod in state.pods.values()):
         raise NotFound("--cluster live: the platform has no pod that accepts requests")
-    path = target.state_dir.root / "live-cluster.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
     machine = Machine.read(target.state_dir.machine)
-    path.write_text(live_cluster_file(state, more_pods=more_pods, machine=machine))
+    with _writes_in_home(target, "live-cluster.yaml") as path:
+        path.write_text(live_cluster_file(state, more_pods=more_pods, machine=machine))
     output.note(f"the running platform is described in {path}")
     return path
+
+
+@contextmanager
+def _writes_in_home(target: PlatformTarget, name: str) -> Iterator[Path]:
+    """The path of a file that is written; raises InvalidInput if it cannot be."""
+    path = target.state_dir.root / name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield path
+    except OSError as error:
+        raise InvalidInput([f"--home: {path} cannot be written: {error}"]) from error

@@ -53,11 +53,9 @@ class LiveRun:
         policy = policies.pop() if len(policies) == 1 else "own"
         return cls(path, cluster, policy, summarise(read))
 
-    def write_arrivals(self, folder: Path) -> str:
-        """The run's arrivals as a trace file in the folder; returns its specification."""
+    def write_arrivals(self, path: Path) -> str:
+        """The run's arrivals as a trace file; returns its specification."""
         table = parquet.read_table(self.run).rename_columns({"scheduled_s": "at_s"})
-        path = folder / "like-trace.csv"
-        folder.mkdir(parents=True, exist_ok=True)
         plain = table.select(TRACE_SCHEMA.names).sort_by("at_s")
         csv.write_csv(plain.cast(_plain_schema()), path)
         return f"arrivals:{path}"

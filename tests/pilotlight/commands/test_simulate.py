@@ -452,6 +452,9 @@ def test_a_run_is_simulated_on_its_own_cluster(cli: Cli, tmp_path: Path) -> None
         assert simulated_s == pytest.approx(live_s, rel=0.01)
     shown = cli("simulate", "--like", str(run), "--policy", "auto,colocation", "--processes", "1")
     assert "live: colocation.parquet" in shown.out
+    refused = cli("simulate", "--like", str(run), "--home", str(run / "home"), *common)
+    assert refused.status == 2
+    assert f"--home: {run}/home/like-trace.csv cannot be written" in refused.err
 
 
 @pytest.mark.parametrize(
