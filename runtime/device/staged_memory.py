@@ -13,7 +13,7 @@ import queue
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import FIRST_EXCEPTION, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -141,6 +141,7 @@ READERS = min(8, max(4, len(os.sched_getaffinity(0))))
 """Threads that fill buffers; one thread copies 5 to 10 GB/s, PCIe Gen5 transfers 50."""
 BUFFERS = READERS + MAX_COPIES
 """One for each reader, and for each copy under way."""
+_CLOSED = "the pod's device is closed"
 
 
 class CopyDone(Protocol):
@@ -291,6 +292,7 @@ class StagedMemory:
         self._ring = StagingRing(engine, buffers=buffers, buffer_bytes=buffer_bytes)
         self._copies = CopyQueue(engine, max_copies)
         self._readers = ThreadPoolExecutor(readers, "reader")
+        self._max_waiting, self._max_preload = 2 * readers, max(1, readers - 1)
         self._is_closed = False
         self._slab_ends = _SlabEnds()
         self._images = RegisteredImages(engine, registered_bytes)
@@ -334,30 +336,45 @@ class StagedMemory:
     def _copy_all(
         self, size_bytes: int, copy: Callable[[SlabPart], None], ticket: LoadTicket
     ) -> None:
-        """Copy all parts, by several readers at once; none is being copied any more at the end."""
+        """Copy all parts, by several readers at once; none is being copied any more at the end.
+
+        Few parts wait for the readers, of a preload fewer than there are readers: a load that a
+        request waits for does not wait for all of another model.
+        """
         work = [copy]  # taken away at the end: a reader's frame would keep it, and that a slab
 
         def copy_one(part: SlabPart) -> None:
             try:
                 ticket.raise_if_cancelled()
                 if self._is_closed:
-                    raise CancelledError("the pod's device is closed")
+                    raise CancelledError(_CLOSED)
                 work[0](part)
             except BaseException as error:
                 release_frames(error)
                 raise
 
-        parts = slab_parts(size_bytes, self._ring.buffer_bytes)
-        copies = [self._readers.submit(copy_one, part) for part in parts]
-        wait(copies, return_when=FIRST_EXCEPTION)
-        for each in copies:
-            each.cancel()  # those that wait, if one has failed
-        wait(copies)
-        work.clear()
-        for each in copies:
-            if not each.cancelled():
-                each.result()
+        copies: deque[Future[None]] = deque()
+        try:
+            for part in slab_parts(size_bytes, self._ring.buffer_bytes):
+                while len(copies) >= (self._max_waiting if ticket.is_urgent else self._max_preload):
+                    copies.popleft().result()
+                copies.append(self._submit(copy_one, part))
+            while copies:
+                copies.popleft().result()
+        finally:
+            for each in copies:
+                each.cancel()  # those that wait, if one has failed
+            wait(copies)
+            work.clear()
         ticket.raise_if_cancelled()
+
+    def _submit(self, copy_one: Callable[[SlabPart], None], part: SlabPart) -> Future[None]:
+        try:
+            return self._readers.submit(copy_one, part)
+        except RuntimeError as error:
+            if self._is_closed:
+                raise CancelledError(_CLOSED) from error
+            raise
 
     def _copy_registered(self, slab: torch.Tensor, region: torch.Tensor, part: SlabPart) -> None:
         """In parts, as through the ring, so that inputs of inferences do not wait for all."""

@@ -7,7 +7,7 @@ other pods of a device, too.
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from runtime.device.memory import CudaEngine
 from runtime.device.staged_memory import CopyEngine, StagedMemory
 from runtime.errors import DeviceFull, ModelInvalid
+from runtime.storage.load_priority import LoadTicket
 from runtime.weights.weight_source import DiskWeights
 from tests.runtime.fake_engine import FakeDriver, FakeEngine
 from tests.servers import wait_until
@@ -131,6 +132,40 @@ class HeldWeights(DiskWeights):
         self.asked += 1
         self.open.wait(60)
         super().read_into(offset, buffer)
+
+
+class PacedWeights(DiskWeights):
+    """Weights on a disk that reads a part for each permit."""
+
+    def __init__(self, path: Path, permits: threading.Semaphore) -> None:
+        super().__init__([path])
+        self.permits = permits
+        self.asked = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.asked += 1
+        assert self.permits.acquire(timeout=60)
+        super().read_into(offset, buffer)
+
+
+def test_a_load_that_a_request_waits_for_does_not_wait_for_all_of_a_preload(tmp_path: Path) -> None:
+    staged, permits = StagedMemory(FakeEngine(), **SMALL), threading.Semaphore(0)
+    large = tmp_path / "large.safetensors"
+    save_file({"a": torch.zeros(100 * SMALL["buffer_bytes"] // 4)}, large)
+    source, small = PacedWeights(large, permits), weights_file(tmp_path)
+    with ThreadPoolExecutor(2) as threads:
+        preload = threads.submit(staged.put, source, LoadTicket(is_urgent=False))
+        wait_until(lambda: source.asked > 0, what="the preload is read")
+        urgent = threads.submit(staged.put, DiskWeights([small]), LoadTicket())
+        for _ in range(50):
+            permits.release()
+            wait([urgent], timeout=0.05)
+        is_here = urgent.done()  # after half of the preload
+        permits.release(100)
+        assert_same(urgent.result().tensors, small)
+        preload.result()
+    staged.close()
+    assert is_here
 
 
 def test_close_during_a_load_ends_the_load(engine: CopyEngine, tmp_path: Path) -> None:
