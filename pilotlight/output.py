@@ -19,7 +19,6 @@ from rich.table import Table
 from rich.text import Text
 
 from load.errors import GeneratorError
-from load.generator.records import require_replaceable
 from pilotlight.errors import InvalidInput
 
 _SILENCE_S: Final = 1.0
@@ -257,6 +256,8 @@ def format_age(seconds: float) -> str:
 
 def require_free(paths: Sequence[Path], inputs: Sequence[str] = (), *, overwrite: bool) -> None:
     """Raises InvalidInput if a path exists and may not be replaced, such as one of `inputs`."""
+    from load.generator.records import require_replaceable  # comes with an extra
+
     for path in paths:
         try:
             require_replaceable(path, inputs, overwrite=overwrite, flag="--out")

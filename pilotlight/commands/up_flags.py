@@ -283,7 +283,7 @@ def settings_of(process: str, given: Mapping[str, Any], problems: list[str]) -> 
     found = {}
     for flag in UP_FLAGS:
         value = given[flag.name]
-        if flag.process != process or value in (None, ""):
+        if flag.process != process or value is None or value == flag.default == "":
             continue
         if isinstance(value, Path):
             value = value.expanduser().absolute()

@@ -48,6 +48,9 @@ def test_without_a_platform_the_error_names_the_command_to_start_one(
     [
         pytest.param(("up", "--pods", "none"), "--pods", id="pods"),
         pytest.param(("up", "--pod-memory", "lots"), "--pod-memory", id="memory"),
+        pytest.param(("up", "--loading", ""), "--loading must be one of", id="no policy"),
+        pytest.param(("up", "--placement", ""), "--placement must be one of", id="no planner"),
+        pytest.param(("up", "--pod-memory", ""), "--pod-memory must be a size", id="no memory"),
         pytest.param(("up", "--redis-url", "http://x"), "must begin with redis://", id="up redis"),
         pytest.param(("up", "-f", "absent.yaml"), "absent.yaml", id="file"),
         pytest.param(("apply",), "--filename", id="apply nothing"),
