@@ -55,13 +55,18 @@ def scale(
 async def _scale(target: PlatformTarget, output: Output, *, pods: int, namespace: str) -> None:
     """Scale a pool; with a registry the emptiest pods are removed first."""
     with requires_extra("kubernetes"):
+        from kubernetes.aio.config import ConfigException
+
         from controller.api import KubernetesError, connect
         from controller.pool_scaler import PoolScaler
         from controller.pool_size import ScaledElsewhere
 
     pool = target.pool
     registered = await _registered_pods(target) if target.redis_url else {}
-    client = await connect()
+    try:
+        client = await connect()
+    except ConfigException as error:
+        raise RequestFailed(f"no cluster: {error}; set KUBECONFIG") from error
     try:
         done = await PoolScaler(client, namespace=namespace).scale(pool, pods, registered)
     except KubernetesError as error:

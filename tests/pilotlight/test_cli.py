@@ -43,6 +43,16 @@ def test_without_a_platform_the_error_names_the_command_to_start_one(
     assert "pilotlight up --detach" in ran.err
 
 
+def test_without_a_kubeconfig_scale_names_the_variable(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nonexistent")
+    ran = cli("scale", "default", "--pods", "1")
+    assert ran.status == 1
+    assert "error: no cluster: " in ran.err
+    assert "set KUBECONFIG" in ran.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
