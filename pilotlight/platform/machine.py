@@ -60,6 +60,7 @@ class Machine:
             return known
         cores = _cores()
         found = cls(cores, _all_cores_speed(cores), _disk_bytes_per_s(path.parent))
+        path.touch(mode=0o600)
         path.write_text(json.dumps(asdict(found)) + "\n")
         return found
 

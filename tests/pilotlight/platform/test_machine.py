@@ -16,6 +16,7 @@ def test_a_machine_is_measured_once(tmp_path: Path) -> None:
     assert found.cores == len(os.sched_getaffinity(0))
     assert 0.0 < found.all_cores_speed <= 1.0
     assert found.disk_bytes_per_s > 1e6
+    assert path.stat().st_mode & 0o077 == 0
     kept = Machine(found.cores, 0.5, 1e9)
     path.write_text(json.dumps(asdict(kept)))
     assert Machine.measure(path) == kept

@@ -44,7 +44,12 @@ def test_down_leaves_nothing_behind(small: RunningPlatform) -> None:
     assert stopped.document["stopped"] is True
     assert not Path(f"/proc/{small.facts['pid']}/exe").exists(), "down waits for the supervisor"
     assert_stopped(small, pids)
-    assert sorted(path.name for path in small.home.iterdir()) == ["lock", "logs", "sums"]
+    assert sorted(path.name for path in small.home.iterdir()) == [
+        "lock",
+        "logs",
+        "machine.json",
+        "sums",
+    ]
 
 
 def test_while_down_runs_workflows_are_refused_as_the_platform_drains(
@@ -127,7 +132,9 @@ def test_a_signal_stops_a_foreground_platform_in_order(
         state = home.require_ready()
         running = RunningPlatform(home.root, {"pid": up.pid, "gateway": state.gateway})
         pids = pids_of(running)
-        servers.wait_until(lambda: len(running.get("models")) == 1, what="model declared")
+        # The model is declared and checked: a signal before would end what has not yet begun.
+        servers.wait_until(lambda: "Ready after" in (tmp_path / "err").read_text(), what="ready")
+        assert len(running.get("models")) == 1
         up.send_signal(number)
         assert up.wait(120) == 0, (tmp_path / "err").read_text()
     assert_stopped(running, pids - {up.pid})
