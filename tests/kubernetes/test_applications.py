@@ -53,8 +53,8 @@ def test_an_application_shows_its_variants_and_is_refused_without_profiles(
 def test_a_wrong_application_is_rejected_with_all_mistakes(
     installed: Kubectl, gateway: Gateway, tenant: Tenant
 ) -> None:
-    wrong = _application(tenant, deadline="soon", policy="fastest")
+    wrong = _application(tenant, deadline="soon", window="no time")
     answer = installed.try_apply([wrong])
     assert not answer.is_ok
     assert "spec.deadline must be a positive duration" in answer.errors
-    assert "spec.policy must be one of" in answer.errors
+    assert "spec.window must be a positive duration" in answer.errors
