@@ -109,6 +109,8 @@ class Informer:
                 is_failing = False
                 await self._watch(source, version)
             except KubernetesError as error:
+                if not isinstance(error, Gone):
+                    self._missing_since_s.pop(source, None)  # nothing is known of the time since
                 FAILURES.labels(cause=type(error).__name__).inc()
                 if not is_failing:
                     extra = {"what": source.kind.value, "namespace": source.namespace}

@@ -361,6 +361,21 @@ async def test_a_kind_that_is_missing_for_a_moment_keeps_its_objects(
         await until(one.informer.listed.is_set, what="all is listed")
 
 
+async def test_time_without_an_answer_does_not_count_as_time_without_a_kind(stage: Stage) -> None:
+    """An API server that starts anew may answer 404 at first, as one may that ends."""
+    stage.server.graphs = [graph(stage.pool)]
+    answers = [404, *[500] * 8, 404]
+
+    def fail(request: web.Request) -> int | None:
+        is_list = "watch" not in request.query and request.path.endswith("inferencegraphs")
+        return answers.pop(0) if answers and is_list else None
+
+    stage.server.fault = fail
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(one.informer.listed.is_set, what="all is listed")
+        assert one.objects.graphs
+
+
 async def test_a_replica_that_loses_the_lead_in_a_slow_write_writes_nothing_more(
     stage: Stage,
 ) -> None:
