@@ -1,5 +1,6 @@
 """Request bodies: counted, and searched for the model that they name."""
 
+import asyncio
 import gzip
 import zlib
 from collections.abc import Callable
@@ -7,9 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.dispatch.pod_request import send_request
 from gateway.errors import BadRequest, BodiesFull, UnsupportedCoding
 from gateway.http.body import BodyLimits, HeldBodies, IncomingBody
+from gateway.http.pod_connection import PodConnectionPool
 from tests.gateway.asynchronous import run_async
+from tests.gateway.placer_harness import eventually
 
 LIMITS = BodyLimits(max_bytes=100, buffer_bytes=10, timeout_s=0.02)
 HELD = HeldBodies(1 << 20)
@@ -67,6 +71,34 @@ async def test_a_long_body_in_small_packets_is_copied_once() -> None:
     assert b"".join(body.buffered) == b"".join(packets)
     assert len(body.buffered) < 600
     assert max(map(len, body.buffered)) < 600_000
+
+
+@run_async
+async def test_a_long_body_is_sent_as_its_reader_takes_it() -> None:
+    chunks = [bytes(100_000)] * 200
+
+    async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await ended.wait()
+        writer.close()
+
+    ended = asyncio.Event()
+    limits = BodyLimits(max_bytes=1 << 25, buffer_bytes=10, timeout_s=0.5)
+    body = IncomingBody(FakeSource(list(chunks)), None, limits, HeldBodies(1 << 25))
+    await body.receive()
+    assert [each for piece in body.pieces() for each in piece] == chunks
+    pool = PodConnectionPool()
+    async with await asyncio.start_server(read_nothing, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        connection = await pool.connect(f"127.0.0.1:{port}")
+        sending = asyncio.create_task(send_request(connection, b"POST / HTTP/1.1\r\n\r\n", body))
+        await eventually(lambda: connection._writable is not None)
+        assert connection._transport is not None
+        waiting_bytes = connection._transport.get_write_buffer_size()
+        sending.cancel()
+        connection.close()
+        ended.set()
+    assert waiting_bytes < 4 << 20
 
 
 PACKING = BodyLimits(max_bytes=10_000, buffer_bytes=1_000, timeout_s=0.5)
