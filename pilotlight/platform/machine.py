@@ -18,6 +18,8 @@ _WEIGHTS_MB: Final = 80
 """More than the cores' caches hold, as most models' weights."""
 _MEASURE_S: Final = 0.4
 _ROUNDS: Final = 3
+_MAX_WORKERS: Final = 8
+"""Each needs twice the weights' memory. More cores share their caches about as eight do."""
 _FILE_MB: Final = 64
 _WORK: Final = f"""
 import sys, time
@@ -73,7 +75,7 @@ def _all_cores_speed(cores: int) -> float:
     """Medians of rounds, since other work may interfere with some."""
     if cores == 1:
         return 1.0
-    workers = [_Worker() for _ in range(cores)]
+    workers = [_Worker() for _ in range(min(cores, _MAX_WORKERS))]
     try:
         alone, together = [], []
         for _ in range(_ROUNDS):
