@@ -46,8 +46,8 @@ def live_cluster_file(
 ) -> str:
     """YAML of the platform as it is now, as a cluster file of the simulator.
 
-    What was not measured keeps the simulator's defaults. Rates of links and disks are not known to
-    the registry: measured times of loads take their place.
+    What was not measured keeps the simulator's defaults. Measured times of loads take the place of
+    rates, but for downloads over a link with a limit, which pods share.
 
     Args:
         state: of a platform with a pod that accepts requests.

@@ -32,7 +32,7 @@ from pilotlight.commands.load_summary import load_progress, print_summary
 from pilotlight.commands.simulated_likeness import cluster_path
 from pilotlight.commands.simulated_likeness import hop_s as measured_hop_s
 from pilotlight.commands.target import KEY_HINT, PlatformTarget, require_known
-from pilotlight.errors import Interrupted, InvalidInput, RequestFailed
+from pilotlight.errors import Interrupted, InvalidInput, PilotlightError, RequestFailed
 from pilotlight.output import Output
 from pilotlight.platform.machine import Machine
 from registry.domain.application import ApplicationSpec
@@ -70,7 +70,7 @@ def run_load(
     failure = None
     if ended.result.progress.done:
         if start is not None:
-            start.write_cluster(path)
+            start.write_cluster(path, output)
         summary = summarise(read_run(path, path.stem))
         failure = _failure(summary)
         if failure is None or not output.as_json:
@@ -239,19 +239,26 @@ class RunStart:
         self._state = await self._target.cluster()
         return start_state(self._state)
 
-    def write_cluster(self, run: Path) -> None:
+    def write_cluster(self, run: Path, output: Output) -> None:
         """Describe the platform beside the run: where models were, and times measured until now.
 
-        Nothing if no pod accepted requests.
+        Nothing if no pod accepted requests then or now; a note where it cannot be written.
         """
-        if not any(each.is_accepting for each in self._state.pods.values()):
-            return
-        state = asyncio.run(self._target.cluster())
-        machine = Machine.read(self._target.state_dir.machine)
-        text = live_cluster_file(
-            state, hop_s=measured_hop_s(run), start=self._state, machine=machine
-        )
-        cluster_path(run).write_text(text)
+        try:
+            state = asyncio.run(self._target.cluster())
+            if not all(map(_has_pods, (self._state, state))):
+                return
+            machine = Machine.read(self._target.state_dir.machine)
+            text = live_cluster_file(
+                state, hop_s=measured_hop_s(run), start=self._state, machine=machine
+            )
+            cluster_path(run).write_text(text)
+        except (PilotlightError, OSError) as error:
+            output.note(f"{cluster_path(run)} is not written: {error}")
+
+
+def _has_pods(state: ClusterState) -> bool:
+    return any(each.is_accepting for each in state.pods.values())
 
 
 def start_state(state: ClusterState) -> str:

@@ -207,7 +207,9 @@ class ModelLoading:
                 self._node.disk_link.send(plan.size_bytes, arrived.set, True)
             moved = None
             if cpu_s is not None and self._node.cores is not None:
-                rate = self._node.plan.object_storage_bytes_per_s
+                node = self._node.plan
+                is_disk = source is Tier.DISK
+                rate = node.disk_bytes_per_s if is_disk else node.object_storage_bytes_per_s
                 moved_s = max(plan.size_bytes / rate, cpu_s)
                 moved = self._work(moved_s, max(0.0, cpu_s - plan.load_fixed_s))
             await copied

@@ -85,3 +85,13 @@ def test_one_machine_has_one_number_of_cores_and_one_disk() -> None:
         InvalidCluster, match=r"machine .local.: cores must be the same, was 1 and 2"
     ):
         cluster({}, _warm("a"), nodes=nodes)
+
+
+def test_cpu_time_of_a_load_over_links_is_spread_over_its_transfer() -> None:
+    """From disk it takes 1 s and half a core, of which the inference leaves as much."""
+    from_disk = BARE | {
+        "name": "cold", "size": "100MB", "load_fixed": "0s", "load_cpu": {"disk": "500ms"},
+        "at": {"n-1": "disk"},
+    }  # fmt: skip
+    node = ONE_NODE[0] | {"disk_rate": "100MB/s", "object_storage_rate": "1MB/s", "cores": 1.5}
+    assert _times_s([node], from_disk, _warm("n-0")) == [pytest.approx(1.1), pytest.approx(0.1)]

@@ -1,12 +1,18 @@
 """`simulate --cluster live`: the running platform as a cluster file."""
 
+from pathlib import Path
+
 import httpx
 import pytest
 import yaml
 
 from load.simulator.cluster.cluster_file import cluster_of
 from pilotlight.commands.live_cluster import live_cluster_file
+from pilotlight.commands.load_play import RunStart
+from pilotlight.commands.target import PlatformTarget
+from pilotlight.output import Output
 from pilotlight.platform.machine import Machine
+from pilotlight.state_dir import StateDir
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelRecord, ModelSpec, Tier
 from registry.domain.pod import IN_SERVICE, Accelerator, PodInfo, Profile, ProfilePoint
@@ -97,3 +103,12 @@ def test_local_pods_share_the_machine_and_its_times_are_those_of_idle_cores() ->
     assert Tier.REMOTE not in model.load_s  # its downloads share the link
     assert model.load_s[Tier.DISK] == pytest.approx(0.02 + 2e6 / 1e8)
     assert model.load_cpu_s[Tier.REMOTE] < 0.1
+
+
+def test_a_run_ends_well_although_its_platform_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run.parquet"
+    start = RunStart(PlatformTarget(StateDir(tmp_path / "home")), is_cold=False)
+    start.write_cluster(run, Output())
+    assert f"{tmp_path}/run.cluster.yaml is not written: " in capsys.readouterr().err
