@@ -10,45 +10,40 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from research.experiments.harness.experiment import ExperimentError
+from research.experiments.harness.rendering import listed
 from research.experiments.regret.cells import RegretCell
 from research.experiments.regret.runs import RegretResult
 
 NAME: Final = "cells"
-_SEEDS: Final = "seeds"
 _RESULT_FIELDS: Final = tuple(each.name for each in dataclasses.fields(RegretResult))
 
 
-def write(
-    folder: Path,
-    cells: Mapping[int, RegretCell],
-    results: Sequence[RegretResult],
-    seeds: Sequence[int],
-) -> Path:
-    """A row per cell and policy; returns the Parquet file."""
-    rows = [{**_parameters(cells[each.cell]), **_fields(each)} for each in results]
-    table = pa.Table.from_pylist(rows)
-    path = folder / f"{NAME}.parquet"
-    pq.write_table(table.replace_schema_metadata({_SEEDS: _listed(seeds)}), path)
+def write(folder: Path, cells: Mapping[int, RegretCell], results: Sequence[RegretResult]) -> None:
+    """A row per cell, policy and seed."""
+    table = pa.Table.from_pylist(
+        [{**_parameters(cells[each.cell]), **_fields(each)} for each in results]
+    )
+    pq.write_table(table, folder / f"{NAME}.parquet")
     pa_csv.write_csv(table, folder / f"{NAME}.csv")
-    return path
 
 
 def read(path: Path, seeds: Sequence[int]) -> list[RegretResult]:
-    """The results of an earlier run with the same seeds. Raises ExperimentError."""
+    """The results of an earlier run for these seeds. Raises ExperimentError."""
     try:
         table = pq.read_table(path)
         rows = table.select(list(_RESULT_FIELDS)).to_pylist()
     except (OSError, KeyError, pa.ArrowException) as error:
         raise ExperimentError(
-            f"--reuse must be the cells.parquet of an earlier run, was {path}: {error}"
+            f"--reuse must be the cells.parquet of an earlier run, with a row per seed, was "
+            f"{path}: {error}"
         ) from error
-    earlier = (table.schema.metadata or {}).get(_SEEDS.encode(), b"").decode()
-    if earlier != _listed(seeds):
+    earlier = sorted({row["seed"] for row in rows})
+    if not set(seeds) <= set(earlier):
         raise ExperimentError(
-            f"--reuse: {path} has the seeds {earlier}, this run has {_listed(seeds)}; "
+            f"--reuse: {path} has the seeds {listed(earlier)}, this run has {listed(seeds)}; "
             "repeat --seed, or leave --reuse out"
         )
-    return [RegretResult(**row) for row in rows]
+    return [RegretResult(**row) for row in rows if row["seed"] in seeds]
 
 
 def _parameters(cell: RegretCell) -> dict[str, Any]:
@@ -69,7 +64,3 @@ def _parameters(cell: RegretCell) -> dict[str, Any]:
 
 def _fields(value: RegretCell | RegretResult) -> dict[str, Any]:
     return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-
-
-def _listed(seeds: Sequence[int]) -> str:
-    return ",".join(map(str, seeds))

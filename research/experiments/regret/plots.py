@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from load.report.style import COLOURS, DPI, LINES, legend_below, one_axes, styled
 from research.experiments.regret.cells import RegretCell
 from research.experiments.regret.ratios import ByPolicy, Regret, geometric_mean, regrets
-from research.experiments.regret.runs import AUTO, FIXED, IN_ORDER, POLICIES, WRONG_FORECASTS
+from research.experiments.regret.runs import AUTO, FIXED, POLICIES
 
 Bin = Callable[[RegretCell], int]
 
@@ -26,9 +26,7 @@ _SLOT_LABELS: Final = ("1", "2", "3-4", "5 or more")
 _BURSTS: Final = (0.0, 1.5, 3.0, 4.0, 99.0)
 _ON_OFF: Final = 4
 _BURST_LABELS: Final = ("Poisson", "cv 2-3", "cv 3-4", "cv 4-5", "on-off")
-_SHOWN: Final = tuple(
-    name for name in POLICIES if name not in {FIXED[1], IN_ORDER, *WRONG_FORECASTS}
-)
+_SHOWN: Final = tuple(name for name in POLICIES if name != FIXED[1])
 _LIMIT: Final = 30.0
 """Percent at which the colours end."""
 
@@ -38,7 +36,7 @@ def draw(
 ) -> tuple[Path, ...]:
     paths = [_draw_policies(found, folder)]
     if any(AUTO in runs for runs in found.values()):
-        paths.append(_draw_maps(regrets(found, AUTO), chosen, folder))
+        paths.append(_draw_maps(regrets(found, AUTO, FIXED), chosen, folder))
     return tuple(paths)
 
 
@@ -92,7 +90,7 @@ def _draw_map(
     ratios: dict[tuple[int, int], list[float]] = {}
     for each in found:
         cell = chosen[each.cell]
-        ratios.setdefault((row(cell), column(cell)), []).append(each.mean)
+        ratios.setdefault((row(cell), column(cell)), []).append(each.mean.ratio)
     percent = np.full((len(rows), len(columns)), np.nan)
     for place, values in ratios.items():
         percent[place] = 100 * (geometric_mean(values) - 1)
@@ -124,7 +122,7 @@ def _draw_policies(found: Mapping[int, ByPolicy], folder: Path) -> Path:
             "Ratio",
         )
         for number, name in enumerate(_SHOWN):
-            ratios = sorted(each.mean for each in regrets(found, name))
+            ratios = sorted(each.mean.ratio for each in regrets(found, name, FIXED))
             if ratios:
                 shares = np.linspace(0, 1, len(ratios))
                 axes.plot(

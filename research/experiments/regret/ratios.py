@@ -1,143 +1,172 @@
-"""Each policy against the best fixed one of every cell, and the marks that `auto` must reach."""
+"""Each policy against the best of others in every cell, and the marks that `auto` must reach.
 
-from collections.abc import Mapping, Sequence
+Seeds are paired: a policy is worse than another in a cell only where the mean of its differences by
+seed is over two standard errors; otherwise the difference may be the seeds'.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
-from typing import Final
+from math import sqrt
+from statistics import fmean, stdev
+from typing import Final, Literal
 
 import numpy as np
 
-from research.experiments.regret.runs import AUTO, FIXED, IN_ORDER, RegretResult
+from research.experiments.regret.runs import RegretResult
 
-ByPolicy = Mapping[str, RegretResult]
-"""Results of one cell, by policy."""
+Runs = Sequence[RegretResult]
+"""One policy in one cell: a run for each seed, in the order of seeds."""
+ByPolicy = Mapping[str, Runs]
+"""The runs of one cell."""
+Measure = Literal["mean_s", "p99_s", "missed"]
 
 _MIN_S: Final = 1e-6
+_STANDARD_ERRORS: Final = 2.0
+"""A two-sided test at about 5 %, with many seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A measure of a policy in a cell beside that of the other one that is best in it."""
+
+    mine: float
+    """Of all seeds' requests, like `best`."""
+    best: float
+    error: float
+    """Standard error of the mean difference by seed; 0 with one seed."""
+    difference: float
+    """The mean by seed of mine less the best."""
+
+    @property
+    def ratio(self) -> float:
+        """1: as good as the best other policy, below: better."""
+        return max(_MIN_S, self.mine) / max(_MIN_S, self.best)
+
+    @property
+    def points(self) -> float:
+        """Percentage points more than the best other policy; of shares."""
+        return 100 * (self.mine - self.best)
+
+    @property
+    def is_worse(self) -> bool:
+        return self.difference > _STANDARD_ERRORS * self.error
+
+    @property
+    def is_better(self) -> bool:
+        return self.difference < -_STANDARD_ERRORS * self.error
 
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """One policy in one cell: its measures over the least of the fixed policies."""
+    """One policy in one cell; each measure has a best policy of its own."""
 
     cell: int
-    mean: float
-    """Ratio of mean latencies; 1: as good as the best fixed policy, below: better."""
-    p99: float
-    """Ratio of 99th percentiles."""
-    missed_points: float
-    """Percentage points of deadlines missed, more than the least."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Ratios of one measure over all cells."""
-
-    geometric_mean: float
-    median: float
-    worst: float
-    over: tuple[float, ...]
-    """Share of cells beyond each limit."""
+    mean: Comparison
+    p99: Comparison
+    missed: Comparison
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A target of the experiment."""
+    """A target of the experiment, in percent or points."""
 
     text: str
     allowed: float
     found: float
+    untested: float | None = None
+    """With the cells whose difference may be the seeds'; None: the mark is about all cells."""
 
     @property
     def is_reached(self) -> bool:
         return self.found <= self.allowed
 
 
-def by_cell(results: Sequence[RegretResult]) -> dict[int, ByPolicy]:
-    """The results of each cell that has all fixed policies."""
-    found: dict[int, dict[str, RegretResult]] = {}
-    for each in results:
-        found.setdefault(each.cell, {})[each.policy] = each
-    return {cell: runs for cell, runs in found.items() if all(name in runs for name in FIXED)}
+def by_cell(results: Sequence[RegretResult], required: Collection[str]) -> dict[int, ByPolicy]:
+    """The results of each cell in which all `required` policies ran."""
+    found: dict[int, dict[str, list[RegretResult]]] = {}
+    for each in sorted(results, key=lambda each: each.seed):
+        found.setdefault(each.cell, {}).setdefault(each.policy, []).append(each)
+    return {cell: runs for cell, runs in found.items() if runs.keys() >= set(required)}
 
 
-def regrets(cells: Mapping[int, ByPolicy], policy: str) -> list[Regret]:
-    """Of the cells in which the policy ran.
-
-    Each measure is compared with the fixed policy that is best in this measure.
-    """
+def regrets(cells: Mapping[int, ByPolicy], policy: str, others: Collection[str]) -> list[Regret]:
+    """Of the cells in which the policy ran, beside at least one of the others."""
     return [
         Regret(
             cell,
-            max(_MIN_S, runs[policy].mean_s) / max(_MIN_S, _least(runs, "mean_s")),
-            max(_MIN_S, runs[policy].p99_s) / max(_MIN_S, _least(runs, "p99_s")),
-            100 * (runs[policy].missed - _least(runs, "missed")),
+            compare(runs[policy], rivals, "mean_s"),
+            compare(runs[policy], rivals, "p99_s"),
+            compare(runs[policy], rivals, "missed"),
         )
         for cell, runs in cells.items()
-        if policy in runs
+        if policy in runs and (rivals := [runs[name] for name in others if name in runs])
     ]
 
 
-def _least(runs: ByPolicy, measure: str) -> float:
-    values: list[float] = [getattr(runs[name], measure) for name in FIXED]
-    return min(values)
+def compare(mine: Runs, others: Sequence[Runs], measure: Measure) -> Comparison:
+    """All have the same seeds."""
+    best = min(others, key=lambda runs: pooled(runs, measure))
+    by_seed = [
+        getattr(one, measure) - getattr(other, measure)
+        for one, other in zip(mine, best, strict=True)
+    ]
+    error = stdev(by_seed) / sqrt(len(by_seed)) if len(by_seed) > 1 else 0.0
+    return Comparison(pooled(mine, measure), pooled(best, measure), error, fmean(by_seed))
 
 
-def spread(values: Sequence[float], limits: Sequence[float]) -> Spread:
-    """Of ratios, at least one."""
-    return Spread(
-        geometric_mean(values),
-        median(values),
-        max(values),
-        tuple(fmean(value > limit for value in values) for limit in limits),
-    )
+def pooled(runs: Runs, measure: Measure) -> float:
+    """The mean over all requests; of percentiles that of the seeds, weighted by requests."""
+    values = [getattr(each, measure) for each in runs]
+    return fmean(values, weights=[each.requests for each in runs])
+
+
+def percent(found: Sequence[Comparison], is_over: Callable[[Comparison], bool]) -> float:
+    """Share of the cells in which a policy is over a limit and not by the seeds alone."""
+    return 100 * fmean(each.is_worse and is_over(each) for each in found)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def best_single(cells: Mapping[int, ByPolicy]) -> str:
-    """The fixed policy with the lowest geometric mean of ratios over all cells."""
-    return min(FIXED, key=lambda name: geometric_mean([each.mean for each in regrets(cells, name)]))
-
-
-def against(cells: Mapping[int, ByPolicy], policy: str, other: str) -> float:
-    """Geometric mean of one policy's mean latency over another's, less 1."""
-    ratios = [
-        max(_MIN_S, runs[policy].mean_s) / max(_MIN_S, runs[other].mean_s)
-        for runs in cells.values()
-        if policy in runs and other in runs
-    ]
-    return geometric_mean(ratios) - 1
-
-
-def marks(cells: Mapping[int, ByPolicy], with_deadline: set[int]) -> list[Mark]:
+def marks(found: Sequence[Regret], with_deadline: Collection[int]) -> list[Mark]:
     """The marks of `auto`; `with_deadline` are the numbers of the cells with deadlines.
 
     p99 counts in cells without deadlines, elsewhere it is often the deadline itself.
     """
-    found = regrets(cells, AUTO)
     means = [each.mean for each in found]
     tails = [each.p99 for each in found if each.cell not in with_deadline]
-    missed = [each.missed_points for each in found if each.cell in with_deadline]
-    best = best_single(cells)
-    found_marks = [
-        Mark("cells with a mean over 3 % worse, %", 2.0, _percent_over(means, 1.03)),
-        Mark("cells with a mean over 8 % worse, %", 0.0, _percent_over(means, 1.08)),
-        Mark("cells with a p99 over 10 % worse, %", 5.0, _percent_over(tails, 1.10)),
-        Mark("cells with over 1 point more deadlines missed, %", 0.0, _percent_over(missed, 1.0)),
+    missed = [each.missed for each in found if each.cell in with_deadline]
+    worse = [each.ratio for each in means if each.is_worse]
+    marked = [
+        _share("cells with a mean over 3 % worse, %", 4.0, means, lambda each: each.ratio > 1.03),
+        _share("cells with a mean over 8 % worse, %", 1.0, means, lambda each: each.ratio > 1.08),
         Mark(
-            f"mean against {best}, which gets the same queue order, %",
-            -5.0,
-            100 * against(cells, AUTO, best),
+            "mean of the worst cell, %",
+            15.0,
+            100 * (max(worse, default=1.0) - 1),
+            100 * (max(each.ratio for each in means) - 1),
+        ),
+        Mark(
+            "geometric mean of means, %",
+            -11.0,
+            100 * (geometric_mean([each.ratio for each in means]) - 1),
         ),
     ]
-    if any(IN_ORDER in runs for runs in cells.values()):
-        found_marks.append(
-            Mark(f"mean against {IN_ORDER}, %", -15.0, 100 * against(cells, AUTO, IN_ORDER))
-        )
-    return found_marks
+    if tails:
+        text = "cells with a p99 over 10 % worse, %"
+        marked.append(_share(text, 4.0, tails, lambda each: each.ratio > 1.10))
+    if missed:
+        text = "cells with over 1 point more deadlines missed, %"
+        marked += [
+            _share(text, 4.0, missed, lambda each: each.points > 1),
+            Mark("points of deadlines missed more, mean", -1.0, fmean(e.points for e in missed)),
+        ]
+    return marked
 
 
-def _percent_over(values: Sequence[float], limit: float) -> float:
-    return 100 * fmean(value > limit for value in values) if values else 0.0
+def _share(
+    text: str, allowed: float, found: Sequence[Comparison], is_over: Callable[[Comparison], bool]
+) -> Mark:
+    untested = 100 * fmean(map(is_over, found))
+    return Mark(text, allowed, percent(found, is_over), untested)

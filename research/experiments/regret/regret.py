@@ -3,139 +3,91 @@
 Simulated with the production policies.
 """
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
-from research.experiments.harness.experiment import (
-    Cell,
-    Experiment,
-    ExperimentError,
-    Result,
-    Settings,
-    Table,
-)
-from research.experiments.harness.parallel_map import parallel_map
-from research.experiments.harness.rendering import listed
+from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.regret import cell_file
-from research.experiments.regret.cells import Half, RegretCell, cells, drawn_cell
+from research.experiments.regret.cells import RegretCell
+from research.experiments.regret.chosen_runs import (
+    chosen_cells,
+    earlier_results,
+    new_results,
+    run_notes,
+)
 from research.experiments.regret.live_slice import live_tables
-from research.experiments.regret.load_counts import SEEDS, load_table
 from research.experiments.regret.plots import draw
 from research.experiments.regret.ratios import (
     ByPolicy,
     Regret,
-    against,
-    best_single,
     by_cell,
+    geometric_mean,
     marks,
+    percent,
+    pooled,
     regrets,
-    spread,
 )
-from research.experiments.regret.runs import (
-    AUTO,
-    FIXED,
-    POLICIES,
-    WITH_AUTOSCALER,
-    WRONG_FORECASTS,
-    RegretResult,
-    RegretTask,
-    simulate,
-)
+from research.experiments.regret.runs import AUTO, FIXED, POLICIES, WITH_AUTOSCALER
 from research.experiments.regret.small_cases import optimum_table
 
-_SEEDS: Final = (1, 2, 3, 4, 5)
 _CELLS: Final = 400
-_QUICK_CELLS: Final = 24
-_EVERY: Final[Mapping[str, int]] = {
-    **dict.fromkeys(WITH_AUTOSCALER, 4),
-    **dict.fromkeys(WRONG_FORECASTS, 20),
-}
-"""Policies with an autoscaler take most of the time: by default they run in every fourth or
-twentieth cell."""
+_EVERY: Final = dict.fromkeys(WITH_AUTOSCALER, 4)
+"""Policies with an autoscaler take most of the time: by default they run in every fourth cell."""
 _WORST: Final = 12
 
 
 def run(settings: Settings) -> Result:
     """All cells under all policies: ratios, marks, and the cells that `auto` is worst in."""
-    seeds = settings.seeds or (_SEEDS[:2] if settings.is_quick else _SEEDS)
-    chosen = _chosen_cells(settings)
-    results = _results(chosen, seeds, settings)
-    found = by_cell(results)
+    chosen = chosen_cells(settings, _CELLS)
+    names = settings.cells.policies or POLICIES
+    earlier = [each for each in earlier_results(chosen, settings) if each.policy not in names]
+    every = {} if settings.cells.policies else _EVERY
+    results = [*earlier, *new_results(names, chosen, settings, every)]
+    found = by_cell(results, FIXED)
     tables: list[Table] = []
     if found:
         tables += [_means_table(found), _tails_table(found, chosen)]
         if any(AUTO in runs for runs in found.values()):
             tables += [_marks_table(found, chosen), _worst_table(found, chosen)]
     if not settings.cells.is_part:
-        load_seeds = SEEDS[:2] if settings.is_quick else SEEDS
-        tables += [optimum_table(settings), load_table(load_seeds), *live_tables(settings)]
+        tables += [optimum_table(settings), *live_tables(settings)]
     images: tuple[Path, ...] = ()
     if settings.out is not None:
-        cell_file.write(settings.out, chosen, results, seeds)
+        cell_file.write(settings.out, chosen, results)
         images = draw(found, chosen, settings.out) if found else ()
-    notes = _notes(settings, chosen, results, seeds)
+    notes = [
+        *run_notes(settings, chosen, results),
+        "each measure is compared with the fixed policy that is best in it; a cell is over a limit "
+        "if it is worse by two standard errors of the differences by seed as well; p99 in cells "
+        "without deadlines, missed in the others; a request that failed counts with its deadline",
+    ]
     if not found:
         notes.append(f"no table: a cell needs runs of all fixed policies ({', '.join(FIXED)})")
     return Result(tuple(tables), tuple(notes), images)
 
 
-def _chosen_cells(settings: Settings) -> dict[int, RegretCell]:
-    wanted = settings.cells
-    if wanted.numbers:
-        return {number: drawn_cell(number) for number in wanted.numbers}
-    count = wanted.count or (_QUICK_CELLS if settings.is_quick else _CELLS)
-    return {each.number: each for each in islice(cells(Half(wanted.half)), count)}
-
-
-def _results(
-    chosen: Mapping[int, RegretCell], seeds: tuple[int, ...], settings: Settings
-) -> list[RegretResult]:
-    """New runs, and those of an earlier experiment for policies that do not run again."""
-    given = settings.cells.policies
-    names = given or POLICIES
-    if unknown := [name for name in names if name not in POLICIES]:
-        raise ExperimentError(f"--policy must be one of {', '.join(POLICIES)}, was {unknown[0]!r}")
-    earlier: list[RegretResult] = []
-    if settings.cells.reused is not None:
-        earlier = [
-            each
-            for each in cell_file.read(settings.cells.reused, seeds)
-            if each.cell in chosen and each.policy not in names
-        ]
-    tasks = [
-        RegretTask(name, cell, seeds)
-        for place, cell in enumerate(chosen.values())
-        for name in names
-        if given or place % _EVERY.get(name, 1) == 0
-    ]
-    return [*earlier, *parallel_map(simulate, tasks, settings, what="cells x policies")]
-
-
 def _means_table(found: Mapping[int, ByPolicy]) -> Table:
-    best = best_single(found)
     rows: list[tuple[Cell, ...]] = []
     for name, mine in _by_policy(found):
-        mean = spread([each.mean for each in mine], (1.03, 1.08))
-        runs = [found[each.cell][name] for each in mine]
-        loads = sum(each.loads for each in runs) / sum(each.requests for each in runs)
+        means = [each.mean for each in mine]
+        ratios = [each.ratio for each in means]
+        runs = [run for each in mine for run in found[each.cell][name]]
         rows.append(
             (
                 name,
                 len(mine),
-                _percent(mean.geometric_mean),
-                _percent(mean.median),
-                _percent(mean.worst),
-                *(100 * share for share in mean.over),
-                None if name == best else _percent(1 + against(found, name, best)),
-                100 * loads,
+                _percent(geometric_mean(ratios)),
+                _percent(median(ratios)),
+                _percent(max(ratios)),
+                percent(means, lambda each: each.ratio > 1.03),
+                percent(means, lambda each: each.ratio > 1.08),
+                100 * sum(each.loads for each in runs) / sum(each.requests for each in runs),
             )
         )
     return Table(
-        f"Mean latency over that of the best fixed policy of each cell, less 1, in %; best single "
-        f"policy: {best}",
+        "Mean latency over that of the best fixed policy of each cell, less 1, in %",
         (
             "policy",
             "cells",
@@ -144,7 +96,6 @@ def _means_table(found: Mapping[int, ByPolicy]) -> Table:
             "worst",
             "cells over 3 %",
             "cells over 8 %",
-            f"against {best}",
             "loads per 100 requests",
         ),
         tuple(rows),
@@ -155,14 +106,19 @@ def _tails_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
     rows: list[tuple[Cell, ...]] = []
     for name, mine in _by_policy(found):
         tails = [each.p99 for each in mine if chosen[each.cell].deadline_s is None]
-        missed = [each.missed_points for each in mine if chosen[each.cell].deadline_s is not None]
-        row: list[Cell] = [name]
+        missed = [each.missed for each in mine if chosen[each.cell].deadline_s is not None]
+        row: list[Cell] = [name, None, None, None, None, None, None]
         if tails:
-            tail = spread(tails, (1.10,))
-            row += [_percent(tail.median), _percent(tail.worst), 100 * tail.over[0]]
+            ratios = [each.ratio for each in tails]
+            row[1:4] = [
+                _percent(median(ratios)),
+                _percent(max(ratios)),
+                percent(tails, lambda each: each.ratio > 1.10),
+            ]
         if missed:
-            row += [median(missed), max(missed), 100 * fmean(each > 1 for each in missed)]
-        rows.append((*row, *(None,) * (7 - len(row))))
+            points = [each.points for each in missed]
+            row[4:] = [fmean(points), max(points), percent(missed, lambda each: each.points > 1)]
+        rows.append(tuple(row))
     return Table(
         "p99 in cells without deadlines, in %, and points of deadlines missed in the others, "
         "against the fixed policy that is best in it",
@@ -171,7 +127,7 @@ def _tails_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
             "p99: median",
             "worst",
             "cells over 10 %",
-            "missed: median",
+            "missed: mean",
             "worst points",
             "cells over 1 point",
         ),
@@ -181,39 +137,41 @@ def _tails_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
 
 def _by_policy(found: Mapping[int, ByPolicy]) -> list[tuple[str, list[Regret]]]:
     """The policies that ran."""
-    return [(name, mine) for name in POLICIES if (mine := regrets(found, name))]
+    names = dict.fromkeys([*POLICIES, *(name for runs in found.values() for name in runs)])
+    return [(name, mine) for name in names if (mine := regrets(found, name, FIXED))]
 
 
 def _marks_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]) -> Table:
     with_deadline = {number for number, cell in chosen.items() if cell.deadline_s is not None}
     return Table(
         "Marks of auto",
-        ("mark", "allowed", "found", "reached"),
+        ("mark", "allowed", "found", "without the test", "reached"),
         tuple(
-            (each.text, each.allowed, each.found, "yes" if each.is_reached else "no")
-            for each in marks(found, with_deadline)
+            (each.text, each.allowed, each.found, each.untested, "yes" if each.is_reached else "no")
+            for each in marks(regrets(found, AUTO, FIXED), with_deadline)
         ),
     )
 
 
 def _worst_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]) -> Table:
     """The cells with auto's highest mean latency against the best fixed policy."""
-    worst = sorted(regrets(found, AUTO), key=lambda each: -each.mean)[:_WORST]
+    worst = sorted(regrets(found, AUTO, FIXED), key=lambda each: -each.mean.ratio)[:_WORST]
     rows: list[tuple[Cell, ...]] = []
     for each in worst:
         cell, runs = chosen[each.cell], found[each.cell]
-        best = min(FIXED, key=lambda name: runs[name].mean_s)
+        best = min(FIXED, key=lambda name: pooled(runs[name], "mean_s"))
         rows.append(
             (
                 cell.number,
-                _percent(each.mean),
-                _percent(each.p99),
-                each.missed_points,
-                runs[AUTO].mean_s,
+                _percent(each.mean.ratio),
+                "yes" if each.mean.is_worse else "no",
+                _percent(each.p99.ratio),
+                each.missed.points,
+                each.mean.mine,
                 best,
-                runs[best].mean_s,
-                runs[AUTO].loads,
-                runs[best].loads,
+                each.mean.best,
+                sum(run.loads for run in runs[AUTO]),
+                sum(run.loads for run in runs[best]),
                 len(cell.slots),
                 cell.slots[0],
                 len(cell.sizes),
@@ -228,6 +186,7 @@ def _worst_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
         (
             "cell",
             "mean %",
+            "two errors",
             "p99 %",
             "missed points",
             "mean s",
@@ -249,22 +208,6 @@ def _worst_table(found: Mapping[int, ByPolicy], chosen: Mapping[int, RegretCell]
 
 def _percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f}"
-
-
-def _notes(
-    settings: Settings,
-    chosen: Mapping[int, RegretCell],
-    results: Sequence[RegretResult],
-    seeds: Sequence[int],
-) -> list[str]:
-    requests = sum(each.requests for each in results)
-    return [
-        f"simulated: {len(chosen)} cells, half {settings.cells.half}, seeds {listed(seeds)} "
-        f"pooled; {requests:,} requests, {sum(each.cpu_s for each in results):.0f} s of CPU time",
-        "each measure is compared with the fixed policy that is best in it; p99 in cells without "
-        "deadlines, missed in the others; a request that failed counts with its deadline",
-        f"{cell_file.NAME}.parquet and {cell_file.NAME}.csv hold all cells with their parameters",
-    ]
 
 
 EXPERIMENT: Final = Experiment(

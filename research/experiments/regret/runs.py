@@ -1,22 +1,16 @@
-"""The runs of one policy in one cell: all seeds, pooled."""
+"""The runs of one policy in one cell, with one seed each."""
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from autoscaler.forecast import DemandForecaster
-from autoscaler.forecasting.counts import ForecastInput
-from autoscaler.forecasting.forecasts import Demand
-from autoscaler.forecasting.history import Forecast
 from autoscaler.loading_policies.predictive import predictive
 from load.report.run import Bools, Floats
 from load.simulator.autoscaling import TICK_S, PlannedAutoscaler
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
-from load.simulator.gateway import QueueOptions
 from load.simulator.simulation import Simulation
 from load.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
@@ -27,15 +21,8 @@ from research.experiments.schedulers.scheduler_configs import CLOCKWORK, schedul
 FIXED: Final = ("random", "least-loaded", "colocation", "colocation-queueing", "remote-proxy")
 AUTO: Final = "auto"
 PREDICTIVE: Final = "auto + predictive"
-IN_ORDER: Final = "colocation-queueing, in order"
-"""Its queue does not let warm models go first, as it did before `auto` and all others got this."""
 WITH_AUTOSCALER: Final = (PREDICTIVE, CLOCKWORK)
-WRONG_FORECASTS: Final[Mapping[str, float]] = {
-    f"{PREDICTIVE}, forecasts x 10": 10.0,
-    f"{PREDICTIVE}, forecasts x 0.1": 0.1,
-}
-"""The factor on all forecasts."""
-POLICIES: Final = (*FIXED, IN_ORDER, AUTO, *WITH_AUTOSCALER, *WRONG_FORECASTS)
+POLICIES: Final = (*FIXED, AUTO, *WITH_AUTOSCALER)
 _BYTES: Final = 10**8
 """Size of a model of average size."""
 _FIXED_SHARE: Final = 0.1
@@ -44,41 +31,16 @@ _QUEUE_TIMEOUT_S: Final = 86_400.0
 """Requests are rejected for their deadline only."""
 
 
-class ScaledForecaster(DemandForecaster):
-    """Expects `factor` times as many arrivals as production does: a fault to be tolerated."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self._factor = factor
-
-    def forecast(self, inputs: ForecastInput) -> Demand:
-        return scaled(super().forecast(inputs), self._factor)
-
-
-def scaled(demand: Demand, factor: float) -> Demand:
-    """Numbers of arrivals times the factor; probabilities are those of as many attempts."""
-    forecast = demand.forecast
-    return replace(
-        demand,
-        forecast=Forecast(
-            mean=factor * forecast.mean,
-            quantiles=factor * forecast.quantiles,
-            p_arrival=1 - (1 - forecast.p_arrival) ** factor,
-        ),
-        p_minute=1 - (1 - demand.p_minute) ** factor,
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class RegretTask:
     policy: str
     cell: RegretCell
-    seeds: tuple[int, ...]
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class RegretResult:
-    """Latencies of all seeds' requests together, in seconds.
+    """Latencies of one run's requests, in seconds.
 
     A request without a successful response counts with its deadline, or with the time until it was
     rejected if that is longer.
@@ -86,6 +48,7 @@ class RegretResult:
 
     policy: str
     cell: int
+    seed: int
     requests: int
     failed: int
     """Requests without a successful response."""
@@ -97,19 +60,13 @@ class RegretResult:
     p99_s: float
     loads: int
     cpu_s: float
-    """CPU time of this process for the runs."""
+    """CPU time of this process for the run."""
 
 
 def simulate(task: RegretTask) -> RegretResult:
     began_s = time.process_time()
-    latencies_s, are_ok, loads = [], [], 0
-    for seed in task.seeds:
-        run = simulation_of(task.cell, task.policy, seed)
-        found_s, is_ok = _latencies(run)
-        latencies_s.append(found_s)
-        are_ok.append(is_ok)
-        loads += run.summary.loads_started.total()
-    latency_s, is_ok = np.concatenate(latencies_s), np.concatenate(are_ok)
+    run = simulation_of(task.cell, task.policy, task.seed)
+    latency_s, is_ok = _latencies(run)
     missed = ~is_ok
     if (deadline_s := task.cell.deadline_s) is not None:
         latency_s = np.where(is_ok, latency_s, np.maximum(latency_s, deadline_s))
@@ -118,6 +75,7 @@ def simulate(task: RegretTask) -> RegretResult:
     return RegretResult(
         task.policy,
         task.cell.number,
+        task.seed,
         len(latency_s),
         int((~is_ok).sum()),
         float(missed.mean()),
@@ -125,7 +83,7 @@ def simulate(task: RegretTask) -> RegretResult:
         p50_s,
         p95_s,
         p99_s,
-        loads,
+        run.summary.loads_started.total(),
         time.process_time() - began_s,
     )
 
@@ -145,19 +103,10 @@ def simulation_of(cell: RegretCell, policy: str, seed: int) -> Simulation:
         )
         run.set_measured_times(_profiled_s(plan))  # Clockwork places by profiled times alone
         return run
-    if policy == IN_ORDER:
-        options = QueueOptions(warm_first=False)
-        return Simulation(plan, trace, RoutingPolicy.COLOCATION_QUEUEING, seed, queueing=options)
-    if policy in FIXED or policy == AUTO:
-        return Simulation(plan, trace, RoutingPolicy(policy), seed)
-    factor = WRONG_FORECASTS.get(policy)
-    scaler = PlannedAutoscaler(
-        predictive(),
-        plan,
-        every_s=TICK_S,
-        forecaster=None if factor is None else ScaledForecaster(factor),
-    )
-    return Simulation(plan, trace, RoutingPolicy.AUTO, seed, autoscaler=scaler)
+    if policy == PREDICTIVE:
+        scaler = PlannedAutoscaler(predictive(), plan, every_s=TICK_S)
+        return Simulation(plan, trace, RoutingPolicy.AUTO, seed, autoscaler=scaler)
+    return Simulation(plan, trace, policy, seed)
 
 
 def cluster(cell: RegretCell) -> ClusterPlan:

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from autoscaler.forecast import DemandForecaster
+from autoscaler.forecasting.counts import ForecastInput
+from autoscaler.forecasting.forecasts import Demand
+from autoscaler.forecasting.history import Forecast
 from autoscaler.loading_policies import LOADING_POLICIES
 from autoscaler.loading_policies.holding_value import Prices
 from autoscaler.loading_policies.predictive import Predictive, predictive
@@ -15,7 +19,6 @@ from autoscaler.policy import LoadingPolicy
 from load.simulator.autoscaling import PlannedAutoscaler
 from load.simulator.simulation import Simulation
 from registry.domain.model import ModelName, RoutingPolicy, Tier
-from research.experiments.regret.runs import ScaledForecaster
 from tests.load.simulator.small_cluster import M, ScriptedAutoscaler, Step, cluster, records, took_s
 from tests.load.simulator.traces import Row, trace
 
@@ -141,6 +144,24 @@ def test_predictive_does_not_load_a_model_again_after_a_pause(quiet_s: int, tick
     assert found[-1]["start"] == "warm"
 
 
+class _WrongForecaster(DemandForecaster):
+    """Expects `factor` times as many arrivals as production does."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def forecast(self, inputs: ForecastInput) -> Demand:
+        demand = super().forecast(inputs)
+        forecast = Forecast(
+            mean=self._factor * demand.forecast.mean,
+            quantiles=self._factor * demand.forecast.quantiles,
+            p_arrival=1 - (1 - demand.forecast.p_arrival) ** self._factor,
+        )
+        p_minute = 1 - (1 - demand.p_minute) ** self._factor
+        return replace(demand, forecast=forecast, p_minute=p_minute)
+
+
 def _short_of_memory(
     rows: Sequence[Row], places: int, *, models: int, tick_s: float | None, factor: float = 1.0
 ) -> tuple[int, int, float]:
@@ -149,7 +170,7 @@ def _short_of_memory(
     plan = cluster({"pods": [{"memory": f"{120 * places}MB", "slots": 4}]}, one)
     scaler = None
     if tick_s is not None:
-        forecaster = ScaledForecaster(factor)
+        forecaster = _WrongForecaster(factor)
         scaler = PlannedAutoscaler(predictive(), plan, every_s=tick_s, forecaster=forecaster)
     run = Simulation(plan, trace(list(rows)), RoutingPolicy.AUTO, autoscaler=scaler)
     found = records(run)
