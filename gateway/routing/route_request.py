@@ -12,6 +12,7 @@ from gateway.routing.auto import certain_pod
 from gateway.routing.decision import (
     ColdStartLoss,
     Decision,
+    LatencyEstimate,
     Reason,
     Reject,
     RequestView,
@@ -227,10 +228,7 @@ def _reject_if_late(
         return
     if not forecast.is_measured:
         return
-    known_s = max(
-        forecast.seconds - forecast.guessed_s,
-        _needed_at_contested_pod_s(decision, forecast.seconds, view, cluster),
-    )
+    known_s = _needed_s(decision, forecast, view, cluster)
     if known_s <= left_s or (isinstance(decision, SendTo) and decision.is_investment):
         return
     if now_s - cluster.measurements.sampled_s(view.key) > MAX_AGE_S:
@@ -263,19 +261,24 @@ def _count_probe(result: RoutingResult, view: RequestView, cluster: ClusterState
         result.cost_s, result.max_pause_s = decision.forecast.seconds, MAX_LOAD_PAUSE_S
 
 
-def _needed_at_contested_pod_s(
-    decision: SendTo | Wait, forecast_s: float, view: RequestView, cluster: ClusterState
+def _needed_s(
+    decision: SendTo | Wait, forecast: LatencyEstimate, view: RequestView, cluster: ClusterState
 ) -> float:
-    """Time that a request needs which takes a busy pod's slot from others; 0 if none does.
+    """Time that a request is known to need; more of one that takes a busy pod's slot from others.
 
-    One that waits takes it later, with as much to spare: what its turn would reject is not queued.
+    One that waits, or for a load, takes the slot later: others lengthen only its own stages. What
+    its turn would reject is not queued.
     """
+    known_s = forecast.seconds - forecast.guessed_s
     if view.queued <= 1:
-        return 0.0
-    if isinstance(decision, Wait):
-        own_s = cluster.measured(view.key).stages_of(view.size_class).hold_s
-        return forecast_s + (CONTESTED_MARGIN - 1.0) * own_s
-    return 0.0 if is_idle(cluster.pods[decision.predict]) else CONTESTED_MARGIN * forecast_s
+        return known_s
+    if isinstance(decision, SendTo):
+        if is_idle(cluster.pods[decision.predict]):
+            return known_s
+        if decision.mode is LoadMode.WARM:
+            return max(known_s, CONTESTED_MARGIN * forecast.seconds)
+    hold_s = cluster.measured(view.key).stages_of(view.size_class).hold_s
+    return known_s + (CONTESTED_MARGIN - 1.0) * hold_s
 
 
 def select_version(

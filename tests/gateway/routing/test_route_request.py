@@ -355,6 +355,41 @@ def test_a_request_that_might_be_late_is_not_sent_before_others(
     assert isinstance(found.decision, SendTo) == is_sent
 
 
+@pytest.mark.parametrize("queued", [1, 2])
+def test_a_wait_for_what_is_only_guessed_is_not_rejected(queued: int) -> None:
+    """When another gateway's request ends is a guess: the slot may be free at once."""
+    state = measured_cluster(PodSketch("pod-a", "warm", busy=1), routing=RoutingPolicy.AUTO)
+    waits = routed(state, deadline_s=NOW_S + 60, queued=queued).decision
+    assert isinstance(waits, Wait)
+    assert waits.forecast is not None
+    assert waits.forecast.guessed_s >= MEASURED["infer"]
+    needed_s = waits.forecast.seconds - waits.forecast.guessed_s
+    needed_s += MEASURED["infer"] if queued > 1 else 0.0
+    found = routed(state, deadline_s=NOW_S + needed_s + 0.01, queued=queued)
+    assert isinstance(found.decision, Wait)
+    late = routed(state, deadline_s=NOW_S + needed_s - 0.01, queued=queued)
+    assert isinstance(late.decision, Reject)
+
+
+@pytest.mark.parametrize(
+    ("at", "mode"),
+    [
+        pytest.param("nothing", LoadMode.LOAD, id="a-load"),
+        pytest.param("loading:remote", LoadMode.JOIN, id="the-rest-of-one"),
+    ],
+)
+def test_others_that_wait_lengthen_a_requests_own_stages_and_not_its_load(
+    at: str, mode: LoadMode
+) -> None:
+    state = measured_cluster(PodSketch("pod-a", at, slots=4, busy=1), routing="colocation")
+    needed_s = MEASURED["load:remote"] + 2 * MEASURED["infer"]
+    found = routed(state, deadline_s=NOW_S + needed_s + 0.01, queued=2).decision
+    assert isinstance(found, SendTo)
+    assert found.mode is mode
+    late = routed(state, deadline_s=NOW_S + needed_s - 0.01, queued=2)
+    assert isinstance(late.decision, Reject)
+
+
 def contested(rate_per_s: float) -> ClusterState:
     """One pod of one place, which holds a model with one request per second; `KEY` is nowhere."""
     state = measured_cluster(
