@@ -215,14 +215,11 @@ def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:
 
 def transfer_time(entry: PodState, key: str, cluster: ClusterState) -> Estimate:
     """From an entry pod to another predict pod, with the first fetch of the model's tokenizer."""
-    at_entry = entry.estimates[key]
-    network = at_entry.network
+    network = entry.estimates.proxying(key, "network")
     if entry.name in cluster.holders(key):
         return network
-    assets = at_entry.assets
-    return type(network)(
-        network.seconds + assets.seconds, network.is_measured and assets.is_measured
-    )
+    assets = entry.estimates.proxying(key, "assets")
+    return Estimate(network.seconds + assets.seconds, network.is_measured and assets.is_measured)
 
 
 def proxy_to(

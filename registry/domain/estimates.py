@@ -323,16 +323,6 @@ class ModelEstimates:
         known = self.get(OUTPUT_BYTES)
         return None if known is None else known.seconds
 
-    @property
-    def network(self) -> Estimate:
-        """Time of a request between its entry pod and another predict pod."""
-        return self.get("network") or Estimate(PRIORS.network_s, is_measured=False)
-
-    @property
-    def assets(self) -> Estimate:
-        """Time an entry pod needs to load the model's small files, once."""
-        return self.get("assets") or Estimate(PRIORS.assets_s, is_measured=False)
-
 
 def _nearest(kind: AcceleratorKind | None, medians_s: Mapping[AcceleratorKind, float]) -> float:
     """The median at the nearest share of the same product, else the one among all kinds."""
@@ -348,6 +338,8 @@ def _nearest(kind: AcceleratorKind | None, medians_s: Mapping[AcceleratorKind, f
 
 
 UNMEASURED: Final = ModelEstimates()
+_OF_PROXYING: Final = {"network": PRIORS.network_s, "assets": PRIORS.assets_s}
+"""Priors of the way from an entry pod to another, and of its first load of a model's tokenizer."""
 
 
 class KindEstimates(dict[str, ModelEstimates]):
@@ -360,15 +352,26 @@ class KindEstimates(dict[str, ModelEstimates]):
         super().__init__()
         self.kind = kind
         self._measurements = measurements
+        self._of_all = ModelEstimates()
+        """Samples of proxying, of all models."""
 
     def __missing__(self, key: str) -> ModelEstimates:
         return self._add_model(key) if self._measurements.has(key) else UNMEASURED
 
-    def add(self, key: str, measure: str, values_s: Iterable[float], now_s: float = inf) -> None:
+    def add(self, key: str, measure: str, values_s: Sequence[float], now_s: float = inf) -> None:
         """Add measurements of a model at a pod of this kind, made until `now_s`."""
         (self.get(key) or self._add_model(key)).add(measure, values_s, now_s)
+        if measure in _OF_PROXYING:
+            self._of_all.add(measure, values_s)
         if self._measurements.is_mixed:
             self._measurements.drop_cached(key, measure)
+
+    def proxying(self, key: str, measure: str) -> Estimate:
+        """`network` or `assets` of a model, else of all: models differ less than pools."""
+        if (own := self[key].get(measure)) is not None:
+            return own
+        of_all = self._of_all.get(measure)
+        return Estimate(of_all.seconds if of_all else _OF_PROXYING[measure], is_measured=False)
 
     def _add_model(self, key: str) -> ModelEstimates:
         at_other_kinds = partial(self._measurements.medians_s, key)

@@ -303,7 +303,7 @@ class ModelLoading:
     def fetch_assets_s(self, plan: ModelPlan, from_s: float) -> float:
         """Time from `from_s` until the tokenizer and the other small files are at the pod."""
         key = plan.spec.key
-        if key in self.residents.by_key or plan.assets_s == 0:
+        if key in self.residents.by_key:
             return 0.0
         ready_s = self._assets_ready_s.get(key)
         if ready_s is None:

@@ -104,3 +104,13 @@ def test_without_a_pod_in_question_the_only_kind_counts_else_what_lies_between()
     assert measurements.over_kinds()["m"].infer == Estimate(0.75, is_measured=False)
     measurements.at(WHOLE).add("m", "infer", [0.1, 0.1])
     assert measurements.over_kinds()["m"].infer == Estimate(0.55, is_measured=False)
+
+
+def test_the_way_to_another_pod_is_that_of_other_models_until_it_is_measured() -> None:
+    at_cpu = Measurements().at(CPU)
+    assert at_cpu.proxying("m", "network") == Estimate(PRIORS.network_s, is_measured=False)
+    at_cpu.add("other", "network", [0.1, 0.3])
+    assert at_cpu.proxying("m", "network") == Estimate(0.2, is_measured=False)
+    assert at_cpu.proxying("m", "assets") == Estimate(PRIORS.assets_s, is_measured=False)
+    at_cpu.add("m", "network", [0.4])
+    assert at_cpu.proxying("m", "network") == Estimate(0.4, is_measured=True)
