@@ -35,7 +35,6 @@ from autoscaler.policy import (
 )
 from registry.domain.model import Preload, RoutingPolicy, Tier
 from registry.domain.pod_state import ANY_COPIES
-from registry.domain.prices import COPY_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +105,9 @@ class Predictive:
     below this ratio."""
     surplus_keep_s: float = 60.0
     """Idle time after which a surplus copy is demoted where memory is short."""
-    eviction_margin: float = COPY_FACTOR
-    """An eviction for a forecast must gain this many times what it loses, as a load for which no
-    request waits in the gateway."""
+    eviction_margin: float = 4.0
+    """An eviction for a forecast must gain this many times what it loses: what is evicted again is
+    loaded twice, and gains are estimates."""
     loads_for_queue: bool = False
     """True where no gateway loads for queued requests: for all of them, with evictions. Gateways
     do under `auto` for all, else for a model's first copy as soon as a slot is free. `min-copies`

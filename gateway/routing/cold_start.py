@@ -15,7 +15,6 @@ from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
 from registry.domain.cluster import ClusterState
 from registry.domain.pod_state import LoadMode, PodState
-from registry.domain.prices import COPY_FACTOR
 
 MAX_LOADS_WAITED: Final = 10.0
 """Loads after which a request no longer waits for requests of warm models. Simulated: 2 to 5 cost 3
@@ -31,8 +30,8 @@ def cold_start(
 ) -> RoutingOption | None:
     """A load at a pod that neither holds nor loads the model, if one has a slot and memory.
 
-    A further copy only where its time is measured. One that needs an eviction must pay
-    `COPY_FACTOR` times its price and gets no credit for what earlier requests lost.
+    A further copy only where its time is measured; one that needs an eviction gets no credit for
+    what earlier requests lost.
     """
     prices = cluster.prices_at(now_s)
     pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
@@ -61,7 +60,7 @@ def cold_start(
         delays_s=forecast.delays_s
         + prices.delay_s(pod, load_s)
         + (queue_cost_s(load_s, request, cluster) if is_further else 0.0),
-        evicts_s=COPY_FACTOR * price_s if is_further else price_s,
+        evicts_s=price_s,
         leaves_s=-(
             _saved_s(pod, load_s, request, (*warm, *warming))
             if is_further

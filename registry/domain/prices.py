@@ -126,9 +126,6 @@ def _scale(own: Mapping[str, float], expected: Mapping[str, float]) -> float:
     return min(max(1.0, total / seen), _MAX_SCALE) if seen > 0 else 1.0
 
 
-COPY_FACTOR: Final = 4.0
-"""Times its price that a further copy must save, for which no request has to wait: what is evicted
-again is loaded twice, and gains are estimates."""
 _MAX_STEPS: Final = 64
 _TOLERANCE: Final = 1e-4
 """Relative; rates are known far less exactly."""
