@@ -88,25 +88,28 @@ def experiment(
     half: Annotated[
         str | None,
         typer.Option(
-            help="Cells of regret: choose (for choosing constants), report (for reporting) or "
-            "both (default)."
+            help="Cells of regret and arena: choose (for choosing constants), report (for "
+            "reporting) or both (default)."
         ),
     ] = None,
     cells: Annotated[
-        int | None, typer.Option(min=1, help="Number of cells of regret. Default: its own.")
+        int | None, typer.Option(min=1, help="Number of cells. Default: the experiment's own.")
     ] = None,
     cell: Annotated[
-        list[int], typer.Option(min=0, help="Number of a cell of regret. Repeat for several.")
+        list[int], typer.Option(min=0, help="Number of a cell. Repeat for several.")
     ] = [],  # noqa: B006 - typer copies it
     policy: Annotated[
         list[str],
-        typer.Option(help="Routing policy that regret runs. Repeat for several. Default: all."),
+        typer.Option(
+            help="Routing policy, a plug-in's as well, that regret runs (default: all) or that "
+            "enters the arena beside all others. Repeat for several."
+        ),
     ] = [],  # noqa: B006 - typer copies it
     reuse: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="cells.parquet of an earlier run of regret, for routing policies that do not run.",
+            help="cells.parquet of an earlier run, for routing policies that do not run.",
         ),
     ] = None,
     processes: flags.Processes = None,
