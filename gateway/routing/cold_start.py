@@ -74,23 +74,28 @@ def evicts_too_soon(
 ) -> bool:
     """True if a first copy should wait until the requests queued for its victims are served.
 
-    Or until more requests gather for it, as the model's `max-load-wait` says. Exhaustive service,
-    as polling systems that switch at a cost (Takagi 1988, "Queuing analysis of polling models"):
-    the victims' requests lose the time of another load each; those of this model, if they wait,
-    the time in which the others are served. None waits for more than `MAX_LOADS_WAITED` loads.
+    Exhaustive service, as polling systems that switch at a cost (Takagi 1988, "Queuing analysis of
+    polling models"): the victims' requests lose the time of another load each; those of this
+    model, if they wait, the time in which the others are served. None waits for more than
+    `MAX_LOADS_WAITED` loads. Or until more requests gather for it, which share the load: as long as
+    the model's `max-load-wait` says, and for the time of one load while the victims expect more
+    requests in that time than wait for this model.
     """
-    if _gathers(cold, request, now_s):
-        return True
     victims = cluster.eviction_prices.queue_loss(cluster.pods[cold.predict], request.key)
-    if now_s - request.arrival_s >= MAX_LOADS_WAITED * cold.forecast.seconds:
-        return False
     queued = request.ahead + request.behind + 1
+    load_s, gather_s = cold.forecast.seconds, request.max_load_wait_s
+    if cold.forecast.is_measured and victims.asked_for > queued:
+        gather_s = max(gather_s, load_s)
+    if _gathers(cold, request, gather_s, now_s):
+        return True
+    if now_s - request.arrival_s >= MAX_LOADS_WAITED * load_s:
+        return False
     return victims.loss_s > queued * victims.served_in_s
 
 
-def _gathers(cold: RoutingOption, request: RequestView, now_s: float) -> bool:
-    """Whether the request waits for others of its model, which will share the load."""
-    until_s = request.arrival_s + request.max_load_wait_s
+def _gathers(cold: RoutingOption, request: RequestView, gather_s: float, now_s: float) -> bool:
+    """Whether the request waits for others of its model."""
+    until_s = request.arrival_s + gather_s
     if cold.evicts_s <= 0.0 or now_s >= until_s:
         return False
     return request.deadline_s is None or until_s + cold.forecast.seconds <= request.deadline_s

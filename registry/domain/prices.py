@@ -220,6 +220,8 @@ class _Victim:
     """What each of the model's queued requests loses."""
     serve_s: float
     """Time in which one of them is served."""
+    asked_for: float
+    """Requests that are expected while it is loaded again; 0 with other copies."""
 
 
 @dataclass(slots=True)
@@ -229,6 +231,8 @@ class QueueLoss:
     loss_s: float = 0.0
     served_in_s: float = 0.0
     """Time until they are served if nothing is evicted."""
+    asked_for: float = 0.0
+    """Requests for the victims that are expected while one of them is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +281,7 @@ class _Device:
             depth = depths.get(victim.key, 0)
             found.loss_s += depth * victim.queued_loss_s
             found.served_in_s += depth * victim.serve_s
+            found.asked_for += victim.asked_for
             short -= victim.size_bytes
         return found
 
@@ -457,6 +462,7 @@ class EvictionPrices:
             size_bytes,
             reload_s if copies <= 1 else 0.0,
             serve_s / max(1, copies),
+            rate * reload_s if copies <= 1 else 0.0,
         )
 
 

@@ -177,7 +177,9 @@ def test_loads_in_progress_count_as_taken_room() -> None:
 @pytest.mark.parametrize(
     ("depth", "behind", "waited_s", "is_sent"),
     [
-        pytest.param(0, 0, 0.0, True, id="nobody-waits-for-the-victim"),
+        pytest.param(0, 0, 0.0, False, id="the-victim-is-asked-for-more-often"),
+        pytest.param(0, 0, 1.2, True, id="nobody-waits-for-the-victim-after-a-load"),
+        pytest.param(0, 9, 0.0, True, id="as-many-wait-as-ask-for-the-victim"),
         pytest.param(20, 0, 0.0, False, id="others-wait-for-the-victim"),
         pytest.param(20, 9, 0.0, True, id="more-wait-for-this-one"),
         pytest.param(20, 0, 11.1, True, id="waited-for-ten-loads"),
@@ -207,8 +209,23 @@ def test_a_first_copy_waits_until_requests_queued_for_its_victim_are_served(
     ],
 )
 def test_requests_gather_before_a_load_that_evicts(fields: dict[str, float], is_sent: bool) -> None:
-    state = full(PodSketch(A, slots=3), hot=A)
+    state = full(PodSketch(A, slots=3), cold=A)
     decision = auto(request(max_load_wait_s=0.5, **fields), state, NOW_S)
+    assert isinstance(decision, SendTo) is is_sent
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "is_sent"),
+    [
+        pytest.param(2.1, True, id="would-be-late-by-it"),
+        pytest.param(2.3, False, id="has-the-time"),
+    ],
+)
+def test_a_load_does_not_wait_for_its_victims_requests_beyond_the_deadline(
+    deadline_s: float, is_sent: bool
+) -> None:
+    state = full(PodSketch(A, slots=3), hot=A)
+    decision = auto(request(deadline_s=NOW_S + deadline_s), state, NOW_S)
     assert isinstance(decision, SendTo) is is_sent
 
 
@@ -221,7 +238,7 @@ def test_a_first_copy_evicts_where_nobody_waits() -> None:
     state = full(PodSketch(A, slots=9), PodSketch(B, slots=9), cold=A, hot=B)
     for name in ("cold", "cold-too"):
         state.queue_depths[f"default/{name}@0"] = 50
-    decision = auto(request(), state, NOW_S)
+    decision = auto(request(arrival_s=NOW_S - 1.2), state, NOW_S)
     assert isinstance(decision, SendTo)
     assert decision.entry == B
 
