@@ -56,7 +56,7 @@ def run(settings: Settings) -> Result:
     images: tuple[Path, ...] = ()
     if settings.out is not None:
         cell_file.write(settings.out, chosen, results)
-        images = draw(found, chosen, settings.out) if found else ()
+        images = (draw(found, settings.out),) if found else ()
     notes = [
         *run_notes(settings, chosen, results),
         "each measure is compared with the fixed policy that is best in it; a cell is over a limit "
