@@ -119,6 +119,7 @@ class ExchangeChoice:
         read.deadline_s = deadline_s if application.refuses_late else None  # else it costs utility
         check_wait(client, read.deadline_s)
         arrival = self._arrival(pool, client, read, deadline_s=read.deadline_s)
+        arrival.due_s = arrival.arrival_s + deadline_s
         return ApplicationRequest(
             pool.context,
             client,

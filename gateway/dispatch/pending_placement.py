@@ -1,7 +1,7 @@
 """Requests that are being placed: the fair queue, decisions for a given pod, the interface."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -22,12 +22,14 @@ time left than one load it would be late all the same."""
 
 
 class QueueKey(NamedTuple):
-    """A queued request. Order within a model: priority, deadline, arrival.
+    """A queued request. Order within a model: priority, lateness, deadline, arrival.
 
     A tuple, since heads are sorted at every change: a dataclass's comparisons cost ten times that.
     """
 
     negative_priority: int
+    is_late: bool
+    """It can no longer be in time, and gives way to those that can."""
     deadline_s: float
     sequence: int
     """Unique, so the fields after it do not affect the order."""
@@ -39,7 +41,8 @@ def queue_key(
     *, tenant: str, model: str, sequence: int, priority: int = 0, deadline_s: float | None = None
 ) -> QueueKey:
     """The key of a request; `sequence` is the order of arrival."""
-    return QueueKey(-priority, inf if deadline_s is None else deadline_s, sequence, tenant, model)
+    due_s = inf if deadline_s is None else deadline_s
+    return QueueKey(-priority, False, due_s, sequence, tenant, model)
 
 
 class FairQueue:
@@ -47,8 +50,9 @@ class FairQueue:
 
     Tenants take turns; the one that used least lately comes first. Within a tenant: priority, then
     models that a pod can serve now, then those that need a load, so that a load holds no slot that
-    warm models could use meanwhile (`is_ready` bounds their delay); then the earliest deadline,
-    then the earliest arrival. Without clock and tasks: the simulator uses it too.
+    warm models could use meanwhile (`is_ready` bounds their delay); then requests that can be in
+    time, then the earliest deadline, then the earliest arrival. Without clock and tasks: the
+    simulator uses it too.
     """
 
     def __init__(self) -> None:
@@ -56,15 +60,9 @@ class FairQueue:
         self._usage = TenantUsage()
         self.size = 0
 
-    def depth(self, tenant: str, model: str) -> int:
-        return len(self._tenants.get(tenant, {}).get(model, ()))
-
-    def head(self, tenant: str, model: str) -> QueueKey | None:
-        return next(iter(self._tenants.get(tenant, {}).get(model, ())), None)
-
-    def ahead_of(self, key: QueueKey) -> int:
-        """Queued requests of its model that come before this one."""
-        return bisect_left(self._tenants.get(key.tenant, {}).get(key.model, ()), key)
+    def of(self, tenant: str, model: str) -> Sequence[QueueKey]:
+        """The queue of a model, in its order."""
+        return self._tenants.get(tenant, {}).get(model, ())
 
     def add(self, key: QueueKey) -> None:
         """Queue a request; one that was removed before returns to its old position."""

@@ -50,7 +50,7 @@ class IncomingRequest:
     """The policy that the request's header names; None: the model's."""
     deadline_s: float | None = None
     due_s: float | None = None
-    """Soft deadline: after it, a queued request counts as starved, but is not rejected."""
+    """Soft deadline, of applications: after it, a queued request gives way, but is not rejected."""
     size_class: int | None = None
     """Of its body (`registry.domain.estimates`); None: not known."""
     load_failed: bool = False

@@ -14,7 +14,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from gateway.dispatch.admission_queue import STARVED_SHARE
+from gateway.dispatch.admission_queue import is_starved
 
 
 class QueuedRequest(NamedTuple):
@@ -65,10 +65,6 @@ InferenceRule: TypeAlias = Callable[
 ]
 """From queues, machines, the time and the machine of the last inference. Positions in a queue are
 those before any of the returned inferences starts."""
-
-
-def is_starved(arrival_s: float, due_s: float, now_s: float) -> bool:
-    return now_s - arrival_s > STARVED_SHARE * (due_s - arrival_s)
 
 
 def three_phases(

@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from common.timers import Timers
-from gateway.dispatch.admission_queue import is_starved
+from gateway.dispatch.admission_queue import due_s, is_starved
 from gateway.dispatch.pending_placement import P, PlacementDriver, QueueKey
 from gateway.dispatch.placer import Placer, rejection_error
 from gateway.errors import Rejected
@@ -105,7 +105,8 @@ class ScheduledPlacer(Placer[P]):
             self._on_queued_reply(placement, is_granted=is_granted)
 
     def _reject_unservable(self) -> None:
-        for placement in self._queue.heads(self._now_s()):
+        for keys in list(self._queue.by_model()):
+            placement = self._queue.waiting[keys[0]]
             decision = self.admission.decide_queued(placement, self._now_s())
             if isinstance(decision, Reject):
                 self._reject(placement, rejection_error(decision))
@@ -130,7 +131,8 @@ class ScheduledPlacer(Placer[P]):
         if len(keys) <= count:
             return [waiting[each] for each in keys]
         now_s = self._now_s()
-        starved = (at for at, each in enumerate(keys) if is_starved(waiting[each].arrival, now_s))
+        arrivals = enumerate(waiting[each].arrival for each in keys)
+        starved = (at for at, each in arrivals if is_starved(each.arrival_s, due_s(each), now_s))
         in_time_s = now_s + self._state.measured(key).infer.seconds
         in_time = bisect_left(keys, in_time_s, key=_deadline)
         last = min(in_time + count, len(keys))
@@ -151,6 +153,4 @@ class ScheduledPlacer(Placer[P]):
 
 
 def _queued_request(placement: Any) -> QueuedRequest:
-    arrival = placement.arrival
-    due_s = arrival.due_s if arrival.deadline_s is None else arrival.deadline_s
-    return QueuedRequest(arrival.arrival_s, float("inf") if due_s is None else due_s)
+    return QueuedRequest(placement.arrival.arrival_s, due_s(placement.arrival))

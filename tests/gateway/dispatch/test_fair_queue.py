@@ -136,7 +136,7 @@ def test_removing_an_unknown_key_returns_false() -> None:
     assert queue.remove(key)
     assert not queue.remove(key)
     assert queue.size == 0
-    assert queue.depth("a", "m") == 0
+    assert not queue.of("a", "m")
 
 
 key_lists = st.lists(
@@ -171,7 +171,7 @@ def test_no_tenant_waits_for_more_than_one_turn_of_each_other_tenant(keys: list[
 @given(key_lists)
 def test_depth_and_size_agree(keys: list[QueueKey]) -> None:
     queue = filled(*keys)
-    assert queue.size == sum(queue.depth(t, m) for t in "abc" for m in "mn")
+    assert queue.size == sum(len(queue.of(t, m)) for t in "abc" for m in "mn")
 
 
 def by_tenant(heads: list[QueueKey]) -> list[list[QueueKey]]:
