@@ -159,8 +159,6 @@ class AdmissionQueue(Generic[P]):
             return
         self._leave(key)
         del self.waiting[key]
-        if not self.waiting:
-            self._late.clear()
         if not self._fair_queue.of(key.tenant, key.model):
             self._progress_s.pop(placement.arrival.model, None)
             self._awaited_tiers.pop(placement.arrival.model, None)

@@ -130,24 +130,6 @@ class PendingPlacement:
     Attributes without a value in the constructor are set when the request is routed or queued.
     """
 
-    __slots__ = (
-        "arrival",
-        "awaited_tier",
-        "direct_tries",
-        "enqueued_s",
-        "is_pending",
-        "is_planned",
-        "is_probe",
-        "place_at",
-        "policy",
-        "queue_key",
-        "refusals",
-        "spec",
-        "timeout",
-        "wait_reason",
-        "work",
-    )
-
     arrival: IncomingRequest
     awaited_tier: str | None
     """Source tier of the load that the queued request waited for; None: it waited for no load."""
@@ -172,9 +154,9 @@ class PendingPlacement:
     timeout: Timer | None
     work: PlacedRequest | None
     """What the request is expected to take at its pods, from its reservation until it is over."""
-
     place_at: str
     """The pod that a scheduler of workflows has chosen; empty: none has."""
+    __slots__ = tuple(__annotations__)
 
     def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
         self.arrival = arrival
@@ -216,15 +198,12 @@ class PlacementDriver(Generic[P]):
 
     def release(self, placement: P) -> None:
         """Release a reservation that was granted."""
-        raise NotImplementedError
 
     def on_placed(self, placement: P) -> None:
         """A request that waited is placed."""
-        raise NotImplementedError
 
     def on_rejected(self, placement: P, error: Rejected) -> None:
         """A request that waited is rejected."""
-        raise NotImplementedError
 
     def before_dispatch(self) -> None:
         """Called before queued requests are tried."""

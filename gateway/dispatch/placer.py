@@ -86,8 +86,7 @@ class Placer(Generic[P]):
         if admission.records:
             error = admission.refused_like_another(placement, now_s)
             if error is not None:
-                placement.is_pending = False
-                return error
+                return self._refuse(placement, None, error)
         while placement.direct_tries < _MAX_DIRECT_TRIES:
             placement.direct_tries += 1
             self._dispatch_before(placement)
@@ -95,10 +94,7 @@ class Placer(Generic[P]):
             decision = result.decision
             if isinstance(decision, SendTo):
                 placement.policy = result.policy
-                is_granted = self._reserve(placement, decision, now_s)
-                if is_granted:
-                    placement.is_pending = False
-                if is_granted is not False:
+                if self._reserve(placement, decision, now_s) is not False:
                     return None
             elif isinstance(decision, Wait):
                 placement.policy = result.policy
@@ -122,10 +118,7 @@ class Placer(Generic[P]):
         placement.direct_tries += 1
         if not self.admission.allows_planned(placement, decision, now_s):
             return False
-        is_granted = self._reserve(placement, decision, now_s)
-        if is_granted:
-            placement.is_pending = False
-        return is_granted
+        return self._reserve(placement, decision, now_s)
 
     def _reserve(self, placement: P, decision: SendTo, now_s: float) -> bool | None:
         """Reserve, and count the request's work at its pods from now on, unless it is refused."""
@@ -138,7 +131,9 @@ class Placer(Generic[P]):
             placement.arrival.size_class,
         )
         is_granted = self._driver.reserve(placement, decision, self.on_reply)
-        if is_granted is False:
+        if is_granted:
+            placement.is_pending = False
+        elif is_granted is False:
             placement.end_work()
         return is_granted
 

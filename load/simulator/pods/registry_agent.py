@@ -16,21 +16,6 @@ from runtime.measurements import Measurements
 class SimulatedRegistryAgent:
     """Registers one pod and publishes its state. Heartbeats without changes are omitted."""
 
-    __slots__ = (
-        "_events",
-        "_offset_s",
-        "_on_change",
-        "_period_s",
-        "_registry",
-        "_report",
-        "epoch",
-        "is_alive",
-        "is_heartbeat_planned",
-        "measurements",
-        "name",
-        "report_tier",
-    )
-
     def __init__(
         self,
         name: str,

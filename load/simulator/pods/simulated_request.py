@@ -22,29 +22,6 @@ BYTES_PER_ITEM: Final = 1024
 class SimulatedRequest(PendingPlacement):
     """One attempt of a request; mutable. A retry is another object with the same `arrival`."""
 
-    __slots__ = (
-        "at_device_s",
-        "begun",
-        "body_bytes",
-        "entry",
-        "failed",
-        "infer_s",
-        "input_size",
-        "is_over",
-        "load_s",
-        "model_needed_s",
-        "output_size",
-        "placed_s",
-        "plan",
-        "postprocess_s",
-        "predict",
-        "preprocess_s",
-        "reason",
-        "rows",
-        "start",
-        "token",
-    )
-
     plan: ModelPlan
     input_size: int
     output_size: int
@@ -72,6 +49,7 @@ class SimulatedRequest(PendingPlacement):
     postprocess_s: float
     is_over: bool
     """The attempt has its response or was retried; its later events have no effect."""
+    __slots__ = tuple(__annotations__)
 
     def __init__(
         self, arrival: IncomingRequest, plan: ModelPlan, input_size: int, output_size: int
