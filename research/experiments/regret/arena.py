@@ -38,7 +38,7 @@ PEERS: Final = (
     "llama-swap",
     CLOCKWORK,
 )
-_CELLS: Final = 100
+_CELLS: Final = 400
 _LOST: Final = 1.03
 """Ratio of mean latencies above which a cell is listed."""
 
