@@ -62,7 +62,7 @@ def cold_start(
         + (queue_cost_s(load_s, request, cluster) if is_further else 0.0),
         evicts_s=price_s,
         leaves_s=-(
-            _saved_s(pod, load_s, request, (*warm, *warming))
+            _saved_s(pod, load_s, request, (*warm, *warming), prices.rate_per_s(request.key))
             if is_further
             else load_s * request.behind + prices.later_gain_s(request.key, load_s)
         ),
@@ -102,12 +102,16 @@ def _gathers(cold: RoutingOption, request: RequestView, gather_s: float, now_s: 
 
 
 def _saved_s(
-    pod: PodState, load_s: float, request: RequestView, holders: Sequence[PodState]
+    pod: PodState,
+    load_s: float,
+    request: RequestView,
+    holders: Sequence[PodState],
+    arrivals_per_s: float,
 ) -> float:
     """What the model's other queued requests gain by a further copy.
 
     A queue of n that c copies work off at a rate of r each takes n^2 / 2rc; after the load, c + 1
-    copies work off what is left of it.
+    copies work off what is left of it and what has arrived meanwhile.
     """
     queued = request.ahead + request.behind
     if not queued:
@@ -115,7 +119,7 @@ def _saved_s(
     times = pod.estimates[request.key].stages
     rate = 1.0 / max(times.share_s, times.hold_s / pod.slots)
     copies = len(holders)
-    left = queued - copies * rate * load_s
+    left = queued + (arrivals_per_s - copies * rate) * load_s
     return left * left / 2.0 / rate * (1.0 / copies - 1.0 / (copies + 1)) if left > 0 else 0.0
 
 

@@ -255,6 +255,18 @@ def test_a_first_copy_leaves_time_to_queued_and_expected_requests() -> None:
     assert expected.leaves_s == pytest.approx(-0.8 * (1 + 0.8 / 2), rel=0.1)
 
 
+def test_a_further_copy_serves_what_arrives_while_it_loads() -> None:
+    state = full(PodSketch(A, "warm", busy=1), PodSketch(B), hot=B)
+    queued = request(behind=9, queued=10)
+    few = cold_start(queued, state, state.warm(KEY), (), NOW_S)
+    for n in range(120):
+        state.arrivals.record(KEY, NOW_S - 60 + n / 2)
+    many = cold_start(queued, state, state.warm(KEY), (), NOW_S + 2.0)
+    assert few is not None
+    assert many is not None
+    assert many.leaves_s < few.leaves_s
+
+
 def test_no_further_copy_if_what_it_evicts_is_worth_more() -> None:
     state = full(PodSketch(A, "warm", busy=1), PodSketch(B, slots=9), hot=B)
     decision = auto(request(lost_s=9.0), state, NOW_S)
