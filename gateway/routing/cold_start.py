@@ -45,6 +45,7 @@ def cold_start(
     load_s = forecast.seconds - pod.estimates[request.key].stages_of(request.size_class).hold_s
     deadline_s = request.deadline_s
     is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
+    gain_s = load_s if deadline_s is None else min(load_s, deadline_s - request.arrival_s)
     has_room = prices.has_room(pod, request.key)
     if is_further and has_room and not prices.is_spare(request.key, now_s):
         return None
@@ -64,7 +65,7 @@ def cold_start(
         leaves_s=-(
             _saved_s(pod, load_s, request, (*warm, *warming), prices.rate_per_s(request.key))
             if is_further
-            else load_s * request.behind + prices.later_gain_s(request.key, load_s)
+            else gain_s * request.behind + prices.later_gain_s(request.key, gain_s)
         ),
     )
 

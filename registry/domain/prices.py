@@ -393,10 +393,7 @@ class EvictionPrices:
         return self._device(pod).queue_loss(self.size_bytes(key), self._queue_depths)
 
     def later_gain_s(self, key: str, load_s: float) -> float:
-        """What expected requests wait less if a load of `load_s` brings the model's first copy.
-
-        The price of its eviction, from the other side.
-        """
+        """What expected requests lose less with a first copy: its price, from the other side."""
         return eviction_loss_s(load_s, self.rate_per_s(key), self.characteristic_s, 1)
 
     def has_room(self, pod: PodState, key: str) -> bool:

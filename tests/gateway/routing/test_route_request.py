@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Reason, Reject, SendTo, Wait
 from gateway.routing.latency_model import record_placed
 from gateway.routing.route_request import (
@@ -22,7 +23,7 @@ from registry.domain.pod_index import Residency
 from registry.domain.pod_state import MAX_LOAD_PAUSE_S, LoadMode
 from registry.inference_service.components import machine_needs
 from registry.inference_service.predictors import format_needs
-from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare, request
 
 NAME = ModelName("default", "m")
 KEY = ModelSpec(NAME, "file:///m").key
@@ -416,6 +417,20 @@ def test_a_load_that_ends_after_the_deadline_is_an_investment(
     found = routed(contested(rate_per_s), deadline_s=NOW_S + 0.5)
     assert isinstance(found.decision, SendTo) is is_loaded
     assert not found.is_probe
+
+
+def test_a_longer_load_is_worth_no_more_to_requests_that_are_late_without_it() -> None:
+    """A request that is rejected loses its deadline, however long the load takes."""
+    left_s = {}
+    for load_s in (2.0, 4.0):
+        state = contested(4.0)
+        state.pods["pod-a"].estimates.add(KEY, "load:remote", [load_s] * 24)
+        for deadline_s in (1.0, 60.0):
+            view = request(key=KEY, behind=2, deadline_s=NOW_S + deadline_s)
+            option = cold_start(view, state, (), (), NOW_S)
+            assert option is not None
+            left_s[load_s, deadline_s] = -option.leaves_s
+    assert left_s[2.0, 1.0] == left_s[4.0, 1.0] < left_s[2.0, 60.0] < left_s[4.0, 60.0]
 
 
 def test_a_model_without_requests_is_loaded_into_free_memory_whatever_its_deadline() -> None:
