@@ -38,15 +38,9 @@ _NO_LOAD: Final = ("", -inf)
 class AdmissionQueue(Generic[P]):
     """Requests without a pod, by model. `state` must not change during a call."""
 
-    def __init__(
-        self, state: ClusterState, *, by_deadline: bool = True, warm_first: bool = True
-    ) -> None:
-        """Without `by_deadline` a queue is in order of arrival, also of late requests.
-
-        Without `warm_first` models that need a load take their turn like warm ones.
-        """
+    def __init__(self, state: ClusterState, *, by_deadline: bool = True) -> None:
+        """Without `by_deadline` a queue is in order of arrival, also of late requests."""
         self._by_deadline = by_deadline
-        self._warm_first = warm_first
         self._state = state
         self._fair_queue = FairQueue()
         self.waiting: dict[QueueKey, P] = {}
@@ -266,7 +260,7 @@ class AdmissionQueue(Generic[P]):
     def _is_ready(self, key: QueueKey, now_s: float) -> bool:
         placement = self.waiting[key]
         model = placement.spec.key
-        if not self._warm_first or self._state.warm(model):
+        if self._state.warm(model):
             return True
         return is_ready(
             waited_s=now_s - placement.enqueued_s,

@@ -49,17 +49,14 @@ class Placer(Generic[P]):
         on_routed: OnRouted = lambda *_: None,
         *,
         by_deadline: bool = True,
-        warm_first: bool = True,
         may_load: bool = True,
     ) -> None:
-        """`by_deadline`, `warm_first`: see `AdmissionQueue`; `may_load`: see `route_request`."""
+        """`by_deadline`: see `AdmissionQueue`; `may_load`: see `route_request`."""
         self._state = state
         self._driver = driver
         self._timers = timers
         self._now_s = now_s
-        self._queue: AdmissionQueue[P] = AdmissionQueue(
-            state, by_deadline=by_deadline, warm_first=warm_first
-        )
+        self._queue: AdmissionQueue[P] = AdmissionQueue(state, by_deadline=by_deadline)
         self.admission = Admission(state, self._queue, on_routed, may_load=may_load)
         self._is_changed = False
         """True if queued requests are to be routed again, before new ones."""

@@ -52,8 +52,6 @@ class QueueOptions:
     """Serve requests past their deadline as well, as in Blinowski et al. 2024."""
     by_deadline: bool = True
     """Dispatch the earliest deadline first; False: the earliest arrival first."""
-    warm_first: bool = True
-    """Dispatch models that a pod can serve now before those that need a load; False: in order."""
     plans_first: bool = False
     """While requests are queued, run the autoscaler after each change and before dispatch, so that
     it sees pods that have just become idle; False: run it only at its tick interval."""
@@ -125,7 +123,6 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             events,
             events.now,
             by_deadline=queueing.by_deadline,
-            warm_first=queueing.warm_first,
             may_load=queueing.may_load,
         )
 
