@@ -137,6 +137,7 @@ def marks(found: Sequence[Regret], with_deadline: Collection[int]) -> list[Mark]
     means = [each.mean for each in found]
     tails = [each.p99 for each in found if each.cell not in with_deadline]
     missed = [each.missed for each in found if each.cell in with_deadline]
+    highest = max(each.ratio for each in means)
     worse = [each.ratio for each in means if each.is_worse]
     marked = [
         _share("cells with a mean over 3 % worse, %", 4.0, means, lambda each: each.ratio > 1.03),
@@ -144,8 +145,8 @@ def marks(found: Sequence[Regret], with_deadline: Collection[int]) -> list[Mark]
         Mark(
             "mean of the worst cell, %",
             15.0,
-            100 * (max(worse, default=1.0) - 1),
-            100 * (max(each.ratio for each in means) - 1),
+            100 * (max(worse, default=min(1.0, highest)) - 1),
+            100 * (highest - 1),
         ),
         Mark(
             "geometric mean of means, %",

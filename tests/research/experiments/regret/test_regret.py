@@ -147,6 +147,15 @@ def test_marks_count_tails_and_deadlines_in_their_own_cells() -> None:
     assert [each.is_reached for each in found.values()] == [0, 0, 0, 0, 0, 1, 1]
 
 
+def test_the_worst_cell_is_never_worse_with_the_test_than_without() -> None:
+    for means_s, expected in (((0.9, 0.9, 0.9), -10), ((0.6, 1.2, 2.1), 0), ((1.2,) * 3, 20)):
+        runs = by_cell([*_fixed(0, "colocation"), *_runs(AUTO, 0, *means_s)], FIXED)
+        (worst,) = [each for each in marks(regrets(runs, AUTO, FIXED), ()) if "worst" in each.text]
+        assert worst.found == pytest.approx(expected)
+        assert worst.untested is not None
+        assert worst.found <= worst.untested + 1e-9
+
+
 def test_policies_that_do_not_run_again_are_reused(tmp_path: Path) -> None:
     chosen = CellSelection(numbers=(4,), policies=(*FIXED, AUTO))
     first = run(Settings(seeds=(1,), out=tmp_path, cells=chosen))
