@@ -221,7 +221,7 @@ class _Victim:
     serve_s: float
     """Time in which one of them is served."""
     asked_for: float
-    """Requests that are expected while it is loaded again; 0 with other copies."""
+    """Requests of this gateway while it is loaded again, as lately; 0 with other copies."""
 
 
 @dataclass(slots=True)
@@ -232,7 +232,7 @@ class QueueLoss:
     served_in_s: float = 0.0
     """Time until they are served if nothing is evicted."""
     asked_for: float = 0.0
-    """Requests for the victims that are expected while one of them is loaded."""
+    """Requests of this gateway for the victims while one is loaded, to compare with its queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +319,7 @@ class EvictionPrices:
         """Published arrivals of the whole pool; too old ones are ignored."""
         self.characteristic_s = inf
         self._rates: dict[str, float] = {}
+        self._own_rates: dict[str, float] = {}
         self._devices: dict[str, _Device] = {}
         self._mean_bytes = 0
         self._models = 0
@@ -352,9 +353,8 @@ class EvictionPrices:
         if self._refreshed_s is not None and 0 <= now_s - self._refreshed_s < interval_s:
             return
         self._refreshed_s, self._models = now_s, models
-        self._rates = blended_rates(
-            self._arrivals.rates_per_s(now_s), self.expected_rates.at(now_s)
-        )
+        self._own_rates = self._arrivals.rates_per_s(now_s)
+        self._rates = blended_rates(self._own_rates, self.expected_rates.at(now_s))
         sizes = self._residency.device_bytes
         self._mean_bytes = sum(sizes.values()) // len(sizes) if sizes else 0
         self.characteristic_s = characteristic_time_s(
@@ -459,7 +459,7 @@ class EvictionPrices:
             size_bytes,
             reload_s if copies <= 1 else 0.0,
             serve_s / max(1, copies),
-            rate * reload_s if copies <= 1 else 0.0,
+            self._own_rates.get(key, 0.0) * reload_s if copies <= 1 else 0.0,
         )
 
 
