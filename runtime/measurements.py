@@ -1,16 +1,103 @@
-"""Measurements of a pod since its last heartbeat, per model and measure."""
+"""Measurements of a pod since its last heartbeat, per model and measure; how fast it computes."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from math import exp, log, sqrt
+from statistics import fmean, median, median_low
 from typing import Final
 
-from registry.domain.estimates import infer_measure, size_class
-from registry.domain.pod import Samples, Stage
+from registry.domain.estimates import infer_measure, is_computed, size_class
+from registry.domain.pod import AVERAGE, PodSpeed, Samples, Stage
+from registry.domain.pod_state import PodState
 
 MAX_PER_HEARTBEAT: Final = 8
 _MAX_VARIED: Final = 4096
+_COMPARED: Final = 256
+"""Inferences of a pod that are compared: those of less than a minute at five requests a second."""
+_MIN_COMPARED: Final = 8
+"""So many new ones are worth a comparison: it takes half a millisecond."""
+_MAX_REPORTED: Final = 32
+"""Models, so that a heartbeat's report of them stays below its samples of as many."""
+_MAX_PEERS: Final = 31
+"""Those with a model in common first."""
+_ROUNDS: Final = 4
+_SAME_SPEED: Final = 0.05
+"""Difference up to which pods count as equally fast, and a speed as unchanged: less changes no
+decision, but makes each dearer."""
 _MAX_KEPT: Final = 8 * MAX_PER_HEARTBEAT
 """Samples of a measure above which the older ones are dropped; dropping at each add is slower."""
+
+
+class SpeedFit:
+    """How fast a pod computes among those of its kind, from inferences that shared no batch."""
+
+    def __init__(self) -> None:
+        self._alone: deque[tuple[str, float]] = deque(maxlen=_COMPARED)
+        """Models and times, in seconds."""
+        self._new = 0
+        """How many came since the last comparison."""
+        self._reported = AVERAGE
+
+    def add(self, key: str, infer_s: float) -> None:
+        self._alone.append((key, infer_s))
+        self._new += 1
+
+    def compare(self, name: str, pods: Mapping[str, PodState]) -> PodSpeed:
+        """What this pod reports of its speed; `pods`: the local copy."""
+        if self._new < _MIN_COMPARED:
+            return self._reported
+        self._new = 0
+        by_model: defaultdict[str, list[float]] = defaultdict(list)
+        for key, seconds in self._alone:
+            by_model[key].append(seconds)
+        most = sorted(by_model, key=lambda key: -len(by_model[key]))[:_MAX_REPORTED]
+        own_s = {key: median(by_model[key]) for key in most}
+        alone_s = {}
+        for key, seconds in own_s.items():
+            alone_s[key] = self._reported.alone_s.get(key, 0.0)
+            if abs(alone_s[key] / seconds - 1.0) > _SAME_SPEED / 2:
+                alone_s[key] = float(f"{seconds:.3g}")
+        slowness = self._reported.slowness
+        if own := pods.get(name):
+            peers = [each.speed for each in pods.values() if each.kind == own.kind]
+            peers.remove(own.speed)
+            shared = [key for key in most if any(key in each.alone_s for each in peers)]
+            samples = [log(each / own_s[key]) for key in shared for each in by_model[key]]
+            if len(samples) >= _MIN_COMPARED or not peers:
+                slower = slower_than_median(PodSpeed(slowness, own_s), peers)
+                band = _SAME_SPEED
+                if samples:  # and three standard errors
+                    band += 3 * sqrt(fmean([each * each for each in samples]) / len(samples))
+                if abs(slower) < band:
+                    slowness = 1.0
+                elif abs(slower - log(slowness)) > band:
+                    slowness = round(exp(slower), 3)
+        self._reported = PodSpeed(slowness, alone_s)
+        return self._reported
+
+
+def slower_than_median(own: PodSpeed, peers: Sequence[PodSpeed]) -> float:
+    """Logarithm of a pod's slowness, where that of the median pod is 0.
+
+    Times y of pod p and model k are fit as log y[p, k] = a[p] + b[k], by alternating least squares
+    from the a[p] that the pods report. `peers`: the others of its kind.
+    """
+    peers = sorted(peers, key=lambda each: own.alone_s.keys().isdisjoint(each.alone_s))
+    compared = [own, *peers[:_MAX_PEERS]]
+    logs = [{key: log(seconds) for key, seconds in each.alone_s.items()} for each in compared]
+    slower = [log(each.slowness) for each in compared]
+    by_model = Counter(key for each in logs for key in each)
+    for _ in range(_ROUNDS):
+        sums: defaultdict[str, float] = defaultdict(float)
+        for a, each in zip(slower, logs, strict=True):
+            for key, y in each.items():
+                sums[key] += y - a
+        for pod, each in enumerate(logs):
+            found = [y - sums[key] / by_model[key] for key, y in each.items() if by_model[key] > 1]
+            slower[pod] = fmean(found) if found else slower[pod]
+    return slower[0] - median_low([*slower, *(log(each.slowness) for each in peers[_MAX_PEERS:])])
 
 
 class Measurements:
@@ -20,6 +107,7 @@ class Measurements:
         self._samples: dict[str, dict[str, list[float]]] = {}
         self._varied: set[str] = set()
         """Models that had a request of another size class than the smallest."""
+        self.speed = SpeedFit()
 
     def add(self, key: str, measure: str, seconds: float) -> None:
         """Add a sample of `measure` (a stage, or `load:<tier>`) of a model."""
@@ -48,6 +136,12 @@ class Measurements:
         if of_class or (body_bytes is not None and key in self._varied):
             self.add(key, infer_measure(of_class), seconds)
 
+    def add_share(self, key: str, infer_s: float, share_s: float) -> None:
+        """Add a request's part of its batch's time; all of it where it was alone."""
+        self.add(key, "share", share_s)
+        if share_s >= infer_s > 0.0:
+            self.speed.add(key, infer_s)
+
     def take(self) -> tuple[Samples, ...]:
         taken: list[Samples] = []
         unused: list[str] = []
@@ -69,3 +163,15 @@ class Measurements:
             measures = self._samples.setdefault(samples.key, {})
             if not measures.get(samples.measure):
                 measures[samples.measure] = list(samples.values_s)
+
+
+def at_average_pod(taken: tuple[Samples, ...], speed: PodSpeed) -> tuple[Samples, ...]:
+    """The samples as an average pod would have measured them, so that a kind's pods share them."""
+    if speed.slowness == 1.0:
+        return taken
+    return tuple(
+        Samples(each.key, each.measure, tuple([value / speed.slowness for value in each.values_s]))
+        if is_computed(each.measure)
+        else each
+        for each in taken
+    )

@@ -24,11 +24,11 @@ from registry.domain.pod import (
     Profile,
     Samples,
 )
-from registry.domain.pod_state import LoadClaim
+from registry.domain.pod_state import LoadClaim, PodState
 from registry.errors import ClaimLost, LeaseLost, RegistryUnavailable
 from registry.redis.client import Registry
 from runtime.errors import LoadRefused
-from runtime.measurements import Measurements
+from runtime.measurements import Measurements, at_average_pod
 from runtime.metrics import HEARTBEATS
 
 logger = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class Inventory:
     idle_byte_s: Callable[[], float]
     copies: Callable[[], Mapping[str, CopyReport]]
     gpu: Callable[[], GpuReading | None] = lambda: None
+    pods: Callable[[], Mapping[str, PodState]] = dict
+    """Those of the local copy."""
 
 
 @dataclass(eq=False, slots=True)
@@ -249,13 +251,15 @@ class RegistryAgent:
             logger.warning("registry unavailable, serving on", extra={"error": error})
 
     async def _send_report(self, samples: tuple[Samples, ...]) -> None:
+        speed = self.measurements.speed.compare(self._name, self.inventory.pods())
         report = PodReport(
             used_bytes=self.inventory.used_bytes(),
-            samples=samples,
+            samples=at_average_pod(samples, speed),
             loads_total=self.inventory.loads_total(),
             idle_byte_s=self.inventory.idle_byte_s(),
             copies=self.inventory.copies(),
             gpu=self.inventory.gpu(),
+            speed=speed,
         )
         epoch = self._epoch
         await self.registry.heartbeat(self._name, epoch, report, lease_ttl_s=self.lease_ttl_s)

@@ -369,7 +369,8 @@ def _measured_s(state: ClusterState, now_s: float) -> dict[str, float]:
         record = state.models.get(ModelName.parse(pod.placed_model)) if pod.placed_model else None
         if record is None:
             continue
-        estimates = pod.estimates[record.serving.key]
-        if estimates.infer.is_measured and now_s - estimates.sampled_s <= _MAX_AGE_S:
-            found[pod.placed_model].append(estimates.infer.seconds)
+        key = record.serving.key
+        infer, sampled_s = pod.estimates[key].infer, pod.estimates.table[key].sampled_s
+        if infer.is_measured and now_s - sampled_s <= _MAX_AGE_S:
+            found[pod.placed_model].append(infer.seconds)
     return {model: median(times_s) for model, times_s in found.items()}

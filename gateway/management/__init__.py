@@ -115,6 +115,7 @@ def pod_document(pod: PodState, *, use: str = "") -> Document:
         "loads_total": pod.loads_total,
         "accelerator": asdict(pod.info.accelerator),
         "share": pod.info.share,
+        "slowness": pod.slowness,
     }
 
 

@@ -46,7 +46,7 @@ def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
         return run_warm(certain)
     serving = cluster.residency.serving(key)
     free = serving.free.first(MAX_COMPARED)
-    if not serving.are_of_a_kind or not serving.have_free_slots or not free:
+    if not serving.are_alike or not serving.have_free_slots or not free:
         return weigh(request, cluster, now_s)
     found = soonest_of(free, key, size_class, deadline_s, cluster, now_s)
     cost_s = found.seconds + found.delays_s
@@ -71,7 +71,7 @@ def certain_pod(
     """
     serving = cluster.residency.serving(key)
     free = serving.free.first(MAX_COMPARED)
-    if not free or not serving.are_of_a_kind:
+    if not free or not serving.are_alike:
         return None
     if (serving.may_be_more or not serving.have_free_slots) and not is_idle(free[0]):
         return None
@@ -96,11 +96,13 @@ def weigh(
     if not serving.are_of_a_kind:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
     elif found or (free := serving.free.first(MAX_COMPARED)):
+        if found is None and not serving.are_alike:
+            found = run_soonest(warm, request, cluster, now_s)
         found = found or soonest_of(
             free, request.key, request.size_class, request.deadline_s, cluster, now_s
         )
         options.append(run_here("colocate", found, Reason.WARM, LoadMode.WARM))
-    elif found := run_soonest(warming, request, cluster, now_s):
+    elif warming and (found := run_soonest(warming, request, cluster, now_s)):
         options.append(run_here("join", found, Reason.WARMING, LoadMode.JOIN))
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
@@ -234,8 +236,8 @@ def _may_pay(
     least_s = min(
         [
             measured.fastest_load_s + measured.stages_of(request.size_class).hold_s
-            for kind in cluster.pods.kinds
-            if (measured := cluster.measurements.at(kind)[request.key])
+            for table in cluster.pods.fastest()
+            if (measured := table[request.key])
         ]
     )
     if least_s <= cost_s:

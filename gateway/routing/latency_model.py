@@ -197,8 +197,8 @@ def _add_slots(
 
 def _mean_hold_s(pods: Sequence[PodState], key: str) -> float:
     """Slots by the rate at which all of them together serve requests."""
-    rates = [pod.slots / pod.estimates[key].stages.hold_s for pod in pods]
-    return sum(pod.slots for pod in pods) / sum(rates)
+    rate = sum([pod.slots / pod.estimates[key].stages.hold_s for pod in pods], 0.0)
+    return sum([pod.slots for pod in pods]) / rate
 
 
 def turn_after(free_at_s: list[float], hold_s: float, ahead: int) -> float:

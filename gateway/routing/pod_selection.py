@@ -134,15 +134,16 @@ def cheapest_load(
 ) -> PodState | None:
     """The pod with the least sum of a load's time, the price of what it evicts and of its slot.
 
-    Ties: nearest tier, least loaded, then by `draw` in the order of names. Only pods with a free
-    slot, and memory that loads in progress leave; not those in `excluded`; of `kind`, unless it is
-    None. Prices are those of the last `EvictionPrices.refresh`. A load that is known to
-    take longer than `left_s` costs `late_s` more.
+    Of a slow pod also what a request takes longer there. Ties: nearest tier, least loaded, then by
+    `draw` in the order of names. Only pods with a free slot, and memory that loads in progress
+    leave; not those in `excluded`; of `kind`, unless it is None. Prices are those of the last
+    `EvictionPrices.refresh`. A load that is known to take longer than `left_s` costs `late_s` more.
     """
     others_s, holders = cluster.eviction_prices.load_cost_s, cluster.holders(key)
     size_bytes = cluster.eviction_prices.size_bytes(key)
     estimates: KindEstimates | None = None
     link, remote = None, UNMEASURED.load_from(Tier.REMOTE, None)
+    slower_s = 0.0
     least = (inf, 0)
     cheapest: list[PodState] = []
     for name, pod in cluster.pods.items():
@@ -154,12 +155,15 @@ def cheapest_load(
         if pod.estimates is not estimates or pod.info.link_bytes_per_s != link:
             estimates, link = pod.estimates, pod.info.link_bytes_per_s
             remote = estimates[key].load_from(Tier.REMOTE, link)
+            slower_s = 0.0
+            if pod.slowness != 1.0:
+                slower_s = estimates[key].stages.hold_s - estimates.table[key].stages.hold_s
         tier, load = Tier.REMOTE, remote
         if residency is not None and residency.tier is not Tier.REMOTE:
             tier = residency.tier
             load = estimates[key].load_from(tier, link)
         load_s = load.seconds
-        cost_s = load_s + others_s(pod, size_bytes, load_s)
+        cost_s = load_s + slower_s + others_s(pod, size_bytes, load_s)
         if load_s > left_s and load.is_measured:
             cost_s += late_s
         cost = (cost_s, _DISTANCE[tier])
@@ -192,17 +196,22 @@ def run_soonest(
 ) -> PodForecast | None:
     """Run at the pod with a free slot that responds first, delays of others there included.
 
-    None if there is no such pod. One without other inferences comes first; of many pods only those
-    with the fewest are compared. Ties: as `FreePods`.
+    None if there is no such pod. Of pods that are equally fast one without other inferences comes
+    first; of many only those with the fewest are compared, as long as each pod takes for them.
+    Ties: as `FreePods`.
     """
     best = None
     best_s = inf
-    for pod in FreePods(pods, ChangeLog()).first(MAX_COMPARED):
+    free = FreePods(pods, ChangeLog()).first(len(pods))
+    are_alike = len({pod.slowness for pod in free}) <= 1
+    if not are_alike:
+        free.sort(key=lambda pod: (pod.inferring + 1) * pod.slowness)
+    for pod in free[:MAX_COMPARED]:
         forecast = run_at(pod, request, cluster, now_s)
         ends_s = forecast.seconds + forecast.delays_s
         if ends_s < best_s - _SAME_TIME_S:
             best, best_s = forecast, ends_s
-            if is_idle(pod):
+            if are_alike and is_idle(pod):
                 break
     return best
 
@@ -217,7 +226,7 @@ def soonest_of(
 ) -> PodForecast:
     """As `run_soonest`, of the first `MAX_COMPARED` free pods that hold the model, in their order.
 
-    All are of one kind: they differ in what their devices have to do alone.
+    All are equally fast: they differ in what their devices have to do alone.
     """
     best = pods[0]
     measured = best.estimates[key]

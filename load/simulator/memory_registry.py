@@ -69,11 +69,12 @@ class MemoryRegistry:
         """Extend the lease and apply the report. Raises LeaseLost."""
         entry = self.pods.holder(pod, epoch, now_s)
         self.pods.set_lease(entry, now_s + lease_ttl_s)
+        entry.state.set_speed(report.speed)
         entry.state.set_used_bytes(report.used_bytes)
         entry.state.loads_total = report.loads_total
         entry.state.set_suspect(is_suspect=False)
         for sample in report.samples:
-            entry.state.estimates.add(sample.key, sample.measure, sample.values_s, now_s)
+            entry.state.estimates.table.add(sample.key, sample.measure, sample.values_s, now_s)
 
     def set_phase(self, pod: str, epoch: int, phase: PodPhase, now_s: float) -> None:
         """Set whether the pod takes requests. Raises LeaseLost."""

@@ -17,7 +17,7 @@ from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.demand import ExpectedRates, decode_expected
 from registry.domain.estimates import Measurements, ModelEstimates
 from registry.domain.model import ModelName, ModelRecord, Tier, name_of_key
-from registry.domain.pod import AcceleratorKind, PodInfo, PodPhase, Profile
+from registry.domain.pod import AVERAGE, AcceleratorKind, PodInfo, PodPhase, PodSpeed, Profile
 from registry.domain.pod_index import FreePods, PodIndex, Residency, ResidencyIndex
 from registry.domain.pod_state import NO_STEPS, PodState, QueuedSteps
 from registry.domain.prices import ArrivalRates, EvictionPrices
@@ -103,6 +103,8 @@ class ClusterState:
     def forget(self, key: str) -> None:
         """Drop what was learned of a model, or a generation of it, that is gone for good."""
         self.measurements.drop(key)
+        for pod in self.pods.values():
+            pod.estimates.pop(key, None)
         self.arrivals.drop(key)
         self.policy_memory.pop(key, None)
 
@@ -171,6 +173,8 @@ class ChangeApplier:
         self._now_s = inf
         self._early_counts: dict[str, tuple[int, int, int]] = {}
         """Version, slots and ongoing requests of pods whose registration has not arrived yet."""
+        self._speeds: dict[str, PodSpeed] = {}
+        """By pod, also of those whose registration has not arrived yet."""
 
     def apply(self, version: int, changes: Iterable[Sequence[Any]], now_s: float = inf) -> None:
         """Apply the changes of one version; those applied before have no effect.
@@ -260,6 +264,7 @@ class ChangeApplier:
             self.state.pods[name] = pod
             if early is not None:
                 self._apply_counts(early[0], name, early[1], early[2])
+            pod.set_speed(self._speeds.get(name, AVERAGE))
         pod.version = version
         pod.set_phase(PodPhase(phase))
         pod.set_used_bytes(orjson.loads(used))
@@ -274,6 +279,13 @@ class ChangeApplier:
         if counts:
             self.state.queued_steps[name] = before.followed_by(counts, self._now_s)
 
+    def _apply_speed(self, version: int, name: str, text: str) -> None:
+        if version < self._gone_versions.get(name, 0) or self._is_old(version, "speed", name):
+            return
+        self._speeds[name] = decode(PodSpeed, text)
+        if (pod := self.state.pods.get(name)) is not None:
+            pod.set_speed(self._speeds[name])
+
     def _apply_gone(self, version: int, name: str) -> None:
         pod = self.state.pods.get(name)
         if pod is not None and version >= pod.version:
@@ -283,6 +295,8 @@ class ChangeApplier:
         self._gone_versions[name] = max(version, self._gone_versions.get(name, 0))
         if not self._is_old(version, "steps", name):
             self.state.queued_steps.pop(name, None)
+        if not self._is_old(version, "speed", name):
+            self._speeds.pop(name, None)
         residency = self.state.residency
         for key in [key for key, holders in residency.items() if name in holders]:
             if not self._is_old(version, "at", key, name):
@@ -363,6 +377,7 @@ _APPLIERS: Final[Mapping[str, Callable[..., None]]] = {
     "application": ChangeApplier._apply_application,
     "accuracy": ChangeApplier._apply_accuracy,
     "steps": ChangeApplier._apply_steps,
+    "speed": ChangeApplier._apply_speed,
 }
 _SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "wanted": ("wanted", decode_wanted),
@@ -393,6 +408,8 @@ class Snapshot(NamedTuple):
     placement: str | bytes | None = None
     steps: Sequence[Sequence[Any]] | None = None
     """Pod, and its queued steps."""
+    speeds: Sequence[Sequence[Any]] | None = None
+    """Pod, and its speed."""
 
 
 def load_snapshot(
@@ -417,6 +434,7 @@ def load_snapshot(
     changes += [("application", *pair) for pair in snapshot.applications]
     changes += [("accuracy", *pair) for pair in snapshot.accuracies]
     changes += [("steps", *pair) for pair in snapshot.steps or ()]
+    changes += [("speed", *pair) for pair in snapshot.speeds or ()]
     for kind in ("wanted", "expected", "placement"):
         if text := getattr(snapshot, kind):
             changes.append((kind, text))

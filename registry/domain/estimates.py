@@ -57,6 +57,14 @@ def infer_measure(of_class: int) -> str:
     return f"infer:{of_class}"
 
 
+_COMPUTED: Final = frozenset({"infer", "share", "preprocess", "postprocess"})
+
+
+def is_computed(measure: str) -> bool:
+    """Whether a pod of half the speed takes twice as long."""
+    return measure in _COMPUTED or measure.startswith("infer:")
+
+
 def seconds_at_size(points: Sequence[tuple[float, float]], size: float) -> float:
     """Time at a size, from (size, seconds) of the sizes that were measured, ascending.
 
@@ -342,21 +350,89 @@ _OF_PROXYING: Final = {"network": PRIORS.network_s, "assets": PRIORS.assets_s}
 """Priors of the way from an entry pod to another, and of its first load of a model's tokenizer."""
 
 
+class SlowedEstimates(ModelEstimates):
+    """A model's estimates at a pod that computes `slowness` times as long as its kind's table says.
+
+    Loads and hops take as long as there.
+    """
+
+    __slots__ = ("_of", "_slowed", "_slowness")
+
+    def __init__(self, of: ModelEstimates, slowness: float) -> None:
+        super().__init__()
+        self._of = of
+        self._slowness = slowness
+        self._slowed: dict[int | None, tuple[StageTimes, StageTimes]] = {}
+        """By size class: the table's, and those at the pod."""
+
+    def get(self, measure: str) -> Estimate | None:
+        known = self._of.get(measure)
+        if known is None or not is_computed(measure):
+            return known
+        return Estimate(known.seconds * self._slowness, known.is_measured)
+
+    def stages_of(self, of_class: int | None) -> StageTimes:
+        times = self._of.stages_of(of_class)
+        kept = self._slowed.get(of_class)
+        if kept is not None and kept[0] is times:
+            return kept[1]
+        slowness = self._slowness
+        slowed = StageTimes(
+            times.infer_s * slowness,
+            times.share_s * slowness,
+            times.preprocess_s * slowness,
+            times.postprocess_s * slowness,
+            times.is_measured,
+            times.spread_s * slowness,
+        )
+        self._slowed[of_class] = times, slowed
+        return slowed
+
+    @property
+    def stages(self) -> StageTimes:
+        return self.stages_of(None)
+
+    @property
+    def fastest_load_s(self) -> float:
+        return self._of.fastest_load_s
+
+
 class KindEstimates(dict[str, ModelEstimates]):
     """Estimates at one kind of accelerator, by model key; pods of the kind share this table.
 
     `[key]` falls back to other kinds for what was not measured at this one, and to priors.
     """
 
-    def __init__(self, kind: AcceleratorKind | None, measurements: "Measurements") -> None:
+    def __init__(
+        self,
+        kind: AcceleratorKind | None,
+        measurements: "Measurements",
+        table: "KindEstimates | None" = None,
+        slowness: float = 1.0,
+    ) -> None:
+        """With `table` its view by a pod that computes `slowness` times as long."""
         super().__init__()
         self.kind = kind
+        self.table: KindEstimates = self if table is None else table
+        """The kind's own, to which measurements are added."""
+        self._slowness = slowness
         self._measurements = measurements
-        self._of_all = ModelEstimates()
+        self._of_all: ModelEstimates = ModelEstimates() if table is None else table._of_all
         """Samples of proxying, of all models."""
 
+    def slowed(self, slowness: float) -> "KindEstimates":
+        """The table as a pod reads it that computes so many times as long as it says."""
+        if slowness == 1.0:
+            return self.table
+        return KindEstimates(self.kind, self._measurements, self.table, slowness)
+
     def __missing__(self, key: str) -> ModelEstimates:
-        return self._add_model(key) if self._measurements.has(key) else UNMEASURED
+        if not self._measurements.has(key):
+            return UNMEASURED
+        if self.table is self:
+            return self._add_model(key)
+        found = self[key] = SlowedEstimates(self.table[key], self._slowness)
+        return found
 
     def add(self, key: str, measure: str, values_s: Sequence[float], now_s: float = inf) -> None:
         """Add measurements of a model at a pod of this kind, made until `now_s`."""

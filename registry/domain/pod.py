@@ -259,6 +259,19 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
+class PodSpeed:
+    """How fast a pod computes, among those of its kind of accelerator."""
+
+    slowness: float = 1.0
+    """Its times over those of the kind's table."""
+    alone_s: Mapping[str, float] = field(default_factory=dict)
+    """By model key: the median of its latest inferences that shared no batch, in seconds."""
+
+
+AVERAGE: Final = PodSpeed()
+
+
+@dataclass(frozen=True, slots=True)
 class CopyReport:
     """How a pod's copy of a model is used, as the pod reports it."""
 
@@ -284,6 +297,8 @@ class PodReport:
     """Use of the models on the device, by key."""
     gpu: GpuReading | None = None
     """None: the pod has no GPU, or its driver cannot be read."""
+    speed: PodSpeed = AVERAGE
+    """Samples are as if it were average, so that all pods of a kind can share them."""
 
 
 def placed_slots(slots: int, batch_size: int) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from registry.domain.estimates import Measurements
+from registry.domain.estimates import KindEstimates, Measurements
 from registry.domain.model import Tier, name_of_key
 from registry.domain.pod import AcceleratorKind
 from registry.domain.pod_state import ChangeCounter, ChangeLog, PodState, divide_free_bytes
@@ -100,10 +100,13 @@ class PodIndex(dict[str, "PodState"]):
         self._measurements = measurements
         self.changes = ChangeLog()
         self.accepting_changes = ChangeCounter()
-        """Counts pods added, removed, and started or stopped accepting requests."""
+        """Counts pods added, removed, and changes of who accepts requests, and of their speed."""
         self.kinds: list[AcceleratorKind] = []
         """The distinct kinds of the pods, sorted: decisions in a pool of one kind are simpler."""
         self._kind_counts: dict[AcceleratorKind, int] = {}
+        self._fastest: dict[AcceleratorKind, KindEstimates] = {}
+        self._fastest_count = -1
+        """`accepting_changes.count` when `_fastest` was built."""
         self._by_uuid: dict[str, list[PodState]] = {}
         """Pods that share an accelerator."""
         self._by_load = PodRanking(self, self.changes, load_rank)
@@ -113,7 +116,7 @@ class PodIndex(dict[str, "PodState"]):
         if (before := self.get(name)) is not None:
             self._detach(before)
         super().__setitem__(name, pod)
-        pod.estimates = self._measurements.at(pod.kind)
+        pod.estimates = self._measurements.at(pod.kind).slowed(pod.slowness)
         self._count_kind(pod.kind, 1)
         if uuid := pod.info.accelerator.uuid:
             pod.sharing = self._by_uuid.setdefault(uuid, [])
@@ -127,6 +130,14 @@ class PodIndex(dict[str, "PodState"]):
     def __delitem__(self, name: str) -> None:
         self._detach(self[name])
         super().__delitem__(name)
+
+    def fastest(self) -> Collection[KindEstimates]:
+        """Of each kind the estimates of its fastest pod."""
+        if self._fastest_count != self.accepting_changes.count:
+            self._fastest_count = self.accepting_changes.count
+            slowest_first = sorted(self.values(), key=lambda pod: -pod.slowness)
+            self._fastest = {pod.kind: pod.estimates for pod in slowest_first}
+        return self._fastest.values()
 
     def _count_kind(self, kind: AcceleratorKind, change: int) -> None:
         count = self._kind_counts.get(kind, 0) + change
@@ -271,6 +282,8 @@ class ServingPods:
     """Whether a further pod may load the model, if it has a slot and memory."""
     are_of_a_kind: bool
     """Whether all pods of the pool are of one kind of accelerator."""
+    are_alike: bool
+    """Whether, besides, those that serve the model are equally fast, and no slower than most."""
 
     @property
     def have_free_slots(self) -> bool:
@@ -367,12 +380,15 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             warm, warming = (
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
+        are_of_a_kind = len(self._pods.kinds) <= 1
+        slowness = {pod.slowness for _, pod in accepting}
         found = ServingPods(
             tuple(warm),
             tuple(warming),
             FreePods(warm, self._pods.changes),
             len(warm) < len(self._pods) and not (warm and warm[0].placed_model),
-            len(self._pods.kinds) <= 1,
+            are_of_a_kind,
+            are_of_a_kind and len(slowness) <= 1 and max(slowness, default=1.0) <= 1.0,
         )
         if holders:
             self._serving[key] = found

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from registry.domain.device_work import DeviceQueue, DeviceWork
 from registry.domain.estimates import Measurements, StageTimes
 from registry.domain.model import Tier
-from registry.domain.pod import PodInfo, PodPhase
+from registry.domain.pod import AVERAGE, PodInfo, PodPhase, PodSpeed
 
 _ASSUMED_FOR_S: Final = 1.0
 _placed = attrgetter("placed_s")
@@ -194,6 +194,8 @@ class PodState:
         "slots",
         "slots_busy",
         "slots_used",
+        "slowness",
+        "speed",
         "used_bytes",
         "version",
         "work",
@@ -210,6 +212,9 @@ class PodState:
         self.placed_model = info.placed_model
         self.estimates = Measurements().at(self.kind)
         """By model key; in a `PodIndex` those of all pods of its kind."""
+        self.speed = AVERAGE
+        self.slowness = 1.0
+        """Of `speed`."""
         self.epoch = 0
         self.loads_total = 0
         self.changes = ChangeLog()
@@ -268,6 +273,13 @@ class PodState:
         self.has_free_slot = busy < self.slots and self.is_accepting
         self._ongoing_total = total = self._ongoing_total + ongoing
         self.inferring = total if total > 0 else 0
+
+    def set_speed(self, speed: PodSpeed) -> None:
+        self.speed = speed
+        if speed.slowness != self.slowness:
+            self.slowness = speed.slowness
+            self.estimates = self.estimates.slowed(speed.slowness)
+            self.accepting_changes.count += 1
 
     def set_phase(self, phase: PodPhase) -> None:
         self.phase = phase

@@ -15,7 +15,7 @@ import orjson
 from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.cluster import ClusterState, load_snapshot
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, Tier, name_of_key
-from registry.domain.pod import LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
+from registry.domain.pod import AVERAGE, LEASE_TTL_S, PodInfo, PodPhase, PodReport, Profile
 from registry.domain.pod_state import CLAIM_TTL_S, Granted, Refusal, ReservationRequest
 from registry.domain.records import (
     START_TIMEOUT_S,
@@ -194,6 +194,7 @@ class Registry:
             report.idle_byte_s,
             encode(report.copies, orjson.OPT_SORT_KEYS),
             "" if report.gpu is None else encode(report.gpu),
+            "" if report.speed is AVERAGE else encode(report.speed),
         )
 
     async def idle_byte_s(self) -> float:

@@ -96,7 +96,7 @@ class ServerScript:
 def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Snapshot:
     """What the script's `snapshot` returned, and the replies to `snapshot_reads`."""
     pods, samples, *latest = parts
-    wanted, expected, placement, steps, *_ = (*latest, None, None, None, None)
+    wanted, expected, placement, steps, speeds, *_ = (*latest, None, None, None, None, None)
     models, previous, failures, profiles, applications, accuracies = map(_texts, hashes)
     return Snapshot(
         pods=pods,
@@ -112,6 +112,7 @@ def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Sn
         accuracies=[*accuracies.items()],
         placement=placement,
         steps=steps,
+        speeds=speeds,
     )
 
 

@@ -278,6 +278,7 @@ class Pod:
                 idle_byte_s=lambda: store.idle_byte_s,
                 copies=lambda: store.copy_reports(),
                 gpu=lambda: self.gpu.reading,
+                pods=lambda: watch.state.pods,
             ),
             measurements=self.measurements,
             heartbeat_s=settings.heartbeat_s,

@@ -341,7 +341,8 @@ class PredictService:
             request.batch = f"{result.batch};items={result.rows}"
         request.record(Stage.INFER, infer_s, sample_s=result.compute_s)
         rows = model.processor.batching.rows_of(inputs)
-        self.measurements.add(key, "share", result.compute_s * rows / result.rows)
+        share = rows / result.rows
+        self.measurements.add_share(key, result.compute_s, result.compute_s * share)
         return result.value
 
 

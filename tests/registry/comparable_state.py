@@ -27,6 +27,7 @@ def comparable(state: ClusterState) -> ComparableState:
             pod.ongoing,
             dict(pod.used_bytes),
             pod.loads_total,
+            pod.speed,
         )
         for pod in state.pods.values()
     }

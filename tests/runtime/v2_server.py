@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import threading
+import time
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,10 @@ class _Refused(Exception):
 class Models:
     """The loaded models, and what each does."""
 
-    def __init__(self, repository: Path, *, is_binary: bool) -> None:
+    def __init__(self, repository: Path, *, is_binary: bool, delay_s: float) -> None:
         self.repository = repository
         self.is_binary = is_binary
+        self.delay_s = delay_s
         self.loaded: dict[str, str] = {}
         self.is_hung = False
         self.requests: list[str] = []
@@ -88,6 +90,7 @@ class Models:
             self.is_hung = False
         if does == "crash":
             raise _Refused(500, "the backend failed")
+        time.sleep(self.delay_s)
         entries = document.get("inputs") or []
         if [entry.get("name") for entry in entries] != [INPUT["name"]]:
             names = [entry.get("name") for entry in entries]
@@ -211,8 +214,11 @@ def main() -> None:
     parser.add_argument("--repository", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--no-binary", action="store_true")
+    parser.add_argument("--delay", type=float, default=0.0, help="of each inference, in seconds")
     arguments = parser.parse_args()
-    _Handler.models = Models(arguments.repository, is_binary=not arguments.no_binary)
+    _Handler.models = Models(
+        arguments.repository, is_binary=not arguments.no_binary, delay_s=arguments.delay
+    )
     server = ThreadingHTTPServer(("127.0.0.1", arguments.port), _Handler)
     server.daemon_threads = True
     server.serve_forever()

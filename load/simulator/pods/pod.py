@@ -19,6 +19,7 @@ from load.simulator.pods.shared_processors import SharedGpu
 from load.simulator.pods.simulated_request import PodListener, SimulatedRequest, Work
 from registry.domain.model import Tier
 from registry.domain.pod import PodInfo, PodPhase, PodReport
+from runtime.measurements import at_average_pod
 
 
 class SimulatedPod:
@@ -149,8 +150,13 @@ class SimulatedPod:
             Tier.HOST: self.node.host_bytes,
             Tier.DISK: self.node.disk_bytes,
         }
+        measurements = self.agent.measurements
+        speed = measurements.speed.compare(self.name, self._registry.state.pods)
         return PodReport(
-            used_bytes, self.agent.measurements.take(), self.loading.loads.completed_total
+            used_bytes,
+            at_average_pod(measurements.take(), speed),
+            self.loading.loads.completed_total,
+            speed=speed,
         )
 
     # Stages of a request
@@ -218,7 +224,10 @@ class SimulatedPod:
         key = request.plan.spec.key
         self.loading.release(self._residents[key])
         agent.measurements.add_inference(key, infer_s, request.body_bytes)
-        agent.measurements.add(key, "share", share_s)
+        if request.plan.is_continuous:  # as long as its output
+            agent.measurements.add(key, "share", share_s)
+        else:
+            agent.measurements.add_share(key, infer_s, share_s)
         if not agent.is_heartbeat_planned:
             agent.plan_heartbeat()
         if request.is_over:

@@ -162,12 +162,13 @@ function op.idle_memory()
 end
 
 -- A heartbeat. copies: use of the pod's copies as JSON, which only autoscalers read, and gpu, what
--- the driver says of its GPU, are not published; absent from pods of an older version.
-function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies, gpu)
+-- the driver says of its GPU, are not published; speed is, as JSON. All three are absent from pods
+-- of an older version.
+function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies, gpu, speed)
   if not holds_lease(pod, epoch) then return {'lost'} end
   redis.call('ZADD', key('leases'), now + lease_ms, pod)
   local hash = key('pod:' .. pod)
-  local known = redis.call('HMGET', hash, 'used', 'loads', 'kind')
+  local known = redis.call('HMGET', hash, 'used', 'loads', 'kind', 'speed')
   if known[1] ~= used or known[2] ~= tostring(loads) then
     redis.call('HSET', hash, 'used', used, 'loads', loads)
     publish_pod(pod)
@@ -179,18 +180,24 @@ function op.beat(pod, epoch, lease_ms, used, loads, samples, idle_byte_s, copies
   add_idle_memory(pod, idle_byte_s)
   if copies then redis.call('HSET', hash, 'copies', copies, 'copies_at', now) end
   if gpu and gpu ~= '' then redis.call('HSET', hash, 'gpu', gpu) end
+  if speed and speed ~= (known[4] or '') then
+    redis.call('HSET', hash, 'speed', speed)
+    change('speed', pod, speed)
+  end
   return {'ok'}
 end
 
--- {pod, reading} of each pod that reports one of its GPU.
-function op.gpus()
+-- {pod, value} of each pod that reports this field.
+local function reported(field)
   local found = {}
   for _, pod in ipairs(redis.call('ZRANGE', key('leases'), 0, -1)) do
-    local reading = redis.call('HGET', key('pod:' .. pod), 'gpu')
-    if reading then found[#found + 1] = {pod, reading} end
+    local value = redis.call('HGET', key('pod:' .. pod), field)
+    if value then found[#found + 1] = {pod, value} end
   end
   return found
 end
+
+function op.gpus() return reported('gpu') end
 
 -- {pod, time of the report in ms, report} of each pod that reports the use of its copies.
 function op.copies()

@@ -16,7 +16,7 @@ from registry.domain.cluster import (
     load_snapshot,
 )
 from registry.domain.model import Tier
-from registry.domain.pod import PodInfo, PodPhase, Profile, ProfilePoint
+from registry.domain.pod import AVERAGE, PodInfo, PodPhase, PodSpeed, Profile, ProfilePoint
 from registry.domain.records import encode, encode_profile, encode_spec
 from tests.registry.comparable_state import comparable
 from tests.registry.redis.clients import KEY, SPEC
@@ -31,6 +31,10 @@ def pod(name: str, epoch: int, *, slots_used: int = 0, phase: str = "ready") -> 
 
 def at(name: str, tier: str, loading: str = "-", key: str = KEY) -> Change:
     return ["at", key, name, f"{tier}|{loading}|1000|10"]
+
+
+def speed(name: str, slowness: float) -> Change:
+    return ["speed", name, encode(PodSpeed(slowness, {KEY: 0.25}))]
 
 
 def model(spec: str | bool = encode_spec(SPEC)) -> Change:
@@ -48,18 +52,20 @@ HISTORY: list[list[Change]] = [
     [at("a", "remote", "remote")],
     [at("a", "device")],
     [profile(1)],
-    [["counts", "a", 1, 1]],
+    [["counts", "a", 1, 1], speed("a", 3.0)],
     [["counts", "a", 1, 2], ["steps", "a", {KEY: 1}]],
     [["steps", "b", {KEY: 1}]],
     [["gone", "b"], pod("b", 2), ["counts", "b", 2, 0]],
+    [speed("b", 2.0)],
     [at("b", "disk")],
     [["counts", "a", 2, 1]],
     [["gone", "a"], pod("a", 3)],
     [["counts", "a", 3, 3]],
+    [speed("a", 1.5)],
     [["steps", "b", {KEY: 2}], ["steps", "a", {KEY: 3}]],
     [["gone", "b"]],
     [["steps", "a", {}]],
-    [profile(1, 2)],
+    [profile(1, 2), speed("a", 0.5)],
     [["steps", "a", {KEY: 1}]],
     [at("a", "host"), pod("a", 3, slots_used=1, phase="draining")],
     [model(False)],
@@ -82,6 +88,7 @@ def test_changes_in_order_give_the_expected_state() -> None:
     assert set(state.pods) == {"a"}
     assert (state.pods["a"].epoch, state.pods["a"].slots_used) == (3, 1)
     assert state.pods["a"].phase is PodPhase.DRAINING
+    assert state.pods["a"].speed == PodSpeed(0.5, {KEY: 0.25})
     assert {name: place.tier for name, place in state.holders(KEY).items()} == {"a": Tier.HOST}
     assert state.models == {}
     assert state.version == len(HISTORY)
@@ -143,7 +150,10 @@ def snapshot_of(state: ClusterState) -> Snapshot:
         for product, found in by_product.items():
             profiles += [f"{name}|{product}" if product else str(name), encode_profile(found)]
     steps = [[name, dict(queued.counts)] for name, queued in state.queued_steps.items()]
-    return Snapshot(pods=pods, models=models, profiles=profiles, steps=steps)
+    speeds = [
+        [each.name, encode(each.speed)] for each in state.pods.values() if each.speed is not AVERAGE
+    ]
+    return Snapshot(pods=pods, models=models, profiles=profiles, steps=steps, speeds=speeds)
 
 
 def test_an_older_snapshot_replaces_a_newer_copy() -> None:
@@ -161,6 +171,7 @@ def test_an_older_snapshot_replaces_a_newer_copy() -> None:
         pytest.param(["at", KEY, "a", "device"], id="other-form"),
         pytest.param(pod("z", 9, phase="dreaming"), id="unknown-phase"),
         pytest.param(["pod", "z"], id="too-few"),
+        pytest.param(["speed", "a", "fast"], id="no-speed"),
         pytest.param(["model", "default/z", "{}", False, False], id="empty-record"),
         pytest.param(["model", "default/z", "no json", False, False], id="no-json"),
     ],

@@ -114,3 +114,30 @@ def test_the_way_to_another_pod_is_that_of_other_models_until_it_is_measured() -
     assert at_cpu.proxying("m", "assets") == Estimate(PRIORS.assets_s, is_measured=False)
     at_cpu.add("m", "network", [0.4])
     assert at_cpu.proxying("m", "network") == Estimate(0.4, is_measured=True)
+
+
+def test_a_slower_pod_reads_its_kinds_table_times_its_slowness() -> None:
+    table = Measurements().at(CPU)
+    slowed = table.slowed(3.0)
+    assert slowed["m"] is UNMEASURED
+    for measure, seconds in (
+        ("infer", 0.2), ("share", 0.1), ("preprocess", 0.01), ("postprocess", 0.02),
+        ("infer:4", 0.5), ("network", 0.004), ("load:disk", 0.7), ("assets", 0.3),
+    ):  # fmt: skip
+        table.add("m", measure, [seconds])
+    found = slowed["m"]
+    stages = found.stages
+    assert stages.is_measured
+    assert (stages.infer_s, stages.share_s, stages.preprocess_s, stages.postprocess_s) == (
+        pytest.approx((0.6, 0.3, 0.03, 0.06))
+    )
+    assert found.stages_of(4).infer_s == pytest.approx(1.5)
+    assert found.infer.seconds == pytest.approx(0.6)
+    for measure, seconds in (("network", 0.004), ("assets", 0.3)):
+        for key in ("m", "unmeasured"):
+            assert slowed.proxying(key, measure).seconds == seconds
+    assert found.fastest_load_s == found.load_from(Tier.DISK, None).seconds == 0.7
+    assert table["m"].infer.seconds == 0.2, "other pods read the table as it is"
+    table.add("m", "infer", [0.4] * WINDOW)
+    assert found.stages.infer_s == pytest.approx(1.2)
+    assert slowed.slowed(1.0) is table

@@ -1,7 +1,15 @@
 import pytest
 
 from registry.domain.model import Tier
-from registry.domain.pod import Accelerator, PodInfo, PodPhase, PodReport, Samples
+from registry.domain.pod import (
+    AVERAGE,
+    Accelerator,
+    PodInfo,
+    PodPhase,
+    PodReport,
+    PodSpeed,
+    Samples,
+)
 from registry.domain.pod_state import LoadMode, Refusal
 from registry.errors import ClaimLost, LeaseLost
 from registry.redis.client import Registry
@@ -29,6 +37,23 @@ async def test_a_heartbeat_stores_the_report(registry: Registry) -> None:
     assert state.pods["a"].loads_total == 3
     assert state.measured(KEY).infer.seconds == pytest.approx(0.2)
     assert state.measured(KEY).load_from(Tier.REMOTE, None).seconds == pytest.approx(2.5)
+
+
+async def test_a_copy_has_the_speed_that_a_pod_reported_last(registry: Registry) -> None:
+    pod = await Pod.join(registry, "a")
+    samples = (Samples(KEY, "infer", (0.5,)), Samples(KEY, "load:remote", (2.0,)))
+    await pod.heartbeat(PodReport(samples=samples, speed=PodSpeed(1.3, {KEY: 0.7})))
+    await pod.heartbeat(PodReport(speed=PodSpeed(3.0, {KEY: 1.5})))
+    slow, other = (await registry.cluster()).pods["a"], await Pod.join(registry, "b")
+    assert slow.speed == PodSpeed(3.0, {KEY: 1.5})
+    assert slow.estimates[KEY].infer.seconds == pytest.approx(1.5)
+    assert slow.estimates[KEY].load_from(Tier.REMOTE, None).seconds == pytest.approx(2.0)
+    state = await registry.cluster()
+    assert state.pods[other.name].speed is AVERAGE
+    assert state.pods[other.name].estimates[KEY].infer.seconds == pytest.approx(0.5)
+    assert state.measured(KEY).infer.seconds == pytest.approx(0.5)
+    await Pod.join(registry, "a")
+    assert (await registry.cluster()).pods["a"].speed is AVERAGE, "a new process has not learned it"
 
 
 async def test_samples_are_kept_by_kind_of_accelerator(registry: Registry) -> None:

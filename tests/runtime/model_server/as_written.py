@@ -22,6 +22,8 @@ class WrittenServer:
 
     repository: Path
     is_binary: bool = True
+    delay_s: float = 0.0
+    """Of each inference."""
     port: int = field(default_factory=servers.free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -47,6 +49,7 @@ class WrittenServer:
                 *(sys.executable, "-m", "tests.runtime.v2_server"),
                 *("--repository", str(self.repository), "--port", str(self.port)),
                 *([] if self.is_binary else ["--no-binary"]),
+                *("--delay", str(self.delay_s)),
             ],
             cwd=servers.REPOSITORY,
         )
@@ -71,8 +74,10 @@ class WrittenServer:
 
 
 @contextlib.contextmanager
-def written_server(repository: Path, *, is_binary: bool = True) -> Iterator[WrittenServer]:
-    server = WrittenServer(repository, is_binary)
+def written_server(
+    repository: Path, *, is_binary: bool = True, delay_s: float = 0.0
+) -> Iterator[WrittenServer]:
+    server = WrittenServer(repository, is_binary, delay_s)
     server.start()
     try:
         yield server
