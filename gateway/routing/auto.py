@@ -177,6 +177,9 @@ def _proxy(
     predict = least_busy_below(request.target_ongoing, warm, ())
     if predict is None or predict.has_free_slot:
         return None  # running there ends no later than inferring there through another pod
+    measured = predict.estimates[request.key]
+    if measured.fastest_load_s <= measured.stages_of(request.size_class).share_s:
+        return None  # a copy of its own takes the entry pod's slot for less than that of two
     prepared = [
         pod
         for name in cluster.holders(request.key)

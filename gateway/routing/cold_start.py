@@ -14,6 +14,7 @@ from gateway.routing.decision import ColdStartLoss, Reason, RequestView, Routing
 from gateway.routing.latency_model import run_at
 from gateway.routing.pod_selection import cheapest_load
 from registry.domain.cluster import ClusterState
+from registry.domain.model import Tier
 from registry.domain.pod_state import LoadMode, PodState
 
 MAX_LOADS_WAITED: Final = 10.0
@@ -39,7 +40,9 @@ def cold_start(
         return None
     forecast = run_at(pod, request, cluster, now_s)
     is_further = bool(warm or warming)
-    if is_further and not forecast.is_measured:
+    measured = pod.estimates[request.key]
+    is_bounded = measured.stages.is_measured and measured.load_from(Tier.REMOTE, None).is_measured
+    if is_further and not (forecast.is_measured or is_bounded):
         return None
     price_s = prices.price_s(pod, request.key) + prices.queue_loss(pod, request.key).loss_s
     load_s = forecast.seconds - pod.estimates[request.key].stages_of(request.size_class).hold_s

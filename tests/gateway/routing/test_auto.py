@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.routing.auto import auto
+from gateway.routing.auto import auto, weigh
 from gateway.routing.cold_start import cold_start
 from gateway.routing.decision import Decision, Reason, RoutingOption, SendTo, Wait
 from registry.domain.cluster import ClusterState
@@ -51,9 +51,21 @@ def test_another_cold_start_carries_the_number_of_known_copies() -> None:
 
 
 def test_the_decision_lists_every_option() -> None:
+    state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B), measured=MEASURED)
+    decision = weigh(request(), state, NOW_S, has_hopeless=True)
+    assert [each.name for each in decision_options(decision)] == ["queue", "proxy", "cold start"]
+
+
+def test_proxies_nothing_that_takes_longer_than_a_load() -> None:
     decision = decide(PodSketch(A, "warm", busy=1), PodSketch(B), measured=SLOW)
-    assert isinstance(decision, SendTo)
-    assert [option.name for option in decision.options] == ["queue", "proxy", "cold start"]
+    assert [each.name for each in decision_options(decision)] == ["queue", "cold start"]
+
+
+def test_a_further_copy_may_come_from_a_tier_that_was_never_measured() -> None:
+    state = cluster(PodSketch(A, "warm", busy=1), PodSketch(B, "disk"), measured=SLOW)
+    cold = cold_start(request(), state, state.warm(KEY), (), NOW_S)
+    assert cold is not None
+    assert not cold.forecast.is_measured
 
 
 def test_joins_a_load_at_a_pod_with_a_free_slot() -> None:
