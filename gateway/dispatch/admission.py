@@ -64,7 +64,7 @@ class RequestProbes:
             return
         if result.is_probe and not placement.is_probe:
             placement.is_probe = True
-            self._late.spend(str(request.model), now_s, result.cost_s, result.max_pause_s)
+            self._late.spend(str(request.model), now_s, result.cost_s)
         forecast, is_remote = decision.forecast, decision.reason is Reason.WARM_REMOTE
         if is_remote and forecast is not None and not forecast.is_measured:
             self._transfers.spend(str(request.model), now_s, request.deadline_s - now_s)

@@ -305,9 +305,9 @@ def _decision(
     )
 
 
-def _is_investment(best: RoutingOption, request: RequestView) -> bool:
+def _is_investment(best: RoutingOption, request: RequestView) -> bool | None:
     """Whether a load costs others no more than it leaves to them and what was lost without it."""
     if best.mode is not LoadMode.LOAD:
-        return False
+        return None
     others_s = best.delays_s + best.evicts_s + best.leaves_s
     return others_s <= max(best.credit_s, request.lost_s)

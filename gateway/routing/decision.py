@@ -136,8 +136,9 @@ class SendTo:
     forecast: LatencyEstimate | None = None
     options: tuple[RoutingOption, ...] = ()
     loss: ColdStartLoss | None = None
-    is_investment: bool = False
-    """A load that others gain by more than they lose: started even if this request is late."""
+    is_investment: bool | None = None
+    """Whether others gain by a load more than they lose: it is started even if this request is
+    late. None: no load, or a policy that knows no prices."""
     takes_slot: bool = True
     """False: a step that waits in the entry pod's step queue."""
     on_sent: Callable[[ClusterState, float], None] | None = None

@@ -27,7 +27,7 @@ from registry.domain.device_backlog import is_idle
 from registry.domain.estimates import MAX_AGE_S
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
-from registry.domain.pod_state import MAX_LOAD_PAUSE_S, MAX_PAUSE_S, LoadMode
+from registry.domain.pod_state import LoadMode
 from registry.inference_service.predictors import unmet_needs
 
 CONTESTED_MARGIN: Final = 2.0
@@ -68,9 +68,7 @@ class RoutingResult:
     is_probe: bool = False
     """It is expected to be late, and tried all the same."""
     cost_s: float = 0.0
-    """Of a probe: what it is expected to take of a device or a link."""
-    max_pause_s: float = MAX_PAUSE_S
-    """Of a probe: the longest time until the model's next one."""
+    """Of a probe: what it is expected to take of a device."""
     view: RequestView | None = None
     """What the policy saw of the request; None: nothing, or not more than `is_plain` says."""
     is_plain: bool = False
@@ -211,7 +209,8 @@ def _reject_if_late(
     """Replace the decision by an early rejection if the deadline is before all that is measured.
 
     Measurements may be of larger requests, or out of date, and a model that serves nothing gets no
-    others: some requests are tried all the same. A load that others gain by is started in any case.
+    others: some requests are tried all the same. A load that has a price is not: it is started as
+    soon as what others gain, and what earlier rejections lost, pays for it.
     """
     decision, left_s = result.decision, deadline_s - now_s
     if left_s <= 0:
@@ -229,13 +228,16 @@ def _reject_if_late(
     if not forecast.is_measured:
         return
     known_s = _needed_s(decision, forecast, view.queued, cluster)
-    if known_s <= left_s or (isinstance(decision, SendTo) and decision.is_investment):
+    is_investment = decision.is_investment if isinstance(decision, SendTo) else None
+    if known_s <= left_s or is_investment:
         return
-    if now_s - cluster.measurements.sampled_s(view.key) > MAX_AGE_S:
-        return
-    if may_probe:
-        _count_probe(result, view, cluster)
-        return
+    if is_investment is None:
+        if now_s - cluster.measurements.sampled_s(view.key) > MAX_AGE_S:
+            return
+        if may_probe:
+            result.is_probe = True
+            result.cost_s = cluster.measured(view.key).stages_of(view.size_class).infer_s
+            return
     result.decision = Reject(
         Reason.DEADLINE,
         f"a response is expected in {known_s * 1000:.0f} ms at least, "
@@ -250,15 +252,6 @@ def _rejection_loss(decision: SendTo | Wait, left_s: float) -> ColdStartLoss | N
     if isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD and decision.forecast:
         return ColdStartLoss(left_s, decision.forecast.seconds)
     return decision.loss
-
-
-def _count_probe(result: RoutingResult, view: RequestView, cluster: ClusterState) -> None:
-    """A load takes all its time of a link; a policy without prices has only probes to load by."""
-    result.is_probe = True
-    result.cost_s = cluster.measured(view.key).stages_of(view.size_class).infer_s
-    decision = result.decision
-    if isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD and decision.forecast:
-        result.cost_s, result.max_pause_s = decision.forecast.seconds, MAX_LOAD_PAUSE_S
 
 
 def _needed_s(

@@ -422,8 +422,6 @@ TIME_SHARE: Final = 1 / 64
 """Of the time, what probes of one model may take."""
 MAX_PAUSE_S: Final = 10.0
 """Longest time without a probe, for models whose probes take longer than that share."""
-MAX_LOAD_PAUSE_S: Final = 60.0
-"""The same, of probes that load a model which is not worth what it delays and evicts."""
 MAX_MODELS: Final = 4096
 """Above this number, the model that was probed longest ago is forgotten."""
 
@@ -452,11 +450,9 @@ class ProbeBudget:
         last_s, next_s = self._pauses[key]
         return not last_s <= now_s < next_s
 
-    def spend(
-        self, key: str, now_s: float, cost_s: float, max_pause_s: float = MAX_PAUSE_S
-    ) -> None:
+    def spend(self, key: str, now_s: float, cost_s: float) -> None:
         """Count a probe that is expected to take `cost_s`."""
-        self._pause(key, now_s, min(max_pause_s, cost_s / TIME_SHARE))
+        self._pause(key, now_s, min(MAX_PAUSE_S, cost_s / TIME_SHARE))
 
     def _pause(self, key: str, now_s: float, seconds: float) -> None:
         self._pauses[key] = now_s, now_s + seconds

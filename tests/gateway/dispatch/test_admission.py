@@ -9,7 +9,7 @@ from gateway.routing.decision import LatencyEstimate, Reason, SendTo, Wait
 from gateway.routing.route_request import IncomingRequest, RoutingResult
 from registry.domain.cluster import ChangeApplier
 from registry.domain.model import ModelName, ModelSpec
-from registry.domain.pod_state import MAX_LOAD_PAUSE_S, MAX_PAUSE_S, LoadMode
+from registry.domain.pod_state import MAX_PAUSE_S, LoadMode
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare
 from tests.gateway.virtual_placer import VirtualPlacer
 
@@ -124,21 +124,15 @@ def test_measured_transfers_are_not_limited() -> None:
     assert probes.may_try_transfer(request.arrival.model, NOW_S)
 
 
-def test_a_probe_that_loads_pauses_the_next_one_for_longer() -> None:
+def test_a_late_probe_pauses_the_next_one() -> None:
     probes, request = RequestProbes(), placement()
     assert not probes.may_be_late(request, NOW_S)
-    late = RoutingResult(
-        proxied(is_measured=True).decision,
-        None,
-        None,
-        is_probe=True,
-        cost_s=9.0,
-        max_pause_s=MAX_LOAD_PAUSE_S,
-    )
+    decision = proxied(is_measured=True).decision
+    late = RoutingResult(decision, None, None, is_probe=True, cost_s=9.0)
     probes.count(request, late, NOW_S)
     assert probes.may_be_late(request, NOW_S)  # it stays one while it waits
-    assert not probes.may_be_late(placement(), NOW_S + MAX_LOAD_PAUSE_S - 1)
-    assert probes.may_be_late(placement(), NOW_S + MAX_LOAD_PAUSE_S)
+    assert not probes.may_be_late(placement(), NOW_S + MAX_PAUSE_S - 1)
+    assert probes.may_be_late(placement(), NOW_S + MAX_PAUSE_S)
 
 
 def test_without_a_deadline_every_request_may_try_a_transfer() -> None:

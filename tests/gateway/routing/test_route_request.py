@@ -20,7 +20,7 @@ from registry.domain.estimates import MAX_AGE_S, infer_measure
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import PodPhase
 from registry.domain.pod_index import Residency
-from registry.domain.pod_state import MAX_LOAD_PAUSE_S, LoadMode
+from registry.domain.pod_state import LoadMode
 from registry.inference_service.components import machine_needs
 from registry.inference_service.predictors import format_needs
 from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare, request
@@ -438,11 +438,14 @@ def test_a_model_without_requests_is_loaded_into_free_memory_whatever_its_deadli
     assert isinstance(routed(state, deadline_s=NOW_S + 0.5).decision, SendTo)
 
 
-def test_a_probe_that_loads_counts_with_its_load() -> None:
-    found = routed(contested(0.1), deadline_s=NOW_S + 0.5, may_probe=True)
-    assert isinstance(found.decision, SendTo)
-    assert (found.is_probe, found.max_pause_s) == (True, MAX_LOAD_PAUSE_S)
-    assert found.cost_s >= MEASURED["load:remote"]
+@pytest.mark.parametrize("age_s", [0.0, MAX_AGE_S + 1])
+def test_a_load_with_a_price_is_no_probe_however_old_its_measurements(age_s: float) -> None:
+    """Rejections pay for it; tried now and then it would evict what others need, and end late."""
+    state = contested(0.1)
+    state.pods["pod-a"].estimates.add(KEY, "infer", [0.3], NOW_S - age_s)
+    found = routed(state, deadline_s=NOW_S + 0.5, may_probe=True)
+    assert isinstance(found.decision, Reject)
+    assert found.decision.loss is not None
 
 
 @pytest.mark.parametrize("may_try", [False, True])
