@@ -52,21 +52,6 @@ def azure_functions_2021(tables: Sequence[TraceTable], _: FileParameters) -> Ite
         yield _arrivals(block, np.maximum(start_s, 0.0), **index.columns(models))
 
 
-def mooncake(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
-    """Mooncake's requests: the published JSON lines (`timestamp`), or CSV (`timestamp_ms`)."""
-    for table in tables:
-        time = "timestamp_ms" if "timestamp_ms" in table.columns else "timestamp"
-        for block in table.blocks([time, "input_length", "output_length"]):
-            yield _arrivals(
-                block,
-                block.numbers(time) / 1000.0,
-                model=given.model,
-                tenant=given.tenant,
-                input_size=block.whole_numbers("input_length"),
-                output_size=block.whole_numbers("output_length"),
-            )
-
-
 def gentd26_requests(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Block]:
     """GenTD26's requests, whatever their result; items are images. The first row is time 0.
 

@@ -1,13 +1,12 @@
-"""CSV, JSON lines and Parquet files, also gzipped, as blocks of columns, read block by block.
+"""CSV and Parquet files, also gzipped, as blocks of columns, read block by block.
 
-Row numbers are those of a text editor or viewer: the header of a CSV file is row 1, as are the
-first line of JSON lines and the first row of Parquet. Empty lines do not count.
+Row numbers are those of a text editor or viewer: the header of a CSV file is row 1, as is the first
+row of Parquet. Empty lines do not count.
 """
 
 import contextlib
 import csv
 import gzip
-import itertools
 import os.path
 import re
 import zlib
@@ -18,7 +17,6 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Final
 
-import orjson
 import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
@@ -28,17 +26,7 @@ from load.traces.batches import BATCH_ROWS
 from load.traces.blocks import Block
 
 _GZIP: Final = b"\x1f\x8b"
-_STEP_BYTES: Final = 512
 _REMEDY: Final = "fetch or write it again"
-_UNSUPPORTED: Final = {
-    b"BZh": "bzip2",
-    b"\xfd7zXZ": "xz",
-    b"(\xb5/\xfd": "zstd",
-    b"PK\x03\x04": "zip",
-    b"Rar!": "rar",
-    b"7z\xbc\xaf": "7z",
-}
-"""Compression formats by the first bytes of their files."""
 
 
 def matching_files(path: str) -> list[str]:
@@ -95,41 +83,23 @@ def open_uncompressed(path: str) -> Iterator[BufferedReader | gzip.GzipFile]:
     """The content of the file, gzip unpacked. Raises UnreadableTrace, also while it is read."""
     with translated_errors(path), contextlib.ExitStack() as stack:
         raw = stack.enter_context(Path(path).open("rb"))
-        head = raw.read(8)
+        head = raw.read(2)
         raw.seek(0)
         if not head:
             raise UnreadableTrace(f"{path} is empty; {_REMEDY}")
-        for magic, name in _UNSUPPORTED.items():
-            if head.startswith(magic):
-                raise UnreadableTrace(f"{path} is compressed with {name}; unpack it, or use gzip")
-        yield stack.enter_context(_unpacked(path, raw)) if head.startswith(_GZIP) else raw
+        yield stack.enter_context(_unpacked(path, raw)) if head == _GZIP else raw
 
 
 @contextlib.contextmanager
 def _unpacked(path: str, raw: BufferedReader) -> Iterator[gzip.GzipFile]:
-    """The content of gzip data. Raises UnreadableTrace with the last row before the damage."""
+    """The content of gzip data. Raises UnreadableTrace."""
     try:
         with gzip.open(raw) as content:
             yield content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         is_cut = isinstance(error, EOFError)
         problem = "incomplete gzip data" if is_cut else f"damaged gzip data ({error})"
-        rows = _count_whole_rows(path)
-        place = f"after row {rows}" if rows else "before row 1"
-        raise UnreadableTrace(f"{path}, {place}: {problem}; {_REMEDY}") from error
-
-
-def _count_whole_rows(path: str) -> int:
-    """Rows before the damage, numbered as in `tables`.
-
-    Reads the file again in small steps: a step that meets damage returns no bytes at all.
-    """
-    rows, line = 0, b""
-    with contextlib.suppress(EOFError, OSError, zlib.error), gzip.open(path) as content:
-        while piece := content.read1(_STEP_BYTES):
-            *whole, line = (line + piece).split(b"\n")
-            rows += sum(bool(each.strip()) for each in whole)
-    return rows
+        raise UnreadableTrace(f"{path}: {problem}; {_REMEDY}") from error
 
 
 _BLOCK_BYTES: Final = 1 << 20
@@ -157,8 +127,6 @@ def read_header(path: str) -> TraceTable:
             return TraceTable(path, tuple(_parquet_names(path)), _parquet_blocks)
         content.seek(0)
         start = content.readline(_MAX_HEADER_BYTES)
-        if start.lstrip().startswith(b"{"):
-            return TraceTable(path, tuple(_json_row(path, 1, start)), _json_blocks)
         names = _csv_names(path, start)
         if not content.read(65_536).strip():
             raise UnreadableTrace(f"{path} has a header and no rows; is it the whole file?")
@@ -215,34 +183,6 @@ def _parse_csv(table: TraceTable, wanted: Sequence[str], lines: bytes, first_row
         if invalid:
             raise invalid[0] from error
         raise UnreadableTrace(f"{table.path} after row {first_row - 1}: {error}") from error
-
-
-def _json_blocks(table: TraceTable, wanted: Sequence[str]) -> Iterator[Block]:
-    path = table.path
-    with open_uncompressed(path) as content:
-        lines = enumerate((line for line in content if line.strip()), start=1)
-        while chunk := list(itertools.islice(lines, BATCH_ROWS)):
-            rows = [_json_row(path, row, line) for row, line in chunk]
-            columns = [_json_column(path, chunk[0][0], rows, name) for name in wanted]
-            yield Block(path, chunk[0][0], pa.RecordBatch.from_arrays(columns, list(wanted)))
-
-
-def _json_row(path: str, row: int, line: bytes) -> dict[str, object]:
-    try:
-        values = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise InvalidTrace(path, row, f"is not JSON ({error}); is the file cut off?") from error
-    if not isinstance(values, dict):
-        raise InvalidTrace(path, row, f"must be a JSON object, was {line[:80]!r}")
-    return values
-
-
-def _json_column(path: str, first: int, rows: list[dict[str, object]], name: str) -> pa.Array:
-    """The values as text, so that they pass the same checks as CSV."""
-    values = [row.get(name) for row in rows]
-    if None in values:
-        raise InvalidTrace(path, first + values.index(None), f"has no {name!r}")
-    return pa.array(map(str, values), pa.string())
 
 
 def _parquet_names(path: str) -> list[str]:

@@ -89,12 +89,6 @@ def _has(*names: str) -> Callable[[frozenset[str]], bool]:
     return lambda columns: columns.issuperset(names)
 
 
-def _is_mooncake(columns: frozenset[str]) -> bool:
-    return columns.issuperset({"input_length", "output_length"}) and not columns.isdisjoint(
-        {"timestamp", "timestamp_ms"}
-    )
-
-
 def _is_huawei(columns: frozenset[str]) -> bool:
     has_time = "minute" in columns or columns.issuperset({"day", "time"})
     is_long = columns.issuperset({"minute", "model", "count"})
@@ -126,13 +120,6 @@ _ALL: Final = (
         readers.azure_functions_2021,
         # Files are sorted by end or by start: starts are out of order by up to the longest call.
         window_s=3600.0,
-    ),
-    Format(
-        "mooncake",
-        "timestamp or timestamp_ms, input_length, output_length",
-        _is_mooncake,
-        OneModelParameters,
-        readers.mooncake,
     ),
     Format(
         "gentd26-requests",

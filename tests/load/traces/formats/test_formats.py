@@ -20,8 +20,6 @@ SAMPLES = {
     "azure-functions-2019": "HashOwner,HashApp,HashFunction,Trigger,1,2,3\n"
     "o1,a1,f1,http,0,2,1\no2,a2,f2,timer,1,0,0\n",
     "azure-functions-2021": "app,func,end_timestamp,duration\na,f,1.5,1.0\nb,g,2.5,0.25\n",
-    "mooncake": "timestamp_ms,input_length,output_length,n_hash_blocks,hash_ids\n"
-    "0,6758,500,2,0 1\n1500,7322,490,1,0\n",
     "gentd26-requests": "gmt_create,predict_type,num_images_per_prompt,"
     "checkpoint_model_version_id\n2024-11-15 16:57:50,T,1.0,M0\n2024-11-15 16:58:00,T,,\n",
     "gentd26-per-minute": "minute,model,count\n3,M0,1\n5,,2\n5,M1,1\n",
@@ -134,15 +132,6 @@ def test_huawei_2023_has_days_and_seconds(tmp_path: Path) -> None:
     found = named(f"huawei:{tmp_path}/day_*.csv")
     minutes = [(int(row["at_s"] // 60), row["model"]) for row in found]
     assert minutes == [(0, "0"), (1, "1"), (1, "1"), (1440, "0"), (1441, "1"), (1441, "1")]
-
-
-def test_mooncake_can_be_json_lines_as_published(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "t.jsonl",
-        '{"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
-        '{"timestamp": 1500, "input_length": 7322, "output_length": 490, "hash_ids": [0]}\n',
-    )
-    assert named(str(path)) == named(str(write(tmp_path / "t.csv", SAMPLES["mooncake"])))
 
 
 def test_a_long_file_is_read_in_flat_memory(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ MINUTE_S = 60.0
     [
         ("azure_llm_2023_code.csv.gz", 8_819, 57, 1),
         ("azure_llm_2023_conv.csv.gz", 19_366, 58, 1),
-        ("mooncake_conversation.csv.gz", 12_031, 59, 1),
         ("azure_functions_2021_excerpt.csv", 199, 21, 31),
         ("gentd26_requests.csv.gz", 26_823, 23 * 1440, 87),
         ("gentd26_per_minute.csv.gz", 26_823, 24 * 1440, 87),
