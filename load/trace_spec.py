@@ -6,20 +6,18 @@ A specification is validated as a whole, files included, before anything is read
 import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from load.errors import InvalidTraceSpec, TraceError
+from load.errors import InvalidTraceSpec
 from load.schema import Trace
 from load.synthetic import GENERATORS, generate
 from load.traces import transforms
-from load.traces.batches import ReplayableTrace, even_batches, full_names
-from load.traces.blocks import Block, merged
+from load.traces.batches import ReplayableTrace, even_batches
+from load.traces.blocks import merged
 from load.traces.parameters import (
     Count,
     DurationS,
@@ -153,8 +151,6 @@ class Transform:
 
     parameters: type[Parameters]
     apply: Callable[[Trace, Any, Seed], Iterator[pa.RecordBatch]]
-    renames: bool = False
-    """Whether arrivals get other models or tenants."""
 
 
 TRANSFORMS: Final = {
@@ -166,10 +162,10 @@ TRANSFORMS: Final = {
     "limit": Transform(Value[Positive], transforms.limit),
     "only": Transform(Value[NameList], transforms.only),
     "top": Transform(Value[Count], transforms.top),
-    "map": Transform(MapParameters, transforms.map_functions, renames=True),
+    "map": Transform(MapParameters, transforms.map_functions),
     "deadline": Transform(DeadlineParameters, transforms.set_deadline),
-    "tenant": Transform(Value[Name], partial(transforms.set_name, "tenant"), renames=True),
-    "model": Transform(Value[Name], partial(transforms.set_name, "model"), renames=True),
+    "tenant": Transform(Value[Name], partial(transforms.set_name, "tenant")),
+    "model": Transform(Value[Name], partial(transforms.set_name, "model")),
     "input": Transform(Value[SizeRange], partial(transforms.set_size, "input_size")),
     "output": Transform(Value[SizeRange], partial(transforms.set_size, "output_size")),
 }
@@ -219,8 +215,6 @@ def _transformed(trace: Trace, stage: SpecStage, seed: Seed, problems: list[str]
         problems.append(_unknown("transformation", stage.name, TRANSFORMS))
         return trace
     given = validated(transform.parameters, stage.given, stage=stage.name, problems=problems)
-    if isinstance(given, DeadlineParameters) and given.latencies is not None:
-        transforms.read_latencies(given.latencies)  # reports a bad table before anything is drawn
     return trace if given is None else ReplayableTrace(partial(transform.apply, trace, given, seed))
 
 
@@ -268,36 +262,7 @@ def files_of(text: str) -> list[str]:
 
 
 def _files_of(chain: Chain) -> list[str]:
-    tables = [each.given["latencies"] for each in chain.transforms if "latencies" in each.given]
     if isinstance(chain.source, tuple):
-        return tables + [path for part in chain.source for path in _files_of(part)]
+        return [path for part in chain.source for path in _files_of(part)]
     path = chain.source.given.get("value")
-    if path is None or _generator_of(chain.source) is not None:
-        return tables
-    return tables + matching_files(path)
-
-
-def row_of(text: str, model: str) -> tuple[str, int] | None:
-    """The file and row that first requests a model, by full name, in a trace that was opened.
-
-    None where no single row does: generators, counts per minute, renamed models.
-    """
-    with suppress(TraceError):  # a row that cannot be read
-        for block in _blocks(parse_spec(text)):
-            found = pc.index(full_names(block.batch), model).as_py()
-            if found >= 0:
-                return block.path, block.first_row + found
-    return None
-
-
-def _blocks(chains: Sequence[Chain]) -> Iterator[Block]:
-    for chain in chains:
-        if any(TRANSFORMS[stage.name].renames for stage in chain.transforms):
-            continue
-        if isinstance(chain.source, tuple):
-            yield from _blocks(chain.source)
-        elif _generator_of(chain.source) is None:
-            tables, wanted = _tables(chain.source)
-            if wanted.rows is not None:
-                parameters = wanted.parameters.model_validate(chain.source.given)
-                yield from wanted.rows(tables, parameters)
+    return [] if path is None or _generator_of(chain.source) is not None else matching_files(path)

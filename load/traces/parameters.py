@@ -103,7 +103,6 @@ Name = Annotated[str, AfterValidator(_name)]
 """A name without slashes and spaces, like names in Kubernetes."""
 NameList = Annotated[tuple[Name, ...], BeforeValidator(_slash_separated), Field(min_length=1)]
 """Names separated by slashes."""
-CountList = Annotated[tuple[Count, ...], BeforeValidator(_slash_separated), Field(min_length=1)]
 DurationRange = Annotated[tuple[DurationS, DurationS], WrapValidator(_duration_range)]
 """Seconds, written as `FROM:TO` in Go durations."""
 _Size = Annotated[int, Field(ge=0, le=2**31 - 1)]

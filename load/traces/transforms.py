@@ -2,15 +2,14 @@
 
 A deadline is the same for all, or follows from the model's latency: as in the simulator of
 Blinowski et al. 2024, twice the latency plus a time between 0.5 and 1 s, drawn once per model. A
-function is a pair of tenant and model of the original trace. Sources of maps: Zhang et al. 2025,
-section 8 (round robin); Blinowski et al. 2024, section 5.4, after Clockwork (a fixed number of
-functions per model, which may differ between models).
+function is a pair of tenant and model of the original trace. Source of maps: Zhang et al. 2025,
+section 8 (round robin).
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from itertools import chain, pairwise
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +30,6 @@ from load.traces.batches import (
     with_column,
 )
 from load.traces.parameters import (
-    CountList,
     DurationRange,
     Name,
     NameList,
@@ -40,9 +38,7 @@ from load.traces.parameters import (
     PositiveS,
     Seed,
     Value,
-    zipf_shares,
 )
-from load.traces.tables import matching_files, read_header
 
 
 def set_name(column: str, trace: Trace, given: Value[str], _: Seed) -> Iterator[pa.RecordBatch]:
@@ -69,37 +65,24 @@ class DeadlineParameters(Parameters):
     ]
     latency: PositiveS | None = None
     """Latency of every model."""
-    latencies: str | None = None
-    """Instead of `latency`: a file with the columns `model` and `latency_s`."""
     factor: NotNegative = 2.0
     slack: DurationRange = Field(default=(0.5, 1.0))
 
     @model_validator(mode="after")
     def _latency_is_known(self) -> "DeadlineParameters":
-        given = (self.latency is not None) + (self.latencies is not None)
-        if given != (1 if self.value is None else 0):
-            raise ValueError(
-                "should be a duration, or latency with either latency=… or latencies=FILE"
-            )
+        if (self.value is None) != (self.latency is not None):
+            raise ValueError("should be a duration, or latency with latency=…")
         return self
 
 
 def set_deadline(trace: Trace, given: DeadlineParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
-    """Every arrival with a deadline. Raises TraceError for a model without a latency."""
-    latencies = None if given.latencies is None else read_latencies(given.latencies)
+    """Every arrival with a deadline."""
 
     def deadline_s(model: str) -> float:
-        if given.value is not None:
-            return given.value
-        latency_s = given.latency or 0.0 if latencies is None else latencies.get(model)
-        if latency_s is None:
-            examples = "/".join(list(latencies or ())[:2])
-            raise TraceError(
-                f"deadline: {given.latencies} has no latency of model {model!r}; add a row, or map "
-                f"the trace to models of that file, as in |map={examples}"
-            )
+        if given.latency is None:
+            return given.value or 0.0
         return model_deadline_s(
-            latency_s, factor=given.factor, slack_s=given.slack, seed=seed.derive(model)
+            given.latency, factor=given.factor, slack_s=given.slack, seed=seed.derive(model)
         )
 
     for batch in trace:
@@ -118,21 +101,6 @@ def model_deadline_s(
     return factor * latency_s + float(seed.rng().uniform(*slack_s))
 
 
-def read_latencies(path: str) -> dict[str, float]:
-    """Seconds by model. Raises TraceError for a file that is not such a table."""
-    table = read_header(matching_files(path)[0])
-    if missing := {"model", "latency_s"}.difference(table.columns):
-        raise TraceError(f"{path} lacks the columns {', '.join(sorted(missing))}")
-    latencies: dict[str, float] = {}
-    for block in table.blocks(["model", "latency_s"]):
-        models, latencies_s = block.names("model").to_pylist(), block.numbers("latency_s")
-        for index, (model, latency_s) in enumerate(zip(models, latencies_s, strict=True)):
-            if model in latencies:
-                raise block.error(index, f"model {model!r} occurs twice; keep one")
-            latencies[model] = float(latency_s)
-    return latencies
-
-
 def _names_or_count(text: object) -> object:
     """`20` means model-0 to model-19; any other text is a list of names."""
     if isinstance(text, str) and text.isdigit():
@@ -146,62 +114,19 @@ class MapParameters(Parameters):
     """`value` is a number of models, or their names separated by slashes."""
 
     value: Annotated[NameList, BeforeValidator(_names_or_count)]
-    by: Literal["round-robin", "fixed", "zipf"] = "round-robin"
-    functions: CountList | None = None
-    """With `by=fixed`: the number of functions per model, one number for all or one each."""
-    zipf: Annotated[float, Field(ge=0, le=10)] = 0.9
-    """With `by=zipf`: the exponent."""
     tenant: Name = DEFAULT_TENANT
 
-    @model_validator(mode="after")
-    def _functions_belong_to_fixed(self) -> "MapParameters":
-        if (self.functions is not None) != (self.by == "fixed"):
-            raise ValueError("should have both by=fixed and functions=…, or neither")
-        if self.functions is not None and len(self.functions) not in {1, len(self.value)}:
-            raise ValueError("should have one number in functions, or one for each model")
-        return self
 
-
-def map_functions(trace: Trace, given: MapParameters, seed: Seed) -> Iterator[pa.RecordBatch]:
-    """Set each arrival's model to that of its function; arrivals of unmapped functions are dropped.
+def map_functions(trace: Trace, given: MapParameters, _: Seed) -> Iterator[pa.RecordBatch]:
+    """Set each arrival's model to that of its function, in turn.
 
     Functions are numbered in order of their first arrival. All models belong to one tenant.
     """
-    functions = NameColumn()
-    models = NameColumn(given.value)
-    model_of = _assignment(given, seed)
-    model_by_function: list[int] = []
+    functions, models = NameColumn(), NameColumn(given.value)
     for batch in trace:
-        function = functions.codes(full_names(batch))
-        if len(functions) > len(model_by_function):
-            names = functions.names()
-            new = range(len(model_by_function), len(names))
-            model_by_function += [model_of(index, names[index]) for index in new]
-        model = np.array(model_by_function, np.int32)[function]
-        kept = batch.filter(pa.array(model >= 0))
-        if kept.num_rows:
-            mapped = with_column(kept, "model", models.column(model[model >= 0]))
-            yield with_column(mapped, "tenant", constant_column(given.tenant, kept.num_rows))
-
-
-def _assignment(given: MapParameters, seed: Seed) -> Callable[[int, str], int]:
-    """From a function's number and name to the index of its model; -1 if it is not mapped."""
-    models = len(given.value)
-    match given.by:
-        case "round-robin":
-            return lambda index, _: index % models
-        case "fixed":
-            each = given.functions or (1,)
-            ends = np.cumsum(each if len(each) == models else each * models)
-            return lambda index, _: (
-                int(np.searchsorted(ends, index, side="right")) if index < ends[-1] else -1
-            )
-        case "zipf":
-            cumulative = np.cumsum(zipf_shares(models, given.zipf))
-            return lambda _, name: min(
-                int(np.searchsorted(cumulative, seed.derive(name).rng().random(), side="right")),
-                models - 1,
-            )
+        model = functions.codes(full_names(batch)) % np.int32(len(given.value))
+        mapped = with_column(batch, "model", models.column(model))
+        yield with_column(mapped, "tenant", constant_column(given.tenant, batch.num_rows))
 
 
 def slice_time(

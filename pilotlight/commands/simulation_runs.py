@@ -23,7 +23,7 @@ from load.simulator.cluster.cluster_file import cluster_of, parse_sweep, run_nam
 from load.simulator.cluster.plan import ClusterPlan
 from load.simulator.event_queue import check_times
 from load.simulator.runs import RunOutcome, RunProblem, RunTask, StopSignal, simulate_all
-from load.trace_spec import files_of, open_trace, row_of
+from load.trace_spec import files_of, open_trace
 from load.traces.transforms import declared_only
 from pilotlight.commands.simulated_likeness import LiveRun, shown_ms
 from pilotlight.errors import (
@@ -346,7 +346,7 @@ def require_models(
                 if stop.is_set:
                     return
         except UndeclaredModels as error:
-            raise InvalidInput([_problem(trace, cluster, error)]) from None
+            raise InvalidInput([_problem(cluster, error)]) from None
         except (InvalidTrace, UnreadableTrace) as error:
             if not arrivals:
                 raise InvalidInput([str(error)]) from None
@@ -361,12 +361,10 @@ def _declared(task: RunTask) -> frozenset[str]:
     return frozenset(models | {str(plan.spec.name) for plan in cluster.applications})
 
 
-def _problem(trace: str, cluster: str, error: UndeclaredModels) -> str:
+def _problem(cluster: str, error: UndeclaredModels) -> str:
     models = error.models
-    found = row_of(trace, models[0])
-    where = "" if found is None else f"{found[0]}, row {found[1]}: "
     named = ", ".join(models[:_MAX_NAMED]) + (", …" if len(models) > _MAX_NAMED else "")
     return (
-        f"{where}{error}; {len(models)} of the trace's models are not declared in {cluster}: "
+        f"{error}; {len(models)} of the trace's models are not declared in {cluster}: "
         f"{named}; add them there, rename them with |map=, or reject them with --allow-unknown"
     )

@@ -4,8 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from load.errors import InvalidTrace, TraceError, UndeclaredModels
-from load.trace_spec import open_trace, row_of
+from load.errors import TraceError, UndeclaredModels
+from load.trace_spec import open_trace
 from load.traces.batches import BATCH_ROWS, summarise
 from load.traces.transforms import declared_only
 from tests.load.rows import column, named, rows, write
@@ -29,22 +29,6 @@ def test_maps_round_robin(calls: Path) -> None:
     models = _by_function(calls, "a/b/c")
     assert models == ["a", "b", "c", "a", "b", "c", "a"]
     assert column(named(f"{calls}|map=a/b/c"), "model") == models * 3
-
-
-def test_maps_a_fixed_number_of_functions_to_each_model(calls: Path) -> None:
-    found = named(f"{calls}|map=2,by=fixed,functions=2")
-    assert Counter(column(found, "model")) == {"model-0": 6, "model-1": 6}
-    found = named(f"{calls}|map=a/b/c,by=fixed,functions=4/2/1")
-    assert column(found, "model")[:7] == ["a", "a", "a", "a", "b", "b", "c"]
-
-
-def test_zipf_mapping_is_the_same_in_every_slice(calls: Path) -> None:
-    whole = _by_function(calls, "3,by=zipf")
-    later = column(named(f"{calls}|slice=1.05s:|map=3,by=zipf"), "model")
-    assert later[:6] == whole[1:]
-    text = "poisson:rate=1000,models=3000,duration=20s|map=10,by=zipf,zipf=1"
-    models = summarise(open_trace(text, seed=1)).models
-    assert models["default/model-0"] > 2 * models["default/model-4"]
 
 
 def test_mapped_models_belong_to_one_tenant(tmp_path: Path) -> None:
@@ -147,14 +131,6 @@ def test_all_undeclared_models_are_listed(calls: Path) -> None:
     assert caught.value.models == [f"default/f{index}" for index in (1, 2, 3, 5, 6)]
 
 
-def test_finds_the_row_that_first_requests_a_model(calls: Path) -> None:
-    assert row_of(f"{calls}|limit=50", "default/f2") == (str(calls), 4)
-    mixed = f"({calls}|tenant=t) + {calls}|rate=2"
-    assert row_of(mixed, "default/f3") == (str(calls), 5)
-    assert row_of(mixed, "t/f3") is None
-    assert row_of("poisson:rate=1,duration=1s", "default/f3") is None
-
-
 def test_sets_tenant_model_and_sizes(calls: Path) -> None:
     found = named(f"{calls}|tenant=t|model=m|input=5:7|output=64")
     assert {(row["tenant"], row["model"], row["output_size"]) for row in found} == {("t", "m", 64)}
@@ -173,29 +149,3 @@ def test_a_deadline_by_latency_is_drawn_once_per_model(calls: Path) -> None:
     assert all(6.5 <= deadline < 7.0 for _, deadline in by_model)
     later = named(f"{calls}|slice=1.5s:|deadline=latency,latency=3s")
     assert {(row["model"], row["deadline_s"]) for row in later} == by_model
-
-
-def test_a_deadline_from_a_table_of_latencies(calls: Path, tmp_path: Path) -> None:
-    table = write(tmp_path / "l.csv", "model,latency_s\na,1\nb,10\n")
-    rule = f"deadline=latency,latencies={table},factor=3,slack=1s:1s"
-    found = named(f"{calls}|map=a/b|{rule}")
-    assert {(row["model"], row["deadline_s"]) for row in found} == {("a", 4.0), ("b", 31.0)}
-    with pytest.raises(TraceError, match="has no latency of model 'f0'; add a row, or map"):
-        named(f"{calls}|{rule}")
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "problem"),
-    [
-        ("model,latency\na,1\n", TraceError, "lacks the columns latency_s"),
-        ("model,latency_s\na,1\na,2\n", InvalidTrace, "row 3: model 'a' occurs twice"),
-        ("model,latency_s\na,-1\n", InvalidTrace, "row 2: latency_s must be a number of at least"),
-    ],
-    ids=["columns", "twice", "negative"],
-)
-def test_a_bad_table_of_latencies(
-    calls: Path, tmp_path: Path, text: str, kind: type[TraceError], problem: str
-) -> None:
-    table = write(tmp_path / "l.csv", text)
-    with pytest.raises(kind, match=problem):
-        open_trace(f"{calls}|deadline=latency,latencies={table}", seed=1)
