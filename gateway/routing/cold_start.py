@@ -8,6 +8,7 @@ request would then miss its deadline.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
 from gateway.routing.decision import ColdStartLoss, Reason, RequestView, RoutingOption
@@ -90,19 +91,14 @@ def evicts_too_soon(
     load_s, gather_s = cold.forecast.seconds, request.max_load_wait_s
     if cold.forecast.is_measured and victims.asked_for > queued:
         gather_s = max(gather_s, load_s)
-    if _gathers(cold, request, gather_s, now_s):
+    begun_s = min(request.arrival_s, now_s - request.stalled_s)  # later ones may come first
+    until_s = begun_s + gather_s
+    deadline_s = inf if request.deadline_s is None else request.deadline_s
+    if cold.evicts_s > 0.0 and now_s < until_s <= deadline_s - load_s:
         return True
-    if now_s - request.arrival_s >= MAX_LOADS_WAITED * load_s:
+    if now_s - begun_s >= MAX_LOADS_WAITED * load_s:
         return False
     return victims.loss_s > queued * victims.served_in_s
-
-
-def _gathers(cold: RoutingOption, request: RequestView, gather_s: float, now_s: float) -> bool:
-    """Whether the request waits for others of its model."""
-    until_s = request.arrival_s + gather_s
-    if cold.evicts_s <= 0.0 or now_s >= until_s:
-        return False
-    return request.deadline_s is None or until_s + cold.forecast.seconds <= request.deadline_s
 
 
 def _saved_s(

@@ -145,6 +145,26 @@ def test_requests_gather_for_a_load_that_evicts_until_the_longest_wait_is_over()
     assert virtual.reserved_s == [0.3]
 
 
+def test_a_model_whose_deadlines_are_shorter_than_the_longest_wait_for_others_is_loaded() -> None:
+    state = cluster(PodSketch("pod-a", slots=4))
+    spec = declare(state, routing=RoutingPolicy.AUTO)
+    held = "default/held@0"
+    times = {"load:remote": 2.0, "infer": 0.1, "preprocess": 0.0, "postprocess": 0.0}
+    ChangeApplier(state).apply(
+        state.version + 1,
+        [["samples", key, name, [times[name]]] for key in (spec.key, held) for name in times],
+    )
+    state.residency.device_bytes.update({spec.key: 1000, held: 1000})
+    state.residency.put(held, "pod-a", Residency(Tier.DEVICE, None, NOW_S, 1000))
+    state.queue_depths[held] = 40
+    virtual = VirtualPlacer(state)
+    for _ in range(50):
+        virtual.place(spec, deadline_in_s=5.0)
+        virtual.run_for(0.5)
+    assert virtual.errors
+    assert 20.0 <= virtual.reserved_s[0] < 25.0
+
+
 def test_polls_continue_after_an_interval_in_which_the_only_request_had_a_reservation() -> None:
     virtual, spec = busy_pod()
     placement = virtual.place(spec)

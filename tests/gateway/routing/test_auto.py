@@ -212,6 +212,26 @@ def test_a_first_copy_waits_until_requests_queued_for_its_victim_are_served(
 
 
 @pytest.mark.parametrize(
+    ("depth", "stalled_s", "is_sent"),
+    [
+        pytest.param(0, 0.5, False, id="they-still-gather"),
+        pytest.param(0, 1.2, True, id="they-have-gathered"),
+        pytest.param(20, 10.5, False, id="others-wait-for-the-victim"),
+        pytest.param(20, 11.1, True, id="they-waited-for-ten-loads"),
+    ],
+)
+def test_a_new_request_that_comes_before_waiting_ones_counts_their_time(
+    depth: int, stalled_s: float, is_sent: bool
+) -> None:
+    state = full(PodSketch(A, slots=3), hot=A)
+    state.pods[A].estimates.add("default/hot@0", "infer", [0.1])
+    for name in ("hot", "hot-too"):
+        if depth:
+            state.queue_depths[f"default/{name}@0"] = depth
+    assert isinstance(auto(request(stalled_s=stalled_s), state, NOW_S), SendTo) is is_sent
+
+
+@pytest.mark.parametrize(
     ("fields", "is_sent"),
     [
         pytest.param({}, False, id="others-may-come"),
