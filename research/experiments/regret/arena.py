@@ -48,7 +48,9 @@ def run(settings: Settings) -> Result:
     chosen = chosen_cells(settings, _CELLS)
     entered = settings.cells.policies
     earlier = [each for each in earlier_results(chosen, settings) if each.policy not in entered]
-    have = {each.policy for each in earlier}
+    ran = {(each.policy, each.cell) for each in earlier}
+    have = {name for name, _ in ran if all((name, number) in ran for number in chosen)}
+    earlier = [each for each in earlier if each.policy in have]
     names = dict.fromkeys([*entered, *(name for name in (AUTO, *PEERS) if name not in have)])
     results = [*earlier, *new_results([*names], chosen, settings, {})]
     found = by_cell(results, {*have, *names})

@@ -17,7 +17,8 @@ _QUICK_CELLS: Final = 24
 
 
 def chosen_seeds(settings: Settings) -> tuple[int, ...]:
-    return settings.seeds or (_SEEDS[:2] if settings.is_quick else _SEEDS)
+    chosen = settings.seeds or (_SEEDS[:2] if settings.is_quick else _SEEDS)
+    return tuple(dict.fromkeys(chosen))
 
 
 def chosen_cells(settings: Settings, count: int) -> dict[int, RegretCell]:
@@ -56,7 +57,7 @@ def new_results(
     tasks = [
         RegretTask(name, cell, seed)
         for place, cell in enumerate(chosen.values())
-        for name in names
+        for name in dict.fromkeys(names)
         for seed in chosen_seeds(settings)
         if place % every.get(name, 1) == 0
     ]

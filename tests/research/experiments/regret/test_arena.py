@@ -9,7 +9,8 @@ from research.experiments.harness.experiment import CellSelection, ExperimentErr
 from research.experiments.regret import cell_file
 from research.experiments.regret.arena import PEERS, run
 from research.experiments.regret.cells import drawn_cell
-from research.experiments.regret.runs import AUTO, RegretResult
+from research.experiments.regret.runs import AUTO, PREDICTIVE, RegretResult
+from research.experiments.schedulers.scheduler_configs import CLOCKWORK
 from tests.plug_ins import install, path_of_plug_ins
 from tests.servers import REPOSITORY
 
@@ -65,6 +66,23 @@ def test_cells_that_auto_clearly_loses_are_listed(tmp_path: Path) -> None:
     *_, lost = run(Settings(seeds=_SEEDS, cells=chosen)).tables
     assert {row[1] for row in lost.rows} == set(PEERS)
     assert {row[2] for row in lost.rows} == {"+4.0"}
+
+
+def test_policies_that_ran_in_some_of_the_cells_run_in_all(tmp_path: Path) -> None:
+    path = _file(tmp_path)
+    results = [
+        each
+        for each in cell_file.read(path, (1,))
+        if (each.policy, each.cell) != (CLOCKWORK, _WITHOUT)
+    ]
+    results.append(_result(PREDICTIVE, _WITHOUT, 1, 4.0))
+    cells = {number: drawn_cell(number) for number in (_WITH_DEADLINE, _WITHOUT)}
+    cell_file.write(tmp_path, cells, results)
+    chosen = CellSelection(numbers=(_WITH_DEADLINE, _WITHOUT), reused=path)
+    ranking, _ = run(Settings(seeds=(1,), cells=chosen)).tables
+    assert ranking.title == f"{len(PEERS) + 1} policies in 2 cells"
+    (missed,) = [row[4] for row in ranking.rows if row[0] == CLOCKWORK]
+    assert missed != 25.0  # that of the file
 
 
 def test_the_policy_of_the_page_enters_by_its_name(tmp_path: Path) -> None:

@@ -180,6 +180,12 @@ def test_rows_are_kept_by_seed_and_some_seeds_of_a_file_suffice(tmp_path: Path) 
     assert [each.seed for each in cell_file.read(path, (2,))] == [2]
 
 
+def test_a_policy_and_a_seed_that_are_named_twice_run_once(tmp_path: Path) -> None:
+    twice = CellSelection(numbers=(4,), policies=("random", "random"))
+    run(Settings(seeds=(1, 1), out=tmp_path, cells=twice))
+    assert len(cell_file.read(tmp_path / "cells.parquet", (1,))) == 1
+
+
 def test_a_file_of_pooled_seeds_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cells.parquet"
     pq.write_table(pa.table({"cell": [4], "policy": ["auto"], "mean_s": [1.0]}), path)
