@@ -35,6 +35,14 @@ Format = Annotated[
 Watch = Annotated[
     bool, typer.Option("-w", "--watch", help="Go on, and print what changes, until Ctrl-C.")
 ]
+
+
+def _home(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("must name a folder")
+    return Path(text)
+
+
 Home = Annotated[
     Path | None,
     setting(
@@ -42,6 +50,8 @@ Home = Annotated[
         "Folder of the platform: lock, state, logs, caches.",
         "--home",
         show_default="~/.pilotlight",
+        parser=_home,
+        metavar="<path>",
     ),
 ]
 RedisUrl = Annotated[

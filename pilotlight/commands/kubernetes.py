@@ -26,9 +26,14 @@ app = typer.Typer()
 def controller(context: typer.Context) -> None:
     """Run the Kubernetes controller: sync InferenceServices with the registry."""
     with requires_extra("kubernetes"):
+        from kubernetes.aio.config import ConfigException
+
         from controller.main import main
 
-    main(context.args)
+    try:
+        main(context.args)
+    except ConfigException as error:
+        raise RequestFailed(f"no cluster: {error}; set KUBECONFIG") from error
 
 
 @app.command()

@@ -52,13 +52,13 @@ def live_cluster_file(
     Args:
         state: of a platform with a pod that accepts requests.
         more_pods: pods to add, each on a node of its own like the last pod's; below 0: the last
-            ones are left out, except for one.
+            ones are left out; one must remain.
         hop_s: measured time of a request outside its stages, each way.
         machine: the one of local pods, as measured; None: their cores only, at full speed.
         start: the state that says where models are; None: `state`, which has the measured times.
     """
     pods = sorted((each for each in state.pods.values() if each.is_accepting), key=_name)
-    pods = pods[: max(len(pods) + min(more_pods, 0), 1)]
+    pods = pods[: len(pods) + min(more_pods, 0)]
     by_node: defaultdict[str, list[PodState]] = defaultdict(list)
     for pod in pods:
         by_node[pod.node].append(pod)

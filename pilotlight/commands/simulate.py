@@ -189,8 +189,11 @@ async def _live_trace(target: PlatformTarget, trace: str) -> str:
 def _write_live_cluster(target: PlatformTarget, output: Output, more_pods: int) -> Path:
     """The file that describes the running platform. Raises PilotlightError."""
     state = asyncio.run(target.cluster())
-    if not any(pod.is_accepting for pod in state.pods.values()):
+    pods = sum(pod.is_accepting for pod in state.pods.values())
+    if not pods:
         raise NotFound("--cluster live: the platform has no pod that accepts requests")
+    if pods + more_pods < 1:
+        raise InvalidInput([f"--more-pods {more_pods} leaves none of {pods}"])
     machine = Machine.read(target.state_dir.machine)
     with _writes_in_home(target, "live-cluster.yaml") as path:
         path.write_text(live_cluster_file(state, more_pods=more_pods, machine=machine))

@@ -43,11 +43,12 @@ def test_without_a_platform_the_error_names_the_command_to_start_one(
     assert "pilotlight up --detach" in ran.err
 
 
-def test_without_a_kubeconfig_scale_names_the_variable(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("verb", [("scale", "default", "--pods", "1"), ("controller",)])
+def test_without_a_kubeconfig_the_verbs_of_a_cluster_name_the_variable(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nonexistent")
-    ran = cli("scale", "default", "--pods", "1")
+    ran = cli(*verb)
     assert ran.status == 1
     assert "error: no cluster: " in ran.err
     assert "set KUBECONFIG" in ran.err
@@ -57,6 +58,7 @@ def test_without_a_kubeconfig_scale_names_the_variable(
     ("arguments", "expected"),
     [
         pytest.param(("up", "--pods", "none"), "--pods", id="pods"),
+        pytest.param(("up", "--home", ""), "'--home'", id="no home"),
         pytest.param(("up", "--pod-memory", "lots"), "--pod-memory", id="memory"),
         pytest.param(("up", "--loading", ""), "--loading must be one of", id="no policy"),
         pytest.param(("up", "--placement", ""), "--placement must be one of", id="no planner"),

@@ -64,7 +64,10 @@ def test_simulates_the_running_platform(cli: Cli, redis: servers.RedisServer) ->
         running_pods("pod-a", redis_url=redis.url, pool="default", client=client),
     ):
         ran = cli(*arguments, "--processes", "1", "--json")
+        none_left = cli(*arguments, "--more-pods", "-1")
     assert ran.status == 0, ran.err
+    assert none_left.status == 2
+    assert "--more-pods -1 leaves none of 1" in none_left.err
     assert (cli.home / "live-cluster.yaml").exists()
 
 
