@@ -1,8 +1,5 @@
 """`logs`, `console`, `autoscaler`: what a running platform has written, where it is shown."""
 
-import re
-import shutil
-import subprocess
 import time
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +8,7 @@ import typer
 
 from pilotlight.commands import flags
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.errors import InvalidInput, NotFound, RequestFailed
+from pilotlight.errors import NotFound
 from pilotlight.output import Output, format_age
 from pilotlight.state_dir import StateDir
 from registry.domain.records import ActionOutcome, ActionRecord, action_document
@@ -63,70 +60,22 @@ def _print_log(output: Output, path: Path, *, tail: int, follow: bool) -> None:
                 output.line(line)
 
 
-_PATH = "/console"
 _SIGN_IN = "sign in there with the namespace as user (none for an operator), the key as password"
-_FORWARDING = re.compile(r"Forwarding from (127\.0\.0\.1:\d+) ->")
 
 
 @app.command()
 def console(
     *,
-    kubernetes: Annotated[
-        bool,
-        typer.Option(
-            "--kubernetes",
-            help="The console of the kubeconfig's cluster, by kubectl port-forward, until Ctrl-C.",
-        ),
-    ] = False,
-    context: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig.")
-    ] = None,
-    namespace: Annotated[
-        str, typer.Option("-n", "--namespace", help="Namespace of the gateway's service.")
-    ] = "pilotlight",
-    service: Annotated[str, typer.Option(help="The gateway's service.")] = "pilotlight-gateway",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Local port; 0 takes a free one.")
-    ] = 0,
     gateway: flags.Gateway = None,
     key: flags.Key = "",
     home: flags.Home = None,
     json_: flags.Json = False,
 ) -> None:
-    """Print the address of the web console; with --kubernetes, of a cluster's, until Ctrl-C."""
-    output = Output(json_)
-    if not kubernetes:
-        if context is not None or port:
-            raise InvalidInput(["--context and --port need --kubernetes"])
-        _print(output, PlatformTarget.of(home, gateway=gateway).gateway_url)
-        if key:
-            output.note(_SIGN_IN)
-        return
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        raise RequestFailed("--kubernetes needs kubectl, which is not on the PATH")
-    chosen = ["--context", context] if context else []
-    forward = ["-n", namespace, "port-forward", f"service/{service}", f"{port or ''}:80"]
-    _forward([kubectl, *chosen, *forward], output)
-
-
-def _print(output: Output, url: str) -> None:
-    output.result({"console": url + _PATH}, [url + _PATH])
-
-
-def _forward(command: list[str], output: Output) -> None:
-    """Run until it ends, or Ctrl-C, which ends kubectl as well. Raises RequestFailed."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                if found := _FORWARDING.match(line):
-                    _print(output, f"http://{found[1]}")
-            status = process.wait()
-        finally:
-            process.terminate()
-    if status:
-        raise RequestFailed(f"kubectl ended with status {status}: its message is above")
+    """Print the address of the web console."""
+    output, url = Output(json_), PlatformTarget.of(home, gateway=gateway).gateway_url + "/console"
+    output.result({"console": url}, [url])
+    if key:
+        output.note(_SIGN_IN)
 
 
 _FORGOTTEN_S = 600.0
