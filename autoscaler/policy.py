@@ -251,17 +251,6 @@ class IdlePod:
         use = model.uses.get(self.pod.name)
         return model.last_arrival_s if use is None else use.last_s
 
-    @property
-    def loaded_s(self) -> float:
-        """End of the pod's last load."""
-        name = self.pod.name
-        return max((each.holders[name].since_s for each in self.warm), default=NEVER_S)
-
-    @property
-    def has_served(self) -> bool:
-        """True if the pod holds nothing, or served a request after its last load."""
-        return not self.warm or any(self.last_use_s(each) > self.loaded_s for each in self.warm)
-
     def select_evictions(
         self, size_bytes: int, candidates: Iterable[ModelView]
     ) -> tuple[ModelView, ...] | None:

@@ -36,15 +36,6 @@ def quantiles(mean: Floats, size: Floats, probabilities: tuple[float, ...]) -> F
     return np.maximum.accumulate(found, axis=-1)
 
 
-def size_of_moments(mean: Floats, squared_error: Floats, weight: Floats) -> Floats:
-    """Size from sums over past forecasts: of means, of errors^2 and of means^2 (`weight`).
-
-    Method of moments for one size with changing means (Cameron and Trivedi 2013, section 3.3).
-    """
-    excess = np.maximum(squared_error - mean, 0.0)
-    return np.clip(weight / np.maximum(excess, 1e-12), MIN_SIZE, MAX_SIZE)
-
-
 def size_of_zeros(mean: Floats, p_arrival: Floats) -> Floats:
     """The size with which a count of this mean is zero with probability 1 - `p_arrival`.
 

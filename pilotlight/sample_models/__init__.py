@@ -42,11 +42,6 @@ SAMPLES = (
     SampleModel("t5-small", "t5-small", 243_700_000),
     SampleModel("vit-base", "vit-base", 346_300_000),
 )
-LARGER_SAMPLES = (
-    SampleModel("t5-base", "t5-base", 892_000_000),
-    SampleModel("t5-large", "t5-large", 2_951_000_000),
-)
-"""Made only when an experiment needs them."""
 
 
 def prepare_samples(

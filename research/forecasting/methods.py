@@ -36,6 +36,16 @@ _SEASON: Final = 0.1
 _DAMPING: Final = 0.98
 
 
+def size_of_moments(mean: Floats, squared_error: Floats, weight: Floats) -> Floats:
+    """Size from sums over past forecasts: of means, of errors^2 and of means^2 (`weight`).
+
+    Method of moments for one size with changing means (Cameron and Trivedi 2013, section 3.3).
+    """
+    excess = np.maximum(squared_error - mean, 0.0)
+    size = weight / np.maximum(excess, 1e-12)
+    return np.clip(size, negative_binomial.MIN_SIZE, negative_binomial.MAX_SIZE)
+
+
 def with_measured_noise(means: Means) -> Callable[[History, Fit, ForecastHorizon], Forecast]:
     """A forecast method with these means, and noise measured from their past errors."""
 
@@ -45,7 +55,7 @@ def with_measured_noise(means: Means) -> Callable[[History, Fit, ForecastHorizon
         past, observed = found[:, 1:], arrivals(history, LAGS_MIN, np.minimum(windows, LAGS_MIN[0]))
         weight, total = (past**2).sum(axis=1), past.sum(axis=1)
         squared = ((observed - past) ** 2).sum(axis=1)
-        size = negative_binomial.size_of_moments(total, squared, np.maximum(weight, 1e-6))
+        size = size_of_moments(total, squared, np.maximum(weight, 1e-6))
         mean = horizon.clip_means(found[:, 0] * (horizon.windows_min / windows))
         return Forecast(
             mean=mean,

@@ -32,7 +32,7 @@ from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.processes import free_port, redis_binary
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
-from pilotlight.sample_models import LARGER_SAMPLES, SAMPLES, make_model_command, prepare_samples
+from pilotlight.sample_models import SAMPLES, SampleModel, make_model_command, prepare_samples
 from pilotlight.state_dir import StateDir
 from research.experiments.elastic.burst_run import LiveBurst
 from research.experiments.elastic.spike_run import SpikeResult
@@ -49,6 +49,10 @@ T = TypeVar("T")
 
 _REDIS_START_TIMEOUT_S = 30.0
 _SPIKE_MODEL = "tiny-t5"
+_LARGER_SAMPLES = (
+    SampleModel("t5-base", "t5-base", 892_000_000),
+    SampleModel("t5-large", "t5-large", 2_951_000_000),
+)
 _POD_IDLE_S = 8.0
 _POD_STABLE_S = 8.0
 """Short, since a pool must shrink to no pods, or to its first ones, before each run."""
@@ -213,7 +217,7 @@ class LocalLivePlatform:
     def _settings_with_samples(
         self, link_bytes_per_s: float | None, model: str = ""
     ) -> PlatformSettings:
-        larger = [sample for sample in LARGER_SAMPLES if sample.folder == model]
+        larger = [sample for sample in _LARGER_SAMPLES if sample.folder == model]
         prepare_samples(self._objects, self._output, (*SAMPLES, *larger))
         return PlatformSettings(
             state_dir=self._state_dir,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from autoscaler.policy import (
+    NEVER_S,
     Action,
     ActionReason,
     Demote,
@@ -64,7 +65,11 @@ def _plan(params: Baseline, view: PoolView, last: str) -> tuple[tuple[Action, ..
 
 
 def _may_load(idle: IdlePod, view: PoolView, params: Baseline) -> bool:
-    return idle.has_served or view.time_s - idle.loaded_s >= params.idle_s
+    """The pod holds nothing, served a request after its last load, or loaded long ago."""
+    name = idle.pod.name
+    loaded_s = max((each.holders[name].since_s for each in idle.warm), default=NEVER_S)
+    has_served = not idle.warm or any(idle.last_use_s(each) > loaded_s for each in idle.warm)
+    return has_served or view.time_s - loaded_s >= params.idle_s
 
 
 def _reserve_for_inference(model: ModelView, idle: dict[str, IdlePod]) -> None:
