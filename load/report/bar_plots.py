@@ -1,6 +1,6 @@
 """Plots per run: bars of cold starts, stages and utility; goodput, memory trade-offs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -92,9 +92,7 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
         return LeftOut(heading, "no request reached a pod")
     shown = [run for run, each in zip(runs, means, strict=True) if not np.isnan(each).all()]
     run_labels = labels([run.name for run in runs])
-    figure, axes = one_axes(
-        _stages_title(run_labels, runs, means), "Stage", "Mean time per request (ms)"
-    )
+    figure, axes = one_axes(heading, "Stage", "Mean time per request (ms)")
     width = 0.8 / len(runs)
     for index, (run, values) in enumerate(zip(runs, means, strict=True)):
         heights = [value if value > 0 else np.nan for value in values]
@@ -120,18 +118,6 @@ def stages(runs: Sequence[Run]) -> Plot | LeftOut:
         f"pods and back. A stage that took no time has no bar.{not_shown_note(run_labels, shown)}"
     )
     return Plot("stages", heading, caption, figure)
-
-
-def _stages_title(
-    run_labels: Mapping[str, str], runs: Sequence[Run], means: Sequence[Sequence[float]]
-) -> str:
-    """A title with the largest stage of the first run that has stages."""
-    run, values = next(
-        (run, values) for run, values in zip(runs, means, strict=True) if np.nansum(values) > 0
-    )
-    largest = int(np.nanargmax(values))
-    share = values[largest] / np.nansum(values)
-    return f"{run_labels[run.name]}: {share:.0%} of the time is {STAGES[largest]}"
 
 
 def _has_stage(run: Run, stage: str) -> bool:

@@ -10,14 +10,7 @@ from typing import Final
 import numpy as np
 
 from load.report.run import Floats, Run
-from load.report.run_file import (
-    axis_unit,
-    bin_counts,
-    bin_edges,
-    bin_length_s,
-    bin_name,
-    format_duration,
-)
+from load.report.run_file import axis_unit, bin_counts, bin_edges, bin_length_s, bin_name
 from load.report.style import (
     COLOURS,
     LINES,
@@ -81,13 +74,8 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
     if not any(len(values) for _, values in curves):
         return LeftOut(heading, "no request was answered")
     run_labels = labels([run.name for run in runs])
-    medians = {
-        run_labels[run.name]: float(np.median(values)) for run, values in curves if len(values)
-    }
     figure, axes = one_axes(
-        _median_title(medians),
-        "Time from scheduled arrival to last byte (s)",
-        "Share of all requests",
+        heading, "Time from scheduled arrival to last byte (s)", "Share of all requests"
     )
     for index, (run, values) in enumerate(curves):
         at, share = _curve(values, run.requests)
@@ -115,17 +103,6 @@ def completion_times(runs: Sequence[Run]) -> Plot | LeftOut:
     return Plot("completion_times", heading, caption, figure)
 
 
-def _median_title(medians: dict[str, float]) -> str:
-    fastest = min(medians, key=lambda name: (medians[name], name))
-    slowest = max(medians, key=lambda name: (medians[name], name))
-    if len(medians) == 1:
-        return f"Half of the answered requests take {format_duration(medians[fastest])} or less"
-    return (
-        f"The median lies between {format_duration(medians[fastest])} ({fastest}) and "
-        f"{format_duration(medians[slowest])} ({slowest})"
-    )
-
-
 def _curve(values: Floats, requests: int) -> tuple[Floats, Floats]:
     """At most 1,500 points of a distribution, denser where it is nearly complete."""
     if not len(values):
@@ -151,11 +128,8 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
     at, each = bin_edges(length_s, bins, unit_s), bin_name(length_s)
     run_labels = labels([run.name for run in runs])
     shown = [run for run in runs if run.has_deadline.any()]
-    shares = {
-        run_labels[run.name]: float(run.is_missed.sum() / run.has_deadline.sum()) for run in shown
-    }
     figure, axes = one_axes(
-        _miss_title(shares), f"Time of arrival since start ({unit})", f"Requests per {each}"
+        heading, f"Time of arrival since start ({unit})", f"Requests per {each}"
     )
     longest = max(runs, key=lambda run: run.requests)
     arrived = bin_counts(longest.scheduled_s, length_s, bins)
@@ -190,16 +164,3 @@ def deadline_misses(runs: Sequence[Run]) -> Plot | LeftOut:
         f"{not_shown_note(run_labels, shown)}"
     )
     return Plot("deadline_misses", heading, caption, figure)
-
-
-def _miss_title(shares: dict[str, float]) -> str:
-    best = min(shares, key=lambda name: (shares[name], name))
-    worst = max(shares, key=lambda name: (shares[name], name))
-    if not shares[worst]:
-        return "Every deadline is met"
-    if len(shares) == 1 or shares[best] == shares[worst]:
-        return f"{shares[best]:.2%} of the deadlines are missed"
-    return (
-        f"From {shares[best]:.2%} ({best}) to {shares[worst]:.2%} ({worst}) "
-        "of the deadlines are missed"
-    )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 import matplotlib as mpl
@@ -133,11 +131,8 @@ def count_ticks(axis: Axis) -> None:
 
 def labels(names: Sequence[str]) -> dict[str, str]:
     """A short, unique label for each name."""
-    for tried in (names, _without_common_ends(names)):
-        found = [shortened(name) for name in tried]
-        if len(set(found)) == len(found):
-            break
-    else:
+    found = [shortened(name) for name in names]
+    if len(set(found)) < len(found):
         found = [f"{number}: {shortened(name)}" for number, name in enumerate(names, start=1)]
     # matplotlib omits labels from legends that begin with an underscore
     shown = [f" {label}" if label.startswith("_") else label for label in found]
@@ -149,21 +144,6 @@ def not_shown_note(run_labels: Mapping[str, str], shown: Sequence[Run]) -> str:
     names = {run.name for run in shown}
     absent = [label for name, label in run_labels.items() if name not in names]
     return f" Not shown, for lack of data: {', '.join(absent)}." if absent else ""
-
-
-def _without_common_ends(names: Sequence[str]) -> list[str]:
-    """Names without the words that all of them begin or end with."""
-    begin = _common_words(names)
-    ends = [name[begin:][::-1] for name in names]
-    end = _common_words(ends)
-    return [("…" if begin else "") + rest[end:][::-1] + ("…" if end else "") for rest in ends]
-
-
-def _common_words(names: Sequence[str]) -> int:
-    """Length of the whole words that all names begin with."""
-    letters = zip(*names, strict=False)  # up to the shortest
-    common = "".join(each[0] for each in takewhile(lambda each: len(set(each)) == 1, letters))
-    return len(re.sub(r"[^\W_]+$", "", common))
 
 
 def shortened(name: str) -> str:

@@ -296,13 +296,6 @@ def _token_rates(run: Run) -> dict[str, Any]:
     return {"tokens_per_s": run.tokens_per_s, "time_per_token_s": percentiles(run.time_per_token_s)}
 
 
-def good_shares(run: Run) -> dict[str, float]:
-    """For each tenant the share of its requests with a response in time."""
-    tenants = Aggregates()
-    tenants.add(run.tenant, kinds_of(run))
-    return tenants.good_shares()
-
-
 def jain(values: Sequence[float]) -> float | None:
     """Jain's fairness index: 1 if all shares are equal, 1/n if one of n has everything.
 

@@ -127,8 +127,7 @@ async def _run_trace(prepared: Prepared, path: Path, start: RunStart | None) -> 
     loop = asyncio.get_running_loop()
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, on_signal, each)
-    survey = prepared.survey
-    with load_progress(survey.last_s, survey.requests) as on_progress:
+    with load_progress() as on_progress:
         try:
             result = await run_trace(
                 prepared,

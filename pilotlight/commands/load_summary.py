@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from load.generator.settings import RunProgress
-from pilotlight.output import Output
+from pilotlight.output import Output, progress_bar
 
 _MAX_ROWS = 20
 
@@ -148,49 +145,30 @@ _LINE_INTERVAL_S = 10.0
 
 @contextmanager
 def load_progress(
-    trace_s: float, requests: int, *, now_s: Callable[[], float] = time.monotonic
+    *, now_s: Callable[[], float] = time.monotonic
 ) -> Iterator[Callable[[RunProgress], None]]:
     """Yields the function to report progress to; `now_s` is the clock of the plain lines."""
-    if not sys.stderr.isatty():
-        yield _print_lines(now_s)
-        return
-    with Progress(
-        TextColumn("{task.completed:.0f}/{task.total:.0f} requests"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn(f"of {trace_s:.0f} s"),
-        TextColumn("{task.fields[text]}"),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("load", total=requests, text="")
-        yield lambda progress: bar.update(
-            task, completed=progress.done, text=describe_progress(progress)
-        )
-
-
-def _print_lines(now_s: Callable[[], float]) -> Callable[[RunProgress], None]:
     printed_s = now_s()
+    with progress_bar("load") as update:
 
-    def on_progress(progress: RunProgress) -> None:
-        nonlocal printed_s
-        if now_s() - printed_s >= _LINE_INTERVAL_S:
-            printed_s = now_s()
-            line = f"{progress.done}/{progress.requests} requests, {describe_progress(progress)}"
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        def on_progress(progress: RunProgress) -> None:
+            nonlocal printed_s
+            if sys.stderr.isatty() or now_s() - printed_s >= _LINE_INTERVAL_S:
+                printed_s = now_s()
+                update(progress.done, progress.requests, describe_progress(progress))
 
-    return on_progress
+        yield on_progress
 
 
 def describe_progress(progress: RunProgress) -> str:
-    """Such as `p50 12.0 ms  p99 80.2 ms  3 in flight  0 failed  0 late`."""
+    """Such as `9/30 requests  p50 12.0 ms  p99 80.2 ms  3 in flight  0 failed  0 late`."""
     times = "  ".join(
         f"p{percent} {_milliseconds(progress.latencies.percentile_s(percent / 100))}"
         for percent in (50, 95, 99)
     )
     return (
-        f"{times}  {progress.in_flight} in flight  {progress.failed} failed  {progress.late} late"
+        f"{progress.done}/{progress.requests} requests  {times}  {progress.in_flight} in flight  "
+        f"{progress.failed} failed  {progress.late} late"
     )
 
 

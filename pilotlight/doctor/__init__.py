@@ -3,6 +3,10 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from typing import Final
+
+MIN_DRIVER: Final = 580
+"""Of CUDA 13, which the locked torch and the image `runtime-cuda` have."""
 
 
 class Severity(StrEnum):

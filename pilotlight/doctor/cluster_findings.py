@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.resources import MODE, POOL, Role, read_service, role_of
-from pilotlight.doctor import Finding, ok, problem, unknown, warning
+from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, unknown, warning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 MIN_KUBERNETES: Final = (1, 30)
 KSERVE: Final = ((0, 16), (0, 20))
 """Oldest and newest supported version."""
-MIN_DRIVER: Final = 580
-"""Of CUDA 13, which the image `runtime-cuda` has."""
 GPU: Final = "nvidia.com/gpu"
 DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.major"
 _POOL_MODES: Final = ("Standard", "RawDeployment", "Knative")

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from pilotlight.doctor import Finding, ok, problem, warning
+from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, warning
 from pilotlight.errors import StartFailed
 from pilotlight.platform.processes import redis_binary
 
-MIN_DRIVER: Final = 580
-"""Of CUDA 13, with which the locked torch is built."""
 MIN_MEMORY_BYTES: Final = 4 << 30
 MIN_DISK_BYTES: Final = 10 << 30
 MIN_SHARED_BYTES: Final = 1 << 30

@@ -56,7 +56,7 @@ def test_a_terminal_shows_a_bar_with_live_percentiles(
     assert ran.status == 0, shown
     [text] = shown
     last = re.findall(
-        r"(\d+)/30 requests .*?of 1 s +p50 ([\d.]+) ms  p95 ([\d.]+) ms  p99 ([\d.]+) ms  "
+        r"(\d+)/30 requests  p50 ([\d.]+) ms  p95 ([\d.]+) ms  p99 ([\d.]+) ms  "
         r"(\d+) in flight  (\d+) failed  \d+ late",
         text,
     )[-1]
@@ -69,11 +69,14 @@ def test_without_a_terminal_a_line_is_printed_every_ten_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     clock_s = [0.0]
-    with load_progress(60.0, 600, now_s=lambda: clock_s[0]) as on_progress:
+    with load_progress(now_s=lambda: clock_s[0]) as on_progress:
         for clock_s[0] in (0.25, 9.75, 10.0, 10.25, 19.75, 20.0, 25.0):
             on_progress(RunProgress(requests=600, done=int(clock_s[0] * 10), in_flight=3))
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(",")[0] for line in lines] == ["100/600 requests", "200/600 requests"]
+    assert [line.partition("  ")[0] for line in lines] == [
+        "load: 100/600 requests",
+        "load: 200/600 requests",
+    ]
     assert lines[0].endswith("p50 -  p95 -  p99 -  3 in flight  0 failed  0 late")
 
 
@@ -89,7 +92,8 @@ def test_percentiles_cover_responses_and_failures_are_counted() -> None:
         latencies=latencies,
     )
     found = re.fullmatch(
-        r"p50 ([\d.]+) ms  p95 (\d+) ms  p99 \2 ms  0 in flight  5 failed  2 late",
+        r"105/200 requests  p50 ([\d.]+) ms  p95 (\d+) ms  p99 \2 ms  0 in flight  "
+        r"5 failed  2 late",
         describe_progress(progress),
     )
     assert found is not None
