@@ -292,13 +292,12 @@ class _Device:
         """
         return self.waits_per_s * held_s * held_s / 2.0
 
-    def delay_s(self, load_s: float) -> float:
-        """What a load delays: requests that need its slot, and it and others on the pod's link.
+    def delay_s(self, held_s: float, alone_s: float) -> float:
+        """What a load delays: requests that need its slot, and the loads that share its link.
 
-        Two loads that share a link take as long as one after the other: each is late by half a load
-        on average.
+        It makes each of those longer by what it takes alone.
         """
-        return self.slot_price_s(load_s) + self.loads * load_s
+        return self.slot_price_s(held_s) + self.loads * alone_s
 
 
 class EvictionPrices:
@@ -371,7 +370,7 @@ class EvictionPrices:
     def load_cost_s(self, pod: PodState, size_bytes: int, load_s: float) -> float:
         """What a load of this size costs others: `price_s`, `delay_s` and `queue_loss`."""
         device = self._device(pod)
-        cost_s = device.price_s(size_bytes) + device.delay_s(load_s)
+        cost_s = device.price_s(size_bytes) + device.delay_s(load_s, load_s)
         if self._queue_depths:
             cost_s += device.queue_loss(size_bytes, self._queue_depths).loss_s
         return cost_s
@@ -380,9 +379,10 @@ class EvictionPrices:
         """What a load of this model evicts at the pod; see `_Device.price_s`."""
         return self._device(pod).price_s(self.size_bytes(key))
 
-    def delay_s(self, pod: PodState, load_s: float) -> float:
-        """See `_Device.delay_s`."""
-        return self._device(pod).delay_s(load_s)
+    def delay_s(self, pod: PodState, held_s: float) -> float:
+        """What a load delays that is forecast beside those in progress; see `_Device.delay_s`."""
+        device = self._device(pod)
+        return device.delay_s(held_s, held_s / (1 + device.loads))
 
     def slot_price_s(self, pod: PodState, held_s: float) -> float:
         """See `_Device.slot_price_s`."""

@@ -54,6 +54,15 @@ def test_a_load_in_progress_takes_room() -> None:
     assert not state.eviction_prices.has_room(state.pods["p0"], "c")
 
 
+def test_a_load_makes_each_load_on_its_link_longer_by_what_it_takes_alone() -> None:
+    state = pool(places=4, a=0.0, b=0.0)
+    for key in ("a", "b"):
+        state.residency.put(key, "p0", LOADING)
+    beside_two_s = 3 * 0.5
+    delay_s = state.prices_at(NOW_S).delay_s(state.pods["p0"], beside_two_s)
+    assert delay_s == pytest.approx(2 * 0.5)
+
+
 def test_a_pod_whose_memory_is_taken_by_loads_is_blocked_until_one_is_over() -> None:
     state = pool(places=1, a=1.0, b=1.0)
     state.residency.put("a", "p0", LOADING)
