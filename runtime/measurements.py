@@ -73,7 +73,7 @@ class SpeedFit:
                 if abs(slower) < band:
                     slowness = 1.0
                 elif abs(slower - log(slowness)) > band:
-                    slowness = round(exp(slower), 3)
+                    slowness = max(0.001, round(exp(slower), 3))
         self._reported = PodSpeed(slowness, alone_s)
         return self._reported
 

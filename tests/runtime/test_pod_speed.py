@@ -76,6 +76,12 @@ def test_pods_that_share_models_with_one_other_only_are_compared_through_it() ->
     assert pool.slowness == pytest.approx([0.5, 1.0, 2.0], rel=0.1)
 
 
+def test_a_pod_that_is_thousands_of_times_as_fast_has_a_factor_above_zero() -> None:
+    pool = Pool([1.0, 1.0, 1e-5])
+    pool.run(10)
+    assert pool.slowness == [1.0, 1.0, 0.001]
+
+
 def test_noise_makes_no_factors() -> None:
     pool = Pool([1.0] * 4, jitter=0.3)
     for _ in range(60):
