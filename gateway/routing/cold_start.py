@@ -81,10 +81,10 @@ def evicts_too_soon(
 
     Exhaustive service, as polling systems that switch at a cost (Takagi 1988, "Queuing analysis of
     polling models"): the victims' requests lose the time of another load each; those of this
-    model, if they wait, the time in which the others are served. None waits for more than
-    `MAX_LOADS_WAITED` loads. Or until more requests gather for it, which share the load: as long as
-    the model's `max-load-wait` says, and for the time of one load while the victims expect more
-    requests in that time than wait for this model.
+    model, if they wait, the time in which the others are served, and what earlier ones lost that
+    were refused. None waits for more than `MAX_LOADS_WAITED` loads. Or until more requests gather
+    for it, which share the load: as long as the model's `max-load-wait` says, and for the time of
+    one load while the victims expect more requests in that time than wait for this model.
     """
     victims = cluster.eviction_prices.queue_loss(cluster.pods[cold.predict], request.key)
     queued = request.ahead + request.behind + 1
@@ -98,7 +98,7 @@ def evicts_too_soon(
         return True
     if now_s - begun_s >= MAX_LOADS_WAITED * load_s:
         return False
-    return victims.loss_s > queued * victims.served_in_s
+    return victims.loss_s > queued * victims.served_in_s + request.lost_s
 
 
 def _saved_s(

@@ -249,7 +249,8 @@ def _reject_if_late(
 
 def _rejection_loss(decision: SendTo | Wait, left_s: float) -> ColdStartLoss | None:
     """What is lost for lack of a copy counts towards its load (`ski_rental`)."""
-    if isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD and decision.forecast:
+    is_load = isinstance(decision, SendTo) and decision.mode is LoadMode.LOAD
+    if decision.forecast and (is_load or decision.reason is Reason.QUEUE_MEMORY):
         return ColdStartLoss(left_s, decision.forecast.seconds)
     return decision.loss
 

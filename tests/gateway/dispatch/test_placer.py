@@ -145,7 +145,16 @@ def test_requests_gather_for_a_load_that_evicts_until_the_longest_wait_is_over()
     assert virtual.reserved_s == [0.3]
 
 
-def test_a_model_whose_deadlines_are_shorter_than_the_longest_wait_for_others_is_loaded() -> None:
+@pytest.mark.parametrize(
+    ("deadline_in_s", "earliest_s", "latest_s"),
+    [
+        pytest.param(5.0, 20.0, 25.0, id="than-ten-loads"),
+        pytest.param(1.5, 30.0, 65.0, id="than-one-once-enough-were-refused"),
+    ],
+)
+def test_a_model_is_loaded_whose_deadlines_are_shorter(
+    deadline_in_s: float, earliest_s: float, latest_s: float
+) -> None:
     state = cluster(PodSketch("pod-a", slots=4))
     spec = declare(state, routing=RoutingPolicy.AUTO)
     held = "default/held@0"
@@ -158,11 +167,11 @@ def test_a_model_whose_deadlines_are_shorter_than_the_longest_wait_for_others_is
     state.residency.put(held, "pod-a", Residency(Tier.DEVICE, None, NOW_S, 1000))
     state.queue_depths[held] = 40
     virtual = VirtualPlacer(state)
-    for _ in range(50):
-        virtual.place(spec, deadline_in_s=5.0)
+    while not virtual.reserved_s and virtual.events.now_s < NOW_S + 2 * latest_s:
+        virtual.place(spec, deadline_in_s=deadline_in_s)
         virtual.run_for(0.5)
     assert virtual.errors
-    assert 20.0 <= virtual.reserved_s[0] < 25.0
+    assert earliest_s <= virtual.reserved_s[0] < latest_s
 
 
 def test_polls_continue_after_an_interval_in_which_the_only_request_had_a_reservation() -> None:
