@@ -5,7 +5,7 @@ Pure bookkeeping around the fair queue, with the clock passed in; the placer rou
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Final, Generic
 
@@ -120,6 +120,9 @@ class AdmissionQueue(Generic[P]):
         self._enter(placement, key)
         if (late_s := self._latest_start_s(placement)) is not None:
             heappush(self._moves, (late_s, key))
+            if len(self._moves) > 2 * len(self.waiting):  # most have left
+                self._moves = [each for each in self._moves if each[1] in self.waiting]
+                heapify(self._moves)
 
     def record_wait(self, placement: P, reason: Reason, now_s: float) -> None:
         """Record why a request waits: one that waits for a load in progress is a cold start."""

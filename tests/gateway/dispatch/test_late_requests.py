@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -224,6 +225,19 @@ def test_none_that_has_waited_for_its_bound_is_passed_by_a_later_one(
             if queue.now_s - waiting.arrival_s > bound_s:
                 assert served.due_s is not None
                 assert served.due_s <= waiting.due_s
+
+
+def test_memory_does_not_grow_with_requests_that_left_long_before_their_deadlines() -> None:
+    queue = Queue()
+    waiting = [queue.add(due_in_s=3600.0) for _ in range(10)]
+    tracemalloc.start()
+    for _ in range(2000):
+        waiting.append(queue.add(due_in_s=3600.0))
+        queue.queue.remove(waiting.pop(0))
+    grown_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert grown_bytes < 100_000
+    assert queue.queue.size == 10
 
 
 def calls_of(work: Callable[[], object]) -> int:
