@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from math import exp, log, sqrt
-from statistics import fmean, median, median_low
+from math import exp, log, pi, sqrt
+from statistics import fmean, median_low
 from typing import Final
 
 from registry.domain.estimates import infer_measure, is_computed, size_class
@@ -18,6 +18,8 @@ _COMPARED: Final = 256
 """Inferences of a pod that are compared: those of less than a minute at five requests a second."""
 _MIN_COMPARED: Final = 8
 """So many new ones are worth a comparison: it takes half a millisecond."""
+_MIN_OF_MODEL: Final = 2
+"""The faster of two is no outlier, as a model's first inference often is."""
 _MAX_REPORTED: Final = 32
 """Models, so that a heartbeat's report of them stays below its samples of as many."""
 _MAX_PEERS: Final = 31
@@ -52,8 +54,9 @@ class SpeedFit:
         by_model: defaultdict[str, list[float]] = defaultdict(list)
         for key, seconds in self._alone:
             by_model[key].append(seconds)
-        most = sorted(by_model, key=lambda key: -len(by_model[key]))[:_MAX_REPORTED]
-        own_s = {key: median(by_model[key]) for key in most}
+        counts = {key: n for key, times in by_model.items() if (n := len(times)) >= _MIN_OF_MODEL}
+        most = sorted(counts, key=lambda key: -counts[key])[:_MAX_REPORTED]
+        own_s = {key: median_low(by_model[key]) for key in most}
         alone_s = {}
         for key, seconds in own_s.items():
             alone_s[key] = self._reported.alone_s.get(key, 0.0)
@@ -66,23 +69,27 @@ class SpeedFit:
             shared = [key for key in most if any(key in each.alone_s for each in peers)]
             samples = [log(each / own_s[key]) for key in shared for each in by_model[key]]
             if len(samples) >= _MIN_COMPARED or not peers:
-                slower = slower_than_median(PodSpeed(slowness, own_s), peers)
+                slower = slower_than_median(PodSpeed(slowness, own_s), counts, peers)
                 band = _SAME_SPEED
-                if samples:  # and three standard errors
-                    band += 3 * sqrt(fmean([each * each for each in samples]) / len(samples))
+                if samples:  # and three standard errors of a difference of medians
+                    squares = fmean([each * each for each in samples])
+                    band += 3 * sqrt(pi * squares / len(samples))
                 if abs(slower) < band:
                     slowness = 1.0
                 elif abs(slower - log(slowness)) > band:
-                    slowness = max(0.001, round(exp(slower), 3))
+                    slowness = float(f"{exp(slower):.3g}")
         self._reported = PodSpeed(slowness, alone_s)
         return self._reported
 
 
-def slower_than_median(own: PodSpeed, peers: Sequence[PodSpeed]) -> float:
+def slower_than_median(
+    own: PodSpeed, counts: Mapping[str, int], peers: Sequence[PodSpeed]
+) -> float:
     """Logarithm of a pod's slowness, where that of the median pod is 0.
 
     Times y of pod p and model k are fit as log y[p, k] = a[p] + b[k], by alternating least squares
-    from the a[p] that the pods report. `peers`: the others of its kind.
+    from the a[p] that the pods report; a model weighs as many as `counts` has inferences of the
+    pod's own, else 1. `peers`: the others of its kind.
     """
     peers = sorted(peers, key=lambda each: own.alone_s.keys().isdisjoint(each.alone_s))
     compared = [own, *peers[:_MAX_PEERS]]
@@ -95,8 +102,10 @@ def slower_than_median(own: PodSpeed, peers: Sequence[PodSpeed]) -> float:
             for key, y in each.items():
                 sums[key] += y - a
         for pod, each in enumerate(logs):
-            found = [y - sums[key] / by_model[key] for key, y in each.items() if by_model[key] > 1]
-            slower[pod] = fmean(found) if found else slower[pod]
+            shared = {key: y for key, y in each.items() if by_model[key] > 1}
+            if shared:
+                found = [y - sums[key] / by_model[key] for key, y in shared.items()]
+                slower[pod] = fmean(found, [counts.get(key, 1) for key in shared])
     return slower[0] - median_low([*slower, *(log(each.slowness) for each in peers[_MAX_PEERS:])])
 
 

@@ -155,9 +155,7 @@ def cheapest_load(
         if pod.estimates is not estimates or pod.info.link_bytes_per_s != link:
             estimates, link = pod.estimates, pod.info.link_bytes_per_s
             remote = estimates[key].load_from(Tier.REMOTE, link)
-            slower_s = 0.0
-            if pod.slowness != 1.0:
-                slower_s = estimates[key].stages.hold_s - estimates.table[key].stages.hold_s
+            slower_s = estimates[key].stages.hold_s - estimates.table[key].stages.hold_s
         tier, load = Tier.REMOTE, remote
         if residency is not None and residency.tier is not Tier.REMOTE:
             tier = residency.tier

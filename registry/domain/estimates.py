@@ -389,10 +389,6 @@ class SlowedEstimates(ModelEstimates):
         return slowed
 
     @property
-    def stages(self) -> StageTimes:
-        return self.stages_of(None)
-
-    @property
     def fastest_load_s(self) -> float:
         return self._of.fastest_load_s
 

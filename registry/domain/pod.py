@@ -7,6 +7,7 @@ so one slot means batches of one.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
@@ -266,6 +267,10 @@ class PodSpeed:
     """Its times over those of the kind's table."""
     alone_s: Mapping[str, float] = field(default_factory=dict)
     """By model key: the median of its latest inferences that shared no batch, in seconds."""
+
+    def __post_init__(self) -> None:
+        if not all(0.0 < each < inf for each in (self.slowness, *dict(self.alone_s).values())):
+            raise ValueError(f"a pod's speed must be of positive numbers, was {self!r:.80}")
 
 
 AVERAGE: Final = PodSpeed()

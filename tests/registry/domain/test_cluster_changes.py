@@ -192,6 +192,20 @@ def test_a_profile_of_an_older_version_is_kept_beside_those_by_product() -> None
     assert state.profiles[SPEC.name][""].product == "cuda:0"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f'{{"slowness": {value}}}' for value in ("0", "-1.5", "1e999", "NaN", '"slow"')),
+        *(f'{{"alone_s": {value}}}' for value in ('{"m@1": 0.0}', '{"m@1": null}', "[0.1]")),
+        *("[2.0]", ""),
+    ],
+)
+def test_a_speed_that_no_pod_can_have_is_not_read(text: str) -> None:
+    state = state_of([(1, [pod("a", 1)]), (2, [speed("a", 2.0)]), (3, [["speed", "a", text]])])
+    assert state.pods["a"].slowness == 2.0
+    assert state.pods["a"].speed == PodSpeed(2.0, {KEY: 0.25})
+
+
 def test_pending_slots_are_not_free() -> None:
     state = state_of([(1, [pod("a", 1, slots_used=3)])])
     assert state.pods["a"].has_free_slot
