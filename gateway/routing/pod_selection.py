@@ -147,9 +147,8 @@ def cheapest_load(
     least = (inf, 0)
     cheapest: list[PodState] = []
     for name, pod in cluster.pods.items():
-        if not pod.has_free_slot or name in excluded or (kind is not None and pod.kind != kind):
-            continue
-        if pod.placed_model:
+        is_kind = kind is None or pod.kind == kind
+        if not (is_kind and pod.has_free_slot) or name in excluded or pod.placed_model:
             continue
         residency = holders.get(name)
         if pod.estimates is not estimates or pod.info.link_bytes_per_s != link:

@@ -177,6 +177,7 @@ class ModelEstimates:
         "_fastest_load_s",
         "_kind",
         "_medians",
+        "_of_all",
         "_samples",
         "_stages",
         "sampled_s",
@@ -186,8 +187,9 @@ class ModelEstimates:
         self,
         kind: AcceleratorKind | None = None,
         at_other_kinds: Callable[[str], Mapping[AcceleratorKind, float]] | None = None,
+        of_all: "ModelEstimates | None" = None,
     ) -> None:
-        self._kind = kind
+        self._kind, self._of_all = kind, of_all
         self._at_other_kinds = at_other_kinds
         """Medians of a measure in seconds, at other kinds of accelerator."""
         self._samples: dict[str, deque[float]] = {}
@@ -283,17 +285,22 @@ class ModelEstimates:
         samples = self._samples.get(measure)
         return median(samples) if samples else None
 
-    def quantile_s(self, measure: str, share: float) -> float | None:
-        """The sample with `share` of this kind's own below it; None without them."""
-        samples = sorted(self._samples.get(measure, ()))
-        return samples[int(share * (len(samples) - 1))] if samples else None
-
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
-        """Time of a load from `tier`; where unmeasured, a slower tier's time is the upper bound."""
-        for measure, candidate in _FROM_AND_BELOW.get(tier, ()):
+        """Time of a load from `tier`; where unmeasured, that of a slower tier is the upper bound.
+
+        Of its time from remote, the part that loads of the kind's other models take.
+        """
+        measures = _FROM_AND_BELOW.get(tier, ())
+        for measure, candidate in measures:
             known = self.get(measure)
             if known is not None:
-                return known if candidate == tier else Estimate(known.seconds, is_measured=False)
+                if candidate == tier:
+                    return known
+                part = None
+                if candidate == Tier.REMOTE and (of_all := self._of_all) is not None:
+                    part = next(filter(None, [of_all.get(each) for each, _ in measures]), None)
+                seconds = min(1.0, part.seconds if part else 1.0) * known.seconds
+                return Estimate(seconds, is_measured=False)
         if link_bytes_per_s and tier == Tier.REMOTE:
             return Estimate(PRIORS.load_bytes / link_bytes_per_s, is_measured=False)
         return Estimate(PRIORS.load_s, is_measured=False)
@@ -346,6 +353,7 @@ def _nearest(kind: AcceleratorKind | None, medians_s: Mapping[AcceleratorKind, f
 
 
 UNMEASURED: Final = ModelEstimates()
+_NEARER_LOADS: Final = (f"load:{Tier.HOST}", f"load:{Tier.DISK}")
 _OF_PROXYING: Final = {"network": PRIORS.network_s, "assets": PRIORS.assets_s}
 """Priors of the way from an entry pod to another, and of its first load of a model's tokenizer."""
 
@@ -388,6 +396,9 @@ class SlowedEstimates(ModelEstimates):
         self._slowed[of_class] = times, slowed
         return slowed
 
+    def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
+        return self._of.load_from(tier, link_bytes_per_s)
+
     @property
     def fastest_load_s(self) -> float:
         return self._of.fastest_load_s
@@ -414,7 +425,7 @@ class KindEstimates(dict[str, ModelEstimates]):
         self._slowness = slowness
         self._measurements = measurements
         self._of_all: ModelEstimates = ModelEstimates() if table is None else table._of_all
-        """Samples of proxying, of all models."""
+        """Of all models: samples of proxying, and loads as parts of the time from remote."""
 
     def slowed(self, slowness: float) -> "KindEstimates":
         """The table as a pod reads it that computes so many times as long as it says."""
@@ -432,7 +443,13 @@ class KindEstimates(dict[str, ModelEstimates]):
 
     def add(self, key: str, measure: str, values_s: Sequence[float], now_s: float = inf) -> None:
         """Add measurements of a model at a pod of this kind, made until `now_s`."""
-        (self.get(key) or self._add_model(key)).add(measure, values_s, now_s)
+        found = self.get(key) or self._add_model(key)
+        found.add(measure, values_s, now_s)
+        if measure in _NEARER_LOADS and (remote_s := found.median_s("load:remote")):
+            if self._of_all.get(measure) is None:
+                for each in self.values():
+                    each.drop_cached(measure)
+            self._of_all.add(measure, [seconds / remote_s for seconds in values_s])
         if measure in _OF_PROXYING:
             self._of_all.add(measure, values_s)
         if self._measurements.is_mixed:
@@ -447,7 +464,7 @@ class KindEstimates(dict[str, ModelEstimates]):
 
     def _add_model(self, key: str) -> ModelEstimates:
         at_other_kinds = partial(self._measurements.medians_s, key)
-        found = self[key] = ModelEstimates(self.kind, at_other_kinds)
+        found = self[key] = ModelEstimates(self.kind, at_other_kinds, self._of_all)
         return found
 
 

@@ -470,7 +470,5 @@ def _waits_per_s(slots: int, arrivals_per_s: float, busy_slots: float) -> float:
 
 def _reload_s(measured: ModelEstimates, link_bytes_per_s: float | None) -> float:
     """Time to load a model again: from the nearest tier below a device that it was loaded from."""
-    for tier in (Tier.HOST, Tier.DISK):
-        if (known := measured.get(f"load:{tier}")) is not None:
-            return known.seconds
-    return measured.load_from(Tier.REMOTE, link_bytes_per_s).seconds
+    nearer = measured.get("load:host") or measured.get("load:disk")
+    return (nearer or measured.load_from(Tier.REMOTE, link_bytes_per_s)).seconds

@@ -51,6 +51,21 @@ def test_only_a_slower_tier_bounds_an_unmeasured_one() -> None:
     assert measured(load_host=[0.1]).load_from(Tier.REMOTE, None).seconds == PRIORS.load_s
 
 
+def test_a_tier_never_loaded_from_takes_the_part_of_the_time_from_remote_that_others_take() -> None:
+    table = Measurements().at(WHOLE)
+    table.add("new", "load:remote", [4.0])
+    assert table["new"].fastest_load_s == 4.0
+    table.add("other", "load:remote", [8.0])
+    table.add("other", "load:disk", [2.0, 2.2, 1.8])
+    for seen in (table, table.slowed(2.0)):
+        for tier in (Tier.DISK, Tier.HOST):
+            assert seen["new"].load_from(tier, None) == Estimate(1.0, is_measured=False)
+        assert seen["new"].fastest_load_s == 1.0
+        assert seen["new"].load_from(Tier.REMOTE, None) == Estimate(4.0, is_measured=True)
+    table.add("other", "load:disk", [80.0] * WINDOW)
+    assert table["new"].load_from(Tier.DISK, None).seconds == 4.0
+
+
 def test_a_known_link_rate_gives_the_prior_of_a_load_from_storage() -> None:
     seconds = PRIORS.load_bytes / 1e8
     assert UNMEASURED.load_from(Tier.REMOTE, 1e8) == Estimate(seconds, is_measured=False)
