@@ -93,7 +93,7 @@ def weigh(
     serving = cluster.residency.serving(request.key)
     warm, warming, can_load = serving.warm, serving.warming, serving.may_be_more
     options: list[RoutingOption] = []
-    if not serving.are_of_a_kind:
+    if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
     elif found or (free := serving.free.first(MAX_COMPARED)):
         if found is None and not serving.are_alike:

@@ -280,10 +280,8 @@ class ServingPods:
     """Those of `warm` that have a free slot."""
     may_be_more: bool
     """Whether a further pod may load the model, if it has a slot and memory."""
-    are_of_a_kind: bool
-    """Whether all pods of the pool are of one kind of accelerator."""
     are_alike: bool
-    """Whether, besides, those that serve the model are equally fast, and no slower than most."""
+    """Whether the pool is of one kind of accelerator, and these equally fast, as most or faster."""
 
     @property
     def have_free_slots(self) -> bool:
@@ -380,15 +378,13 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
             warm, warming = (
                 [pod for pod in pods if pod.placed_model == model] for pods in (warm, warming)
             )
-        are_of_a_kind = len(self._pods.kinds) <= 1
         slowness = {pod.slowness for _, pod in accepting}
         found = ServingPods(
             tuple(warm),
             tuple(warming),
             FreePods(warm, self._pods.changes),
             len(warm) < len(self._pods) and not (warm and warm[0].placed_model),
-            are_of_a_kind,
-            are_of_a_kind and len(slowness) <= 1 and max(slowness, default=1.0) <= 1.0,
+            len(self._pods.kinds) <= 1 and len(slowness) <= 1 and max(slowness, default=1.0) <= 1.0,
         )
         if holders:
             self._serving[key] = found
