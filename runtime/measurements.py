@@ -17,7 +17,8 @@ _MAX_VARIED: Final = 4096
 _COMPARED: Final = 256
 """Inferences of a pod that are compared: those of less than a minute at five requests a second."""
 _MIN_COMPARED: Final = 8
-"""So many new ones are worth a comparison: it takes half a millisecond."""
+"""So many new ones are worth a comparison, in pools of more pods as many as there are pods: each
+reads the reports of all others."""
 _MIN_OF_MODEL: Final = 2
 """The faster of two is no outlier, as a model's first inference often is."""
 _MAX_REPORTED: Final = 32
@@ -48,7 +49,7 @@ class SpeedFit:
 
     def compare(self, name: str, pods: Mapping[str, PodState]) -> PodSpeed:
         """What this pod reports of its speed; `pods`: the local copy."""
-        if self._new < _MIN_COMPARED:
+        if self._new < min(max(_MIN_COMPARED, len(pods)), _COMPARED):
             return self._reported
         self._new = 0
         by_model: defaultdict[str, list[float]] = defaultdict(list)

@@ -221,6 +221,14 @@ def test_a_report_is_repeated_until_times_have_changed() -> None:
     assert pool.heartbeat("pod-0") != first
 
 
+def test_in_a_large_pool_a_pod_compares_itself_less_often() -> None:
+    pool = Pool([1.0] * 100)
+    pool.serve("pod-0", "small@1", 99)
+    assert not pool.heartbeat("pod-0").alone_s
+    pool.serve("pod-0", "small@1")
+    assert pool.heartbeat("pod-0").alone_s
+
+
 def test_only_the_most_used_models_are_reported() -> None:
     fit = SpeedFit()
     for number in range(80):
