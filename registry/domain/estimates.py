@@ -285,6 +285,11 @@ class ModelEstimates:
         samples = self._samples.get(measure)
         return median(samples) if samples else None
 
+    def quantile_s(self, measure: str, share: float) -> float | None:
+        """The sample with `share` of this kind's own below it; None without them."""
+        samples = sorted(self._samples.get(measure, ()))
+        return samples[int(share * (len(samples) - 1))] if samples else None
+
     def load_from(self, tier: Tier, link_bytes_per_s: float | None) -> Estimate:
         """Time of a load from `tier`; where unmeasured, that of a slower tier is the upper bound.
 

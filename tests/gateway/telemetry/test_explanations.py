@@ -57,7 +57,7 @@ def test_explains_decision_candidates_and_options() -> None:
     assert found["model"] == "default/m"
     assert found["policy"] == "auto"
     assert found["decision"]["reason"]
-    assert [option["way"] for option in found["options"]] == ["queue", "proxy", "cold start"]
+    assert [option["way"] for option in found["options"]] == ["queue", "cold start"]
     assert {pod["pod"]: pod["tier"] for pod in found["candidates"]} == {
         "pod-a": "device",
         "pod-b": "remote",
