@@ -10,7 +10,13 @@ from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed
 from research.experiments.regret import cell_file
 from research.experiments.regret.cells import Half, RegretCell, cells, drawn_cell
-from research.experiments.regret.runs import WITH_AUTOSCALER, RegretResult, RegretTask, simulate
+from research.experiments.regret.runs import (
+    TWIN,
+    WITH_AUTOSCALER,
+    RegretResult,
+    RegretTask,
+    simulate,
+)
 
 _SEEDS: Final = (1, 2, 3, 4, 5)
 _QUICK_CELLS: Final = 24
@@ -48,7 +54,7 @@ def new_results(
 
     Raises ExperimentError for a policy that is not known.
     """
-    known = (*ROUTING, *WITH_AUTOSCALER)
+    known = (*ROUTING, *WITH_AUTOSCALER, TWIN)
     if unknown := [name for name in names if name not in known]:
         raise ExperimentError(f"--policy must be one of {', '.join(known)}, was {unknown[0]!r}")
     for name in names:

@@ -16,11 +16,14 @@ from load.trace_spec import open_trace
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint
 from research.experiments.regret.cells import RegretCell
+from research.experiments.regret.twin import TwinRun
 from research.experiments.schedulers.scheduler_configs import CLOCKWORK, scheduler_config
 
 FIXED: Final = ("random", "least-loaded", "colocation", "colocation-queueing", "remote-proxy")
 AUTO: Final = "auto"
 PREDICTIVE: Final = "auto + predictive"
+TWIN: Final = "twin"
+"""`auto`, unless shadow runs find another policy better; runs where `--policy` names it."""
 WITH_AUTOSCALER: Final = (PREDICTIVE, CLOCKWORK)
 POLICIES: Final = (*FIXED, AUTO, *WITH_AUTOSCALER)
 _BYTES: Final = 10**8
@@ -65,7 +68,7 @@ class RegretResult:
 
 def simulate(task: RegretTask) -> RegretResult:
     began_s = time.process_time()
-    run = simulation_of(task.cell, task.policy, task.seed)
+    run = _run_of(task)
     latency_s, is_ok = _latencies(run)
     missed = ~is_ok
     if (deadline_s := task.cell.deadline_s) is not None:
@@ -85,6 +88,15 @@ def simulate(task: RegretTask) -> RegretResult:
         p99_s,
         run.summary.loads_started.total(),
         time.process_time() - began_s,
+    )
+
+
+def _run_of(task: RegretTask) -> Simulation | TwinRun:
+    cell = task.cell
+    if task.policy != TWIN:
+        return simulation_of(cell, task.policy, task.seed)
+    return TwinRun(
+        cluster(cell), open_trace(cell.trace, seed=task.seed), task.seed, cell.deadline_s
     )
 
 
@@ -179,7 +191,7 @@ def _load_s(model: ModelPlan, plan: ClusterPlan, tier: Tier) -> float:
     return model.size_bytes / rate + model.load_fixed_s
 
 
-def _latencies(run: Simulation) -> tuple[Floats, Bools]:
+def _latencies(run: Simulation | TwinRun) -> tuple[Floats, Bools]:
     """Time from arrival to response, and whether it was a success, of all requests."""
     rows = pa.Table.from_batches(list(run))
     latency_s = rows["finished_s"].to_numpy() - rows["scheduled_s"].to_numpy()
