@@ -56,7 +56,7 @@ def test_tables_are_printed_and_kept_as_markdown(
 def test_an_unknown_name_is_rejected(cli: Cli) -> None:
     ran = cli("experiment", "liu")
     assert ran.status == 2
-    assert "NAME must be one of burst, " in ran.err
+    assert "NAME must be one of arena, burst, " in ran.err
     assert ", was 'liu'" in ran.err
 
 
