@@ -208,9 +208,11 @@ class Scheduler:
     async def outcome(self, name: ModelName, identity: str) -> dict[str, Any]:
         """A run's document. Raises WorkflowError, RegistryUnavailable."""
         run = self._runs.get(identity)
-        if run is not None and is_run_of(run.workflow, name):
-            if run.status is not RunStatus.RUNNING:
-                await run.ended.wait()  # recorded: another scheduler may have taken it over
+        if (
+            run is not None
+            and is_run_of(run.workflow, name)
+            and (run.status is RunStatus.RUNNING or run.ended.is_set())
+        ):  # else it ends, or another scheduler may have taken it over: the log knows
             return run.outcome()
         record = await self.log.run(identity)
         owner = None
