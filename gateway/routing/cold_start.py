@@ -32,8 +32,8 @@ def cold_start(
 ) -> RoutingOption | None:
     """A load at a pod that neither holds nor loads the model, if one has a slot and memory.
 
-    A further copy only where its time is measured; one that needs an eviction gets no credit for
-    what earlier requests lost.
+    A further copy only where its time is measured, or at least that of a load from afar; one that
+    needs an eviction gets no credit for what earlier requests lost.
     """
     prices = cluster.prices_at(now_s)
     pod = _best_cold(request, cluster, {pod.name for pod in (*warm, *warming)}, now_s)
@@ -46,7 +46,7 @@ def cold_start(
     if is_further and not (forecast.is_measured or is_bounded):
         return None
     price_s = prices.price_s(pod, request.key) + prices.queue_loss(pod, request.key).loss_s
-    load_s = forecast.seconds - pod.estimates[request.key].stages_of(request.size_class).hold_s
+    load_s = forecast.seconds - measured.stages_of(request.size_class).hold_s
     deadline_s = request.deadline_s
     is_late = deadline_s is not None and now_s + forecast.seconds > deadline_s
     gain_s = load_s if deadline_s is None else min(load_s, deadline_s - request.arrival_s)

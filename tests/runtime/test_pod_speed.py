@@ -136,26 +136,13 @@ def test_single_slow_inferences_change_nothing() -> None:
     assert pool.slowness == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("others", [0, 1], ids=["its-only-one", "then-another"])
 @pytest.mark.parametrize("name", ["pod-0", "pod-1"])
-def test_a_slow_first_inference_of_a_model_changes_nothing(name: str) -> None:
+def test_one_slow_inference_of_a_new_model_changes_nothing(name: str, others: int) -> None:
     pool = Pool([1.0, 1.0])
     for each in pool.pods:
         pool.serve(each, "small@1", 20)
-        pool.serve(each, "large@1", 1 if each == name else 20)
-    pool.fits[name].add("large@1", 30.0)
-    for _ in range(3):
-        for each in pool.pods:
-            pool.serve(each, "small@1", 10)
-            pool.heartbeat(each)
-        assert pool.slowness == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("name", ["pod-0", "pod-1"])
-def test_a_model_of_one_slow_inference_changes_nothing(name: str) -> None:
-    pool = Pool([1.0, 1.0])
-    for each in pool.pods:
-        pool.serve(each, "small@1", 20)
-        pool.serve(each, "large@1", 0 if each == name else 20)
+        pool.serve(each, "large@1", others if each == name else 20)
     pool.fits[name].add("large@1", 30.0)
     for _ in range(3):
         for each in pool.pods:
