@@ -189,6 +189,7 @@ class PoolActuator:
             reason=reason,
             message=message,
             is_warning=is_warning,
+            kind=service.reference,
         )
 
     def _record_failure(self, error: Exception) -> None:

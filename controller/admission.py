@@ -11,17 +11,22 @@ from typing import Any
 import orjson
 
 from controller.resources import (
-    MODE,
     MODEL_MODE,
+    Kind,
     Role,
+    ServiceObject,
     annotation_problems,
     declared_model,
     mode_problem,
+    name_problem,
     read_graph_object,
     role_of,
 )
+from registry.domain.model import ModelName
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import is_graph
+from registry.inference_service.model_resource import KIND as MODEL
+from registry.inference_service.model_resource import MODE, is_model
 from registry.inference_service.predictors import ignored_fields
 from registry.inference_service.reader import KIND
 from registry.inference_service.tenant_quotas import TenantRules, access_problem
@@ -41,14 +46,21 @@ def review_response(
 
 
 def validate(
-    request: Mapping[str, Any], rules_of: Callable[[str], TenantRules | None] = lambda _pool: None
+    request: Mapping[str, Any],
+    rules_of: Callable[[str], TenantRules | None] = lambda _pool: None,
+    namesake: Callable[[Kind, ModelName], ServiceObject | None] = lambda _kind, _name: None,
 ) -> dict[str, Any]:
-    """Reject an InferenceService with mistakes in its Pilotlight annotations or its model.
+    """Reject an object with mistakes in its Pilotlight annotations or its model.
 
     `rules_of`: the rules of a pool by name; None: unknown. Quotas are left to the controller.
+    `namesake`: what declares a model of this name by an object of the other kind.
     """
     document = _object(request)
     problems = _problems(document, rules_of)
+    if request.get("operation") == "CREATE" and role_of(document) is Role.MODEL:
+        name = ModelName(document["metadata"]["namespace"], document["metadata"].get("name", ""))
+        other = namesake(Kind.MODEL if is_model(document) else Kind.SERVICE, name)
+        problems += () if other is None else (name_problem(other),)
     if not problems:
         return {"allowed": True, **_warnings(document)}
     status = {"code": 422, "reason": "Invalid", "message": "\n".join(problems)}
@@ -81,7 +93,7 @@ def _object(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _warnings(document: Mapping[str, Any]) -> dict[str, Any]:
     """For `kubectl` to print: what of a model has no effect."""
-    if document.get("kind") != KIND or role_of(document) is not Role.MODEL:
+    if document.get("kind") not in (KIND, MODEL) or role_of(document) is not Role.MODEL:
         return {}
     paths = ignored_fields(document.get("spec") or {})
     texts = [f"{path} has no effect: the pods of the pool have their own" for path in paths]
@@ -109,7 +121,7 @@ def _problems(
                 return tuple(error.problems)
             rules = rules_of(spec.pool)
             problem = None if rules is None else access_problem(spec, rules, spec.pool)
-            return () if problem is None else (f"{KIND} {spec.name}: {problem}",)
+            return () if problem is None else (f"{document['kind']} {spec.name}: {problem}",)
         case Role.MISPLACED:
             return (mode_problem(document), *annotation_problems(document))
         case _:

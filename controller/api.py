@@ -16,7 +16,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from prometheus_client import Counter, Gauge
 
-from controller.resources import APPLICATIONS, ApplicationObject, ServiceObject, read_service
+from controller.resources import RESOURCES, ApplicationObject, ServiceObject, read_service
 from registry.domain.model import ModelName
 
 logger = logging.getLogger(__name__)
@@ -51,10 +51,9 @@ FAILURES = Counter(
     "pilotlight_controller_failures_total", "Failed operations by error class", ["cause"]
 )
 IS_LEADING = Gauge("pilotlight_controller_leading", "1 while this replica leads")
-MODELS = Gauge("pilotlight_controller_models", "InferenceServices that are models of a pool")
+MODELS = Gauge("pilotlight_controller_models", "Models of pools, of both kinds")
 
 
-GROUP, VERSION, PLURAL = "serving.kserve.io", "v1beta1", "inferenceservices"
 TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
@@ -79,7 +78,7 @@ async def connect(context: str | None = None) -> client.ApiClient:
 
 
 class ClusterApi:
-    """Reads and patches InferenceServices, and posts events, for controller and autoscaler."""
+    """Patches InferenceServices and Models, and posts events, for controller and autoscaler."""
 
     def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
         self._objects = client.CustomObjectsApi(api)
@@ -91,7 +90,7 @@ class ClusterApi:
         self, application: ApplicationObject, status: Mapping[str, Any]
     ) -> None:
         """Replace an application's whole status. Raises Gone, Changed."""
-        await self._write_status(APPLICATIONS, application, status)
+        await self._write_status(application, status)
 
     async def write_status(
         self, service: ServiceObject, status: Mapping[str, Any], *, is_shared: bool = False
@@ -101,8 +100,7 @@ class ClusterApi:
         `is_shared`: KServe writes it as well, so the object must be of the version that was read.
         """
         version = service.resource_version if is_shared else None
-        resource = (GROUP, VERSION, PLURAL)
-        return read_service(await self._write_status(resource, service, status, version=version))
+        return read_service(await self._write_status(service, status, version=version))
 
     async def make_predictor_service(self, service: ServiceObject, host: str) -> str:
         """Make `NAME-predictor`, another name of the gateway's `host`, owned by the object.
@@ -110,11 +108,9 @@ class ClusterApi:
         Returns what is wrong, such as a Service of another's with that name; empty: nothing.
         """
         name, namespace = f"{service.name.name}-predictor", service.name.namespace
+        api_version, kind = service.reference
         owner = client.V1OwnerReference(
-            api_version=f"{GROUP}/{VERSION}",
-            kind="InferenceService",
-            name=service.name.name,
-            uid=service.uid,
+            api_version=api_version, kind=kind, name=service.name.name, uid=service.uid
         )
         body = client.V1Service(
             metadata=client.V1ObjectMeta(name=name, owner_references=[owner]),
@@ -133,18 +129,17 @@ class ClusterApi:
                     name, namespace, _request_timeout=TIMEOUT_S
                 )
             if service.uid not in [each.uid for each in found.metadata.owner_references or ()]:
-                return f"Service {name} exists and is not that of this InferenceService"
+                return f"Service {name} exists and is not that of this {kind}"
         return ""
 
     async def _write_status(
         self,
-        resource: tuple[str, str, str],
         about: ServiceObject | ApplicationObject,
         status: Mapping[str, Any],
         *,
         version: str | None = None,
     ) -> Any:
-        group, api_version, plural = resource
+        group, api_version, plural = RESOURCES[about.kind]
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": about.uid},
             {"op": "add", "path": "/status", "value": status},
@@ -168,12 +163,13 @@ class ClusterApi:
     ) -> ServiceObject:
         """Set the finalizers; returns the new object. Raises Changed if it has changed, Gone."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
+        group, version, plural = RESOURCES[service.kind]
         with api_errors("set the finalizers of", service):
             changed: Any = await self._objects.patch_namespaced_custom_object(
-                GROUP,
-                VERSION,
+                group,
+                version,
                 service.name.namespace,
-                PLURAL,
+                plural,
                 service.name.name,
                 {"metadata": metadata},
                 _content_type=_MERGE_PATCH,
@@ -189,7 +185,7 @@ class ClusterApi:
         reason: str,
         message: str,
         is_warning: bool,
-        kind: tuple[str, str] = (f"{GROUP}/{VERSION}", "InferenceService"),
+        kind: tuple[str, str],
     ) -> None:
         """`kind`: API version and kind of the object.
 

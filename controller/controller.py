@@ -22,7 +22,6 @@ from controller.api import (
 )
 from controller.objects import ClusterObjects, Key
 from controller.resources import Kind, Role
-from registry.domain.model import ModelName
 from registry.errors import RegistryError, RegistryUnavailable
 
 logger = logging.getLogger(__name__)
@@ -37,8 +36,8 @@ FEW_CONFLICTS = 5
 invalid: they are logged, and their pauses grow."""
 MAX_CONFLICT_PAUSE_S = 30.0
 
-Reconcile = Callable[[ModelName | None], Awaitable[float | None]]
-"""Of one object by name, or of all of a kind. Returns the seconds until the next call is due, or
+Reconcile = Callable[[Key], Awaitable[float | None]]
+"""Of one object, or of all of a kind. Returns the seconds until the next call is due, or
 None if only a change makes it due. Raises KubernetesError, RegistryError."""
 
 
@@ -91,9 +90,9 @@ class Controller:
         self,
         objects: ClusterObjects,
         reconcilers: Mapping[Kind, Reconcile],
-        changed_in_registries: Callable[[], list[ModelName]],
+        changed_in_registries: Callable[[], list[Key]],
     ) -> None:
-        """`changed_in_registries`: models to reconcile since a registry has changed."""
+        """`changed_in_registries`: what to reconcile since a registry has changed."""
         self._objects = objects
         self._reconcilers = reconcilers
         self._changed_in_registries = changed_in_registries
@@ -148,7 +147,7 @@ class Controller:
 
     async def _reconcile(self, key: Key) -> float | None:
         try:
-            wait_s = await self._reconcilers[key.kind](key.name)
+            wait_s = await self._reconcilers[key.kind](key)
         except (KubernetesError, RegistryError) as error:
             return self._record_failure(key, error)
         self._failing.discard(key)
@@ -174,11 +173,10 @@ class Controller:
     async def _follow_changes(self) -> None:
         """Queue what changes of registries, or of other objects, make due."""
         while True:
-            services = self._objects.services.values()
-            MODELS.set(sum(each.role is Role.MODEL for each in services))
+            MODELS.set(sum(each.role is Role.MODEL for each in self._objects.declared()))
             began_s = time.monotonic()
-            for name in self._changed_in_registries():
-                self._queue.add(Key(Kind.SERVICE, name))
+            for key in self._changed_in_registries():
+                self._queue.add(key)
             for kind in (Kind.SERVICE, Kind.POD, Kind.APPLICATION):
                 self._queue.add(Key(kind))
             took_s = time.monotonic() - began_s

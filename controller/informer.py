@@ -8,7 +8,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -20,24 +20,23 @@ from kubernetes.aio.client.exceptions import ApiException
 
 from controller.api import (
     FAILURES,
-    GROUP,
     LIST_TIMEOUT_S,
-    PLURAL,
-    VERSION,
     ClusterUnreachable,
+    Denied,
     Gone,
     KubernetesError,
     api_errors,
 )
 from controller.objects import ClusterObjects
 from controller.resources import (
-    APPLICATIONS,
-    GRAPHS,
     POOL,
+    RESOURCES,
     ClusterObject,
     Kind,
     read_application_object,
+    read_deployment,
     read_graph_object,
+    read_model,
     read_pod,
     read_service,
 )
@@ -49,19 +48,18 @@ RETRY_S: Final = 2.0
 SILENCE_S: Final = 150.0
 """The API server sends a bookmark every minute: a watch without one has lost its connection."""
 PAGE_OBJECTS: Final = 500
-_RESOURCES: Final = {
-    Kind.SERVICE: (GROUP, VERSION, PLURAL),
-    Kind.APPLICATION: APPLICATIONS,
-    Kind.GRAPH: GRAPHS,
-}
 _READERS: Final[Mapping[Kind, Callable[[Mapping[str, Any]], ClusterObject]]] = {
     Kind.SERVICE: read_service,
+    Kind.MODEL: read_model,
+    Kind.DEPLOYMENT: read_deployment,
     Kind.POD: read_pod,
     Kind.APPLICATION: read_application_object,
     Kind.GRAPH: read_graph_object,
 }
-_OPTIONAL: Final = {Kind.APPLICATION, Kind.GRAPH}
-"""Kinds that need not be installed."""
+_OPTIONAL: Final = {Kind.SERVICE, Kind.MODEL, Kind.APPLICATION, Kind.GRAPH}
+"""Kinds that need not be installed; without KServe pools are Deployments."""
+_LABELLED: Final = {Kind.POD, Kind.DEPLOYMENT}
+"""Kinds of which only those with a pool's label are read."""
 ABSENT_S: Final = 10.0
 """How long an optional kind must be missing to count as not installed: the API server does not know
 a kind while its definition is replaced. Where objects of it are known: `RELIST_INTERVAL_S`."""
@@ -80,13 +78,21 @@ class Informer:
     """The only writer of `ClusterObjects`."""
 
     def __init__(
-        self, api: client.ApiClient, objects: ClusterObjects, namespaces: Sequence[str] = ()
+        self,
+        api: client.ApiClient,
+        objects: ClusterObjects,
+        namespaces: Sequence[str] = (),
+        pool_namespaces: Collection[str] = ("",),
     ) -> None:
-        """`namespaces`: those to watch; empty: all."""
+        """`namespaces`: those to watch; empty: all. `pool_namespaces`: those of Deployments."""
         self._core = client.CoreV1Api(api)
         self._custom = client.CustomObjectsApi(api)
         self._objects = objects
-        self._sources = [_Source(kind, each) for kind in Kind for each in namespaces or [""]]
+        self._sources = [
+            _Source(kind, each)
+            for kind in Kind
+            for each in (pool_namespaces if kind is Kind.DEPLOYMENT else namespaces or [""])
+        ]
         self._unlisted = set(self._sources)
         self._missing_since_s: dict[_Source, float] = {}
         self.listed = asyncio.Event()
@@ -132,8 +138,11 @@ class Informer:
                 if not (following := page["metadata"].get("continue")):
                     break
                 options["_continue"] = following
-        except Gone:
-            if source.kind not in _OPTIONAL or not self._is_absent(source):
+        except (Gone, Denied) as error:
+            # Deployments of a namespace whose pools are InferenceServices may be out of reach.
+            is_denied = isinstance(error, Denied) and source.kind is Kind.DEPLOYMENT
+            is_gone = isinstance(error, Gone) and source.kind in _OPTIONAL
+            if not is_denied and not (is_gone and self._is_absent(source)):
                 raise
             self._objects.replace(source.kind, [], source.namespace)
             return ""
@@ -187,13 +196,14 @@ class Informer:
         """The open response; raises ApiException."""
         core, custom, namespace = self._core, self._custom, source.namespace
         call: Any
-        if source.kind is Kind.POD:
+        if source.kind in _LABELLED:
             options["label_selector"] = POOL
+        if source.kind is Kind.POD:
             call = core.list_pod_for_all_namespaces_without_preload_content
             if namespace:
                 call = partial(core.list_namespaced_pod_without_preload_content, namespace)
         else:
-            group, version, plural = _RESOURCES[source.kind]
+            group, version, plural = RESOURCES[source.kind]
             if namespace:
                 listing = custom.list_namespaced_custom_object_without_preload_content
                 call = partial(listing, group, version, namespace, plural)

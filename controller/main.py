@@ -46,7 +46,8 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
     client, identity = await connect(), socket.gethostname()  # the pod's name
     api = ClusterApi(client, component=COMPONENT, instance=identity)
     objects = ClusterObjects(settings.trusted_namespaces)
-    informer = Informer(client, objects, settings.watched_namespaces)
+    watched, of_pools = settings.watched_namespaces, sorted(settings.trusted_namespaces)
+    informer = Informer(client, objects, watched, of_pools)
     try:
         async with asyncio.TaskGroup() as tasks:
             registries = PoolRegistries(
@@ -57,7 +58,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             graphs = GraphReconciler(api, objects, registries)
             pod_phases = PodPhases(objects, registries)
             reconcilers: dict[Kind, Reconcile] = {
-                Kind.SERVICE: models.reconcile,
+                **dict.fromkeys((Kind.SERVICE, Kind.MODEL, Kind.DEPLOYMENT), models.reconcile),
                 Kind.APPLICATION: lambda _: applications.reconcile_all(),
                 Kind.GRAPH: lambda _: graphs.reconcile_all(),
                 Kind.POD: lambda _: pod_phases.update(),

@@ -1,4 +1,4 @@
-"""Reconciles one model's InferenceService with the registry, and writes its status.
+"""Reconciles one model's InferenceService or Model with the registry, and writes its status.
 
 Level-triggered: it acts on the current state, not on events, so it may run at any time and after
 any outage.
@@ -22,9 +22,9 @@ from controller.model_status import (
     make_status,
     seconds_until_write,
 )
-from controller.objects import ClusterObjects
+from controller.objects import ClusterObjects, Key
 from controller.pools import PoolRegistries, PoolRegistry
-from controller.resources import FINALIZER, Role, ServiceObject, owner_of
+from controller.resources import FINALIZER, Kind, Role, ServiceObject, name_problem, owner_of
 from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
 from registry.errors import InvalidModel
@@ -78,19 +78,19 @@ class ModelReconciler:
         self._api = api
         self._objects = objects
         self._registries = registries
-        self._known: dict[ModelName, _Known] = {}
+        self._known: dict[Key, _Known] = {}
 
-    async def reconcile(self, name: ModelName | None) -> float | None:
+    async def reconcile(self, key: Key) -> float | None:
         """See `controller.Reconcile`. Without a name: models in registries that no object declares.
 
         Raises KubernetesError, RegistryError.
         """
-        if name is None:
+        if key.name is None:
             await self._delete_orphans()
             return None
-        service = self._objects.services.get(name)
+        service = self._objects.get(key)
         if service is None:
-            self._known.pop(name, None)
+            self._known.pop(key, None)
             return None
         try:
             return await self._reconcile(service)
@@ -98,20 +98,21 @@ class ModelReconciler:
             self._objects.update(service, is_removed=True)
             return None
 
-    def changed_in_registries(self) -> list[ModelName]:
+    def changed_in_registries(self) -> list[Key]:
         """The models whose status shows something else than their registry, or a quota, has now."""
         return self._objects.take_changed_quotas() + [
-            name
-            for name, known in self._known.items()
-            if (service := self._objects.services.get(name)) is not None
+            key
+            for key, known in self._known.items()
+            if (service := self._objects.get(key)) is not None
             and service.role is Role.MODEL
             and known.shown != self._shown(service)
         ]
 
     def _of(self, service: ServiceObject) -> "_Known":
-        known = self._known.get(service.name)
+        key = Key(service.kind, service.name)
+        known = self._known.get(key)
         if known is None or known.uid != service.uid:
-            known = self._known[service.name] = _Known(service.uid)
+            known = self._known[key] = _Known(service.uid)
         return known
 
     async def _reconcile(self, service: ServiceObject) -> float | None:
@@ -138,6 +139,9 @@ class ModelReconciler:
     # Serving
 
     async def _serve(self, service: ServiceObject) -> float | None:
+        if (other := self._objects.namesake(service)) is not None:
+            problem = name_problem(other)
+            return await self._write_status(replace(service, problems=(problem,), spec=None), None)
         registry = self._registry(service)
         self._of(service).shown = self._shown(service)
         await self._post_due_event(service)
@@ -309,9 +313,9 @@ class ModelReconciler:
         return None
 
     async def _delete_orphans(self) -> None:
-        """Delete models whose InferenceService is gone or has moved to another pool.
+        """Delete models whose object is gone or has moved to another pool.
 
-        Models that no InferenceService declares stay.
+        Models that no object declares stay.
         """
         for pool, registry in self._registries.opened().items():
             if not registry.is_synced:
@@ -329,10 +333,11 @@ class ModelReconciler:
                 )
 
     def _is_declared(self, name: ModelName, uid: str, pool: str) -> bool:
-        service = self._objects.services.get(name)
-        if service is None or service.uid != uid:
-            return False
-        return service.is_deleted or (service.role is Role.MODEL and service.pool == pool)
+        return any(
+            each.uid == uid and (each.is_deleted or (each.role is Role.MODEL and each.pool == pool))
+            for kind in (Kind.SERVICE, Kind.MODEL)
+            if (each := self._objects.get(Key(kind, name))) is not None
+        )
 
     async def _post_event(
         self, service: ServiceObject, reason: str, message: str, *, is_warning: bool = True
@@ -341,7 +346,12 @@ class ModelReconciler:
         if known.last_event == (reason, message):
             return
         await self._api.post_event(
-            service.name, service.uid, reason=reason, message=message, is_warning=is_warning
+            service.name,
+            service.uid,
+            reason=reason,
+            message=message,
+            is_warning=is_warning,
+            kind=service.reference,
         )
         known.last_event = (reason, message)
 

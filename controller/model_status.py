@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from controller.resources import MODEL_MODE, ServiceObject
+from controller.resources import MODEL_MODE, Kind, ServiceObject
 from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod_index import Residency
@@ -175,7 +175,7 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         return ReadyCondition(
             False,
             "PoolNotFound",
-            f"there is no pool {service.pool!r}: no InferenceService has the label "
+            f"there is no pool {service.pool!r}: no InferenceService or Deployment has the label "
             f"pilotlight.io/pool={service.pool}",
         )
     if facts.serving is None:
@@ -213,7 +213,7 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
     conditions.append({**warm, "severity": "Info"})
     status: dict[str, Any] = {
         "observedGeneration": service.generation,
-        "deploymentMode": MODEL_MODE,
+        **({"deploymentMode": MODEL_MODE} if service.kind is Kind.SERVICE else {}),
         "conditions": _with_transition_times(
             conditions, service.status.get("conditions") or [], now
         ),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from controller.resources import (
@@ -22,7 +23,7 @@ class Key:
 
     kind: Kind
     name: ModelName | None = None
-    """Of an InferenceService; None: all objects of the kind, and what is left of removed ones."""
+    """None: all objects of the kind, and what is left of removed ones."""
 
 
 class ClusterObjects:
@@ -33,13 +34,19 @@ class ClusterObjects:
         self._pool_namespaces = pool_namespaces
         self.services: dict[ModelName, ServiceObject] = {}
         """Models and pools; the many that KServe alone serves are left out."""
-        self._pools: set[ModelName] = set()
-        """Names in `services` that are, or were, pools."""
+        self.models: dict[ModelName, ServiceObject] = {}
+        """Declared by a Model."""
+        self._deployments: dict[ModelName, ServiceObject] = {}
+        """Pools on a cluster without KServe."""
+        self._pools: set[Key] = set()
+        """Of objects that are, or were, pools."""
         self.pods: dict[ModelName, PodObject] = {}
         self.applications: dict[ModelName, ApplicationObject] = {}
         self.graphs: dict[ModelName, GraphObject] = {}
         self._stored: Mapping[Kind, dict[ModelName, Any]] = {
             Kind.SERVICE: self.services,
+            Kind.MODEL: self.models,
+            Kind.DEPLOYMENT: self._deployments,
             Kind.POD: self.pods,
             Kind.APPLICATION: self.applications,
             Kind.GRAPH: self.graphs,
@@ -71,13 +78,34 @@ class ClusterObjects:
 
     def update_by_reply(self, found: ServiceObject) -> None:
         """Apply the reply to our own write, which may come before or after the watch's events."""
-        before = self.services.get(found.name)
+        before = self._stored[found.kind].get(found.name)
         if before is not None and before.uid == found.uid:
             self._put(found)
 
+    def get(self, key: Key) -> ServiceObject | None:
+        """What declares a model or a pool."""
+        return None if key.name is None else self._stored[key.kind].get(key.name)
+
+    def declared(self) -> Iterator[ServiceObject]:
+        """All that declare models, and pools of KServe's."""
+        return chain(self.services.values(), self.models.values())
+
+    def namesake(self, service: ServiceObject) -> ServiceObject | None:
+        """The older object of the other kind that declares a model of the same name."""
+        other = self.model_of_other_kind(service.kind, service.name)
+        if other is None or (service.created, service.kind) < (other.created, other.kind):
+            return None
+        return other
+
+    def model_of_other_kind(self, kind: Kind, name: ModelName) -> ServiceObject | None:
+        """The Model with the name of an InferenceService, or the other way round."""
+        other = (self.models if kind is Kind.SERVICE else self.services).get(name)
+        return other if other is not None and other.role is Role.MODEL else None
+
     def all_keys(self) -> Iterator[Key]:
         """Everything that there is to reconcile."""
-        yield from (Key(Kind.SERVICE, name) for name in self.services)
+        for each in chain(self.declared(), self._deployments.values()):
+            yield Key(each.kind, each.name)
         yield from map(Key, Kind)
 
     @staticmethod
@@ -101,12 +129,9 @@ class ClusterObjects:
             self.on_change(Key(found.kind))
             return
         if found.role is Role.POOL:
-            self._pools.add(name)
+            self._pools.add(Key(found.kind, name))
         if before is None or before.resource_version != found.resource_version:
-            self._note_quotas(before, found)
-            self.on_change(Key(Kind.SERVICE, name))
-            if self.is_pool(found):
-                self._report_models_of(found.pool)
+            self._report(before, found)
 
     def _remove(self, found: ClusterObject) -> None:
         name = _name(found)
@@ -116,18 +141,27 @@ class ClusterObjects:
         if not isinstance(found, ServiceObject):
             self.on_change(Key(found.kind))
             return
-        self._pools.discard(name)
-        self._note_quotas(found, None)
-        self.on_change(Key(Kind.SERVICE, name))
+        self._pools.discard(Key(found.kind, name))
+        self._report(found, None)
+
+    def _report(self, before: ServiceObject | None, after: ServiceObject | None) -> None:
+        """A change, to what depends on it."""
+        self._note_quotas(before, after)
+        found = after or before
+        assert found is not None
+        self.on_change(Key(found.kind, found.name))
+        for kind in (Kind.SERVICE, Kind.MODEL):
+            if kind is not found.kind and found.name in self._stored[kind]:
+                self.on_change(Key(kind, found.name))
         if self.is_pool(found):
             self._report_models_of(found.pool)
 
     def _report_models_of(self, pool: str) -> None:
         for kind in (Kind.POD, Kind.GRAPH, Kind.APPLICATION):
             self.on_change(Key(kind))
-        for each in self.services.values():
+        for each in self.declared():
             if each.role is Role.MODEL and each.pool == pool:
-                self.on_change(Key(Kind.SERVICE, each.name))
+                self.on_change(Key(each.kind, each.name))
 
     def _note_quotas(self, before: ServiceObject | None, after: ServiceObject | None) -> None:
         known = [each for each in (before, after) if each is not None]
@@ -137,15 +171,15 @@ class ClusterObjects:
                 (known[0].name.namespace, share[0]) for share in shares if share is not None
             }
 
-    def take_changed_quotas(self) -> list[ModelName]:
+    def take_changed_quotas(self) -> list[Key]:
         """The models whose quotas other models use otherwise since the last call."""
         changed, self._changed_quotas = self._changed_quotas, set()
         return [
-            name
-            for name, each in self.services.items()
+            Key(each.kind, each.name)
+            for each in self.declared()
             if changed
             and each.quota_share is not None
-            and (name.namespace, each.quota_share[0]) in changed
+            and (each.name.namespace, each.quota_share[0]) in changed
         ]
 
     def is_pool(self, service: ServiceObject) -> bool:
@@ -155,14 +189,8 @@ class ClusterObjects:
         )
 
     def pool(self, pool: str) -> ServiceObject | None:
-        """The InferenceService of a pool; of several the oldest."""
-        found = [
-            each
-            for name in self._pools
-            if self.is_pool(each := self.services[name])
-            and each.pool == pool
-            and not each.is_deleted
-        ]
+        """The object of a pool; of several the oldest."""
+        found = [each for each in self._all_pools() if each.pool == pool and not each.is_deleted]
         return min(found, key=lambda each: (each.created, each.name), default=None)
 
     def has_pool(self, pool: str) -> bool:
@@ -172,14 +200,17 @@ class ClusterObjects:
         return bool(self._stored[kind])
 
     def pools(self) -> set[str]:
-        pools = (self.services[name] for name in self._pools)
-        return {each.pool for each in pools if self.is_pool(each)}
+        return {each.pool for each in self._all_pools()}
+
+    def _all_pools(self) -> list[ServiceObject]:
+        found = (self._stored[key.kind][key.name] for key in self._pools if key.name is not None)
+        return [each for each in found if self.is_pool(each)]
 
     def earlier_models(self, service: ServiceObject) -> Iterator[ModelSpec]:
         """The models that its namespace declared before it in the same pool."""
         return (
             each.spec
-            for each in self.services.values()
+            for each in self.declared()
             if each.spec is not None
             and not each.is_deleted
             and each.pool == service.pool

@@ -1,4 +1,4 @@
-"""Reads and sets the scale of the Deployment that KServe creates for a pool.
+"""Reads and sets the scale of a pool's Deployment: its own, or the one that KServe creates.
 
 Never competes with another scaler: where one exists, the pool is left unchanged and the result
 names that scaler.
@@ -11,7 +11,7 @@ from typing import Any
 
 from kubernetes.aio import client
 
-from controller.api import GROUP, PLURAL, TIMEOUT_S, VERSION, Gone, PoolNotFound, api_errors
+from controller.api import TIMEOUT_S, Gone, PoolNotFound, api_errors
 from controller.pool_size import (
     CompetingScaler,
     PoolObject,
@@ -19,10 +19,11 @@ from controller.pool_size import (
     ScaleTo,
     deletion_costs,
     find_owner,
+    read_deployment_pool,
     read_pool,
     within_bounds,
 )
-from controller.resources import DELETION_COST, POOL, PodObject, read_pod
+from controller.resources import BOUNDS, DELETION_COST, POOL, RESOURCES, Kind, PodObject, read_pod
 from registry.domain.pod_state import PodState
 
 logger = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ _SCALED_OBJECTS = ("keda.sh", "v1alpha1", "scaledobjects")
 
 @dataclass(frozen=True, slots=True)
 class ObservedPool:
-    """A pool's InferenceService and the scale of its Deployment."""
+    """A pool's object and the scale of its Deployment."""
 
     pool: str
     service: PoolObject
@@ -76,7 +77,7 @@ class PoolScaler:
         return decision
 
     async def observe(self, pool: str) -> ObservedPool:
-        """Read a pool's InferenceService and scale. Raises PoolNotFound, KubernetesError."""
+        """Read a pool's object and scale. Raises PoolNotFound, KubernetesError."""
         service = await self._find(pool)
         if owner := find_owner(service, await self._competing_scalers(service.namespace)):
             return ObservedPool(pool, service, owner)
@@ -131,27 +132,42 @@ class PoolScaler:
         return [read_pod(self._to_dict(each)) for each in listed.items]
 
     async def _find(self, pool: str) -> PoolObject:
+        found = [read_pool(each) for each in await self._labelled(Kind.SERVICE, pool)]
+        if not found:  # without KServe; it owns the Deployments that it makes
+            listed = await self._labelled(Kind.DEPLOYMENT, pool)
+            own = [each for each in listed if not each["metadata"].get("ownerReferences")]
+            try:
+                found = list(map(read_deployment_pool, own))
+            except ValueError as error:
+                names = ", ".join(BOUNDS.values())
+                raise PoolNotFound(f"{names} of pool {pool} must be numbers: {error}") from error
+        if len(found) != 1:
+            names = ", ".join(sorted(each.name for each in found)) or "none"
+            where = f" in namespace {self._namespace}" if self._namespace else ""
+            raise PoolNotFound(
+                f"exactly one InferenceService, or Deployment without owner,{where} must have the "
+                f"label {POOL}={pool}; found: {names}"
+            )
+        return found[0]
+
+    async def _labelled(self, kind: Kind, pool: str) -> list[Any]:
+        group, version, plural = RESOURCES[kind]
         options: dict[str, Any] = {
             "label_selector": f"{POOL}={pool}",
             "_request_timeout": TIMEOUT_S,
         }
-        with api_errors("list", "InferenceServices"):
-            found: Any = await (
-                self._objects.list_namespaced_custom_object(
-                    GROUP, VERSION, self._namespace, PLURAL, **options
+        try:
+            with api_errors("list", kind):
+                found: Any = await (
+                    self._objects.list_namespaced_custom_object(
+                        group, version, self._namespace, plural, **options
+                    )
+                    if self._namespace
+                    else self._objects.list_cluster_custom_object(group, version, plural, **options)
                 )
-                if self._namespace
-                else self._objects.list_cluster_custom_object(GROUP, VERSION, PLURAL, **options)
-            )
-        items = found["items"]
-        if len(items) != 1:
-            names = ", ".join(sorted(each["metadata"]["name"] for each in items)) or "none"
-            where = f" in namespace {self._namespace}" if self._namespace else ""
-            raise PoolNotFound(
-                f"exactly one InferenceService{where} must have the label {POOL}={pool}; "
-                f"found: {names}"
-            )
-        return read_pool(items[0])
+        except Gone:  # the kind is not installed
+            return []
+        return list(found["items"])
 
     async def _competing_scalers(self, namespace: str) -> list[CompetingScaler]:
         with api_errors("list", "HorizontalPodAutoscalers"):

@@ -1,12 +1,12 @@
 """Bounds of a pool's size, its other scalers, and the pods that leave it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Final
 
-from controller.resources import RULES, PodObject, mode_of
+from controller.resources import BOUNDS, RULES, PodObject, mode_of
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
@@ -16,6 +16,8 @@ AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
 EXTERNAL = "external"
 """Autoscaler class in which KServe creates no autoscaler and keeps the number of replicas."""
 STANDARD = "Standard"
+_STANDARD_NAMES = (STANDARD, "RawDeployment")
+"""KServe 0.15 and older has the second name only."""
 _MIB = 1 << 20
 _BUSY_COST = 1 << 24
 """More than any pod's weights in MiB: busy pods are deleted after all idle ones."""
@@ -26,12 +28,12 @@ _MAX_COST = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class PoolObject:
-    """A pool's InferenceService: the fields that scaling uses."""
+    """A pool's InferenceService or Deployment: the fields that scaling uses."""
 
     namespace: str
     name: str
     deployment: str
-    """Name of the Deployment that KServe creates."""
+    """Name of the Deployment that is scaled."""
     mode: str
     autoscaler_class: str
     min_pods: int
@@ -39,6 +41,8 @@ class PoolObject:
     uid: str = ""
     rules: TenantRules = field(default_factory=TenantRules)
     """Its quotas only; none if they have mistakes, which the pool's status says."""
+    reference: tuple[str, str] = ("serving.kserve.io/v1beta1", "InferenceService")
+    """API version and kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,20 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
     )
 
 
+def read_deployment_pool(document: Mapping[str, Any]) -> PoolObject:
+    """A pool without KServe, with its bounds in annotations. Raises ValueError."""
+    annotations = document["metadata"].get("annotations") or {}
+    bounds = {field: int(annotations[key]) for field, key in BOUNDS.items() if key in annotations}
+    pool = read_pool({**document, "spec": {"predictor": bounds}})
+    return replace(
+        pool,
+        deployment=pool.name,
+        mode=STANDARD,
+        autoscaler_class=EXTERNAL,
+        reference=("apps/v1", "Deployment"),
+    )
+
+
 def _quotas(text: str) -> TenantRules:
     try:
         return TenantRules(quotas=parse_rules(quotas=text).quotas)
@@ -106,8 +124,8 @@ def _quotas(text: str) -> TenantRules:
 
 def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:
     """What else scales the pool; None: nothing."""
-    where = f"InferenceService {pool.namespace}/{pool.name}"
-    if pool.mode != STANDARD:
+    where = f"{pool.reference[1]} {pool.namespace}/{pool.name}"
+    if pool.mode not in _STANDARD_NAMES:
         return ScaledElsewhere(
             Owner.MODE,
             f"{where} is in mode {pool.mode or 'unknown'!r}, which has its own autoscaler; a pool "

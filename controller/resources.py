@@ -25,6 +25,8 @@ from registry.inference_service.components import (
     machine_needs,
 )
 from registry.inference_service.graph_reader import read_graph
+from registry.inference_service.model_resource import KIND as MODEL
+from registry.inference_service.model_resource import MODE, is_model
 from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_quotas import TenantRules, parse_rules
@@ -32,7 +34,6 @@ from variants.application import API_VERSION as APPLICATION_API
 from variants.application import read_application
 
 POOL = PREFIX + "pool"
-MODE = "serving.kserve.io/deploymentMode"
 MODEL_MODE = "ModelMesh"
 """Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
 FINALIZER = PREFIX + "unload"
@@ -47,8 +48,12 @@ RULES = {
 _DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 
 
+BOUNDS = {"minReplicas": PREFIX + "min-replicas", "maxReplicas": PREFIX + "max-replicas"}
+"""Annotations of a pool that is a Deployment, by field of an InferenceService."""
+
+
 class Role(StrEnum):
-    """What an InferenceService describes."""
+    """What an InferenceService, Model or Deployment describes."""
 
     POOL = "pool"
     MODEL = "model"
@@ -61,16 +66,28 @@ class Kind(StrEnum):
     """The kinds of objects that the controller watches."""
 
     SERVICE = "InferenceServices"
+    MODEL = "Models"
+    DEPLOYMENT = "Deployments"
+    """Pools on a cluster without KServe."""
     POD = "pods"
     APPLICATION = "InferenceApplications"
     GRAPH = "InferenceGraphs"
 
 
+RESOURCES: Final[Mapping[Kind, tuple[str, str, str]]] = {
+    Kind.SERVICE: ("serving.kserve.io", "v1beta1", "inferenceservices"),
+    Kind.MODEL: ("pilotlight.io", "v1alpha1", "models"),
+    Kind.DEPLOYMENT: ("apps", "v1", "deployments"),
+    Kind.APPLICATION: ("pilotlight.io", "v1alpha1", "inferenceapplications"),
+    Kind.GRAPH: ("serving.kserve.io", "v1alpha1", "inferencegraphs"),
+}
+"""Group, version and plural."""
+_NAMES: Final = {Kind.SERVICE: KIND, Kind.MODEL: MODEL, Kind.DEPLOYMENT: "Deployment"}
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceObject:
-    """An InferenceService: the fields that the controller uses."""
-
-    kind: ClassVar[Kind] = Kind.SERVICE
+    """An InferenceService, a Model, or the Deployment of a pool: what the controller uses of it."""
 
     name: ModelName
     uid: str
@@ -91,6 +108,13 @@ class ServiceObject:
     """Of a pool without mistakes."""
     ignored: tuple[str, ...] = ()
     """Fields of a model in place of which the pool's pods have their own."""
+    kind: Kind = Kind.SERVICE
+
+    @property
+    def reference(self) -> tuple[str, str]:
+        """API version and kind, as other objects refer to it."""
+        group, version, _ = RESOURCES[self.kind]
+        return f"{group}/{version}", _NAMES[self.kind]
 
     @property
     def version(self) -> int:
@@ -139,7 +163,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         generation=metadata.get("generation", 0),
         created=metadata["creationTimestamp"],
         role=role,
-        pool=_pool(metadata, role),
+        pool=_pool(document, role),
         is_deleted="deletionTimestamp" in metadata,
         finalizers=tuple(metadata.get("finalizers") or ()),
         spec=spec,
@@ -147,11 +171,24 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         status=status,
         rules=rules,
         ignored=ignored_fields(document.get("spec") or {}) if role is Role.MODEL else (),
+        kind=next((k for k, name in _NAMES.items() if name == document.get("kind")), Kind.SERVICE),
     )
+
+
+def read_model(document: Mapping[str, Any]) -> ServiceObject:
+    return read_service({**document, "kind": MODEL})
+
+
+def read_deployment(document: Mapping[str, Any]) -> ServiceObject:
+    """A pool, unless another object owns it, as KServe's InferenceServices own theirs."""
+    owned = Role.OTHER if document["metadata"].get("ownerReferences") else Role.POOL
+    return replace(read_service({**document, "kind": "Deployment"}), role=owned)
 
 
 def role_of(document: Mapping[str, Any]) -> Role:
     metadata = document.get("metadata") or {}
+    if is_model(document):
+        return Role.MODEL
     if POOL in (metadata.get("labels") or {}):
         return Role.POOL
     if POOL not in (metadata.get("annotations") or {}):
@@ -199,7 +236,8 @@ def annotation_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
             _read_rules(annotations)
         except ValueError as error:
             problems += str(error).splitlines()
-        annotations = {key: annotations[key] for key in annotations.keys() - RULES.values()}
+        own = {*RULES.values(), *BOUNDS.values()}
+        annotations = {key: annotations[key] for key in annotations.keys() - own}
     problems += parse_annotations(annotations).problems
     return tuple(f"{_title(document)}: {problem}" for problem in problems)
 
@@ -224,12 +262,24 @@ def mode_problem(document: Mapping[str, Any]) -> str:
     )
 
 
+def name_problem(other: ServiceObject) -> str:
+    """Why an object is not served that has the name of an older one of the other kind."""
+    return (
+        f"metadata.name must be another one: {other.reference[1]} {other.name} declares the model "
+        "already; delete one of both"
+    )
+
+
 def _title(document: Mapping[str, Any]) -> str:
     metadata = document.get("metadata") or {}
-    return f"{KIND} {metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
+    kind = document.get("kind", KIND)
+    return f"{kind} {metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
 
 
-def _pool(metadata: Mapping[str, Any], role: Role) -> str:
+def _pool(document: Mapping[str, Any], role: Role) -> str:
+    metadata = document["metadata"]
+    if is_model(document):
+        return str(document["spec"].get("pool", _DEFAULT_POOL))
     if role is Role.POOL:
         return str(metadata["labels"][POOL])
     return str((metadata.get("annotations") or {}).get(POOL, ""))
@@ -239,10 +289,8 @@ SERVICE = "serving.kserve.io/inferenceservice"
 REVISION = "serving.knative.dev/revision"
 GENERATION = "serving.knative.dev/configurationGeneration"
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-APPLICATIONS: Final = ("pilotlight.io", "v1alpha1", "inferenceapplications")
 _DEFAULT_POOL: Final = "default"
 _Spec = TypeVar("_Spec", ApplicationSpec, GraphSpec)
-GRAPHS: Final = ("serving.kserve.io", "v1alpha1", "inferencegraphs")
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,9 +278,9 @@ class WebhookServer:
     async def run(self) -> None:
         certificates = await self._first_certificates()
         context = make_context(certificates)
-        self._server = HttpServer(
-            admission_app(self._rules), port=self._settings.webhook_port, tls=context
-        )
+        namesake = self._objects.model_of_other_kind
+        application = admission_app(partial(validate, rules_of=self._rules, namesake=namesake))
+        self._server = HttpServer(application, port=self._settings.webhook_port, tls=context)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.serve())
             tasks.create_task(self._reload(context, certificates))
@@ -318,11 +318,11 @@ def _certificate_source(
     return lambda: asyncio.to_thread(read_folder, settings.certificates)
 
 
-def admission_app(rules_of: Callable[[str], TenantRules | None]) -> Starlette:
-    """`rules_of`: the rules of a pool by name; None: unknown."""
+def admission_app(check: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Starlette:
+    """`check`: `admission.validate` with what it knows of the cluster."""
     return Starlette(
         routes=[
-            Route(VALIDATE_PATH, _endpoint(partial(validate, rules_of=rules_of)), methods=["POST"]),
+            Route(VALIDATE_PATH, _endpoint(check), methods=["POST"]),
             Route(MUTATE_PATH, _endpoint(set_defaults), methods=["POST"]),
         ]
     )

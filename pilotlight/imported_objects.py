@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from common.shown_value import shown
 from registry.errors import InvalidModel
+from registry.inference_service.model_resource import MODE as MODE_ANNOTATION
 from registry.inference_service.predictors import SERVED_FORMATS, UNSERVED_FORMATS
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 
-MODE_ANNOTATION: Final = "serving.kserve.io/deploymentMode"
 MODE: Final = "ModelMesh"
 POOL_ANNOTATION: Final = "pilotlight.io/pool"
 SECRET: Final = "storage-config"

@@ -20,10 +20,11 @@ from pilotlight.commands.declaration_check import (
 )
 from pilotlight.commands.kinds import (
     DECLARED,
+    MODEL,
     Declared,
-    Kind,
     ObjectName,
     parse_object_names,
+    resource_of,
     shown_name,
 )
 from pilotlight.commands.target import PlatformTarget
@@ -35,6 +36,7 @@ from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.documents import left_objects
+from registry.inference_service.model_resource import declaring_kind
 from registry.inference_service.predictors import needs_in_pool
 from registry.policy_names import ROUTING
 from registry.redis.client import Registry
@@ -226,13 +228,28 @@ async def _compare_declared(registry: Registry, specs: Sequence[Declared]) -> li
         await registry.check_models(models_of(specs))
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
-    state = await registry.cluster()
+    state = await _check_kinds(registry, specs)
     outcomes = []
     for spec in specs:
         before, after = await DECLARED[type(spec)].declaring.present(registry, state, spec)
         changed = "unchanged" if before == after else "configured"
         outcomes.append(f"{'created' if before is None else changed} (dry run)")
     return outcomes
+
+
+async def _check_kinds(registry: Registry, specs: Sequence[Declared]) -> ClusterState:
+    """The state; raises InvalidInput for a name that an object of the other kind declares."""
+    state = await registry.cluster()
+    problems = [
+        f"{declaring_kind(spec)} {spec.name}: metadata.name must be another one: "
+        f"{declaring_kind(known.spec)} {spec.name} declares the model already; delete it first"
+        for spec in models_of(specs)
+        if (known := state.models.get(spec.name)) is not None
+        and declaring_kind(known.spec) != declaring_kind(spec)
+    ]
+    if problems:
+        raise InvalidInput(problems)
+    return state
 
 
 def models_of(specs: Sequence[Declared]) -> list[ModelSpec]:
@@ -248,6 +265,7 @@ async def put_declared(registry: Registry, specs: Sequence[Declared]) -> list[st
 
     Raises InvalidInput: no model is declared if the pool cannot take one.
     """
+    await _check_kinds(registry, specs)
     outcomes = {}
     for kind, declared in DECLARED.items():
         try:
@@ -290,7 +308,7 @@ def print_applied(
     }
     applied = list(zip(specs, outcomes, strict=True))
     lines = [
-        f"{DECLARED[type(spec)].resource}/{shown_name(spec.name)} {outcome}"
+        f"{resource_of(spec)}/{shown_name(spec.name)} {outcome}"
         + (f" ({warnings[spec.name]})" if spec.name in warnings else "")
         for spec, outcome in applied
     ]
@@ -313,14 +331,21 @@ def print_applied(
 
 async def _delete(target: PlatformTarget, output: Output, objects: Sequence[ObjectName]) -> None:
     """Delete the models, applications and graphs that exist; then raise NotFound for the others."""
-    deleted: dict[ObjectName, Kind] = {}
+    deleted: dict[ObjectName, str] = {}
     async with target.registry() as registry:
+        models = (await registry.cluster()).models
         for kind in DECLARED.values():
             asked = [o for o in objects if o not in deleted and o.kind in (None, kind)]
             absent = await kind.declaring.delete(registry, [each.name for each in asked])
-            deleted |= {each: kind for each in asked if each.name not in absent}
+            deleted |= {
+                each: resource_of(models[each.name].spec)
+                if kind is MODEL and each.name in models
+                else kind.resource
+                for each in asked
+                if each.name not in absent
+            }
     found = [each for each in objects if each in deleted]
-    lines = [f'{deleted[each].resource} "{shown_name(each.name)}" deleted' for each in found]
+    lines = [f'{deleted[each]} "{shown_name(each.name)}" deleted' for each in found]
     unknown = [str(each.name) for each in objects if each not in deleted]
     if unknown:
         for line in lines:

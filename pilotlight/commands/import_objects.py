@@ -16,6 +16,7 @@ from pilotlight.imported_objects import SECRET, NotServed, import_mlflow, import
 from pilotlight.output import Output
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.documents import read_yaml
+from registry.inference_service.model_resource import as_model
 from registry.inference_service.reader import read_object
 
 TIMEOUT_S = 60.0
@@ -38,6 +39,9 @@ def _import() -> None:
 Target = Annotated[
     Path | None, typer.Option("-o", "--output", help="File for the YAML; default: stdout.")
 ]
+Models = Annotated[
+    bool, typer.Option("--models", help="Write Models, which need no KServe, instead.")
+]
 
 
 @imports.command("modelmesh")
@@ -54,6 +58,7 @@ def modelmesh(
     target: Target = None,
     overwrite: flags.Overwrite = False,
     pool: flags.Pool = "default",
+    models: Models = False,
     json_: flags.Json = False,
 ) -> None:
     """Write InferenceServices for a pool from ModelMesh's objects, and report on each.
@@ -69,9 +74,10 @@ def modelmesh(
     found = import_modelmesh(documents, pool=pool)
     if not found.report:
         raise InvalidInput(["the input holds no object of ModelMesh's"])
-    text = yaml.safe_dump_all(found.documents, sort_keys=False)
+    made = list(map(as_model, found.documents)) if models else found.documents
+    text = yaml.safe_dump_all(made, sort_keys=False)
     lines = [f"{line.outcome:<10} {line.object}: {line.detail}" for line in found.report]
-    document = {"documents": found.documents, "report": [asdict(line) for line in found.report]}
+    document = {"documents": made, "report": [asdict(line) for line in found.report]}
     _conclude(output, target, text, lines, document, f"{len(found.documents)} models")
 
 
@@ -88,6 +94,7 @@ def mlflow(
     overwrite: flags.Overwrite = False,
     namespace: flags.Namespace = None,
     pool: flags.Pool = "default",
+    models: Models = False,
     json_: flags.Json = False,
 ) -> None:
     """Write an InferenceService for a model that MLflow saved, by its file MLmodel.
@@ -117,9 +124,10 @@ def mlflow(
         raise InvalidInput([f"{folder}: {error}"]) from error
     except InvalidModel as error:
         raise InvalidInput(error.problems) from error
-    text = yaml.safe_dump(found.document, sort_keys=False)
+    made = as_model(found.document) if models else found.document
+    text = yaml.safe_dump(made, sort_keys=False)
     lines = [f"needs work: {note}" for note in found.notes]
-    document = {"document": found.document, "notes": found.notes}
+    document = {"document": made, "notes": found.notes}
     _conclude(output, target, text, lines, document, "the model")
 
 

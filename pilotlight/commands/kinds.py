@@ -21,6 +21,8 @@ from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import read_graphs
+from registry.inference_service.model_resource import KIND as MODEL_KIND
+from registry.inference_service.model_resource import declaring_kind
 from registry.inference_service.reader import read_documents
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
@@ -91,6 +93,8 @@ class Kind:
     complete: Callable[..., list[str]] | None = None
     is_namespaced: bool = True
     declared: Declaring | None = None
+    other_resource: str = ""
+    """A second one that declares the same."""
     undeletable: str = ""
     """Why `delete` does not delete the kind's objects, and what does."""
 
@@ -178,6 +182,7 @@ MODEL: Final = Kind(
     declared=Declaring(
         ModelSpec, read_documents, Registry.put_models, _present_model, Registry.delete_models
     ),
+    other_resource="model.pilotlight.io",
 )
 APPLICATION: Final = Kind(
     "application",
@@ -292,6 +297,13 @@ def parse_model_names(names: Sequence[str], namespace: str | None) -> list[Model
     return [each.name for text in names for each in parse_object_names([text], namespace)]
 
 
+def resource_of(spec: Declared) -> str:
+    """As kubectl prints it."""
+    kind = DECLARED[type(spec)]
+    is_ours = isinstance(spec, ModelSpec) and declaring_kind(spec) == MODEL_KIND
+    return kind.other_resource if is_ours else kind.resource
+
+
 def shown_name(name: ModelName) -> str:
     """The name, with its namespace unless that is `default`."""
     return str(name).removeprefix("default/")
@@ -310,5 +322,6 @@ def _parse_kind(text: str) -> Kind | None:
     """The kind of `inferenceservice`, `isvc` or `inferenceservices.v1beta1.serving.kserve.io`."""
     word, _, group = text.lower().partition(".")
     kind = next((each for each in KINDS if word in each.words), None)
-    own_group = "" if kind is None else kind.resource.partition(".")[2]
-    return kind if not group or (own_group and f".{group}".endswith(f".{own_group}")) else None
+    resources = () if kind is None else (kind.resource, kind.other_resource)
+    groups = [own for each in resources if (own := each.partition(".")[2])]
+    return kind if not group or any(f".{group}".endswith(f".{own}") for own in groups) else None

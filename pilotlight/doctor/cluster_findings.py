@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from controller.resources import MODE, POOL, Role, read_service, role_of
+from controller.resources import POOL, Role, read_service, role_of
 from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, unknown, warning
+from registry.inference_service.model_resource import MODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

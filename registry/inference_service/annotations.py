@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from common.sizes import parse_duration_s
 from registry.domain.model import Answers, ModelPolicy, Precision, Preload, Scores, Task, Tier
@@ -42,9 +42,15 @@ class _Annotation(NamedTuple):
     """Field of `ModelPolicy` that it sets; others of `ParsedAnnotations`."""
     parse: Callable[[str], Any]
     """Raises ValueError with a text that completes the sentence 'must be …'."""
+    schema: Mapping[str, Any]
+    """OpenAPI's, of the field with this meaning in a Model's spec."""
 
 
-def _integer(low: int, high: int) -> Callable[[str], int]:
+_Rule = tuple[Callable[[str], Any], Mapping[str, Any]]
+"""`parse` and `schema`."""
+
+
+def _integer(low: int, high: int) -> _Rule:
     def parse(text: str) -> int:
         allowed = f"a whole number from {low} to {high}"
         try:
@@ -55,10 +61,10 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
             raise ValueError(allowed)
         return value
 
-    return parse
+    return parse, {"type": "integer", "minimum": low, "maximum": high}
 
 
-def _duration(*, positive: bool) -> Callable[[str], float]:
+def _duration(*, positive: bool) -> _Rule:
     def parse(text: str) -> float:
         kind = "positive " if positive else ""
         allowed = f"a {kind}duration of at most 30 days, such as '150ms', '2s' or '10m'"
@@ -70,10 +76,10 @@ def _duration(*, positive: bool) -> Callable[[str], float]:
             raise ValueError(allowed)
         return value
 
-    return parse
+    return parse, {"type": "string"}
 
 
-def _one_of(kind: type[StrEnum], *values: StrEnum) -> Callable[[str], StrEnum]:
+def _one_of(kind: type[StrEnum], *values: StrEnum) -> _Rule:
     allowed = values or tuple(kind)
 
     def parse(text: str) -> StrEnum:
@@ -82,16 +88,16 @@ def _one_of(kind: type[StrEnum], *values: StrEnum) -> Callable[[str], StrEnum]:
                 return value
         raise ValueError(f"one of {', '.join(allowed)}")
 
-    return parse
+    return parse, {"type": "string", "enum": [str(value) for value in allowed]}
 
 
-def _named(names: PolicyNames) -> Callable[[str], str]:
+def _named(names: PolicyNames) -> _Rule:
     def parse(text: str) -> str:
         if text in names:
             return text
         raise ValueError(f"one of {names}")
 
-    return parse
+    return parse, {"type": "string"}  # plug-ins have more names
 
 
 def _boolean(text: str) -> bool:
@@ -106,35 +112,37 @@ def _label(text: str) -> str:
     return text
 
 
+_NAME: Final = {"type": "string", "pattern": f"^{_LABEL.pattern}$"}
+
 KEYS: Mapping[str, _Annotation] = {
-    "pool": _Annotation("pool", _label),
-    "task": _Annotation("task", _one_of(Task)),
-    "dtype": _Annotation("precision", _one_of(Precision)),
-    "base-model": _Annotation("base", _label),
-    "answers": _Annotation("answers", _one_of(Answers)),
-    "scores": _Annotation("scores", _one_of(Scores)),
-    "policy": _Annotation("routing", _named(ROUTING)),
-    "target-ongoing-requests": _Annotation("target_ongoing_requests", _integer(1, 10_000)),
-    "queue-depth": _Annotation("queue_depth", _integer(0, 1_000_000)),
-    "queue-timeout": _Annotation("queue_timeout_s", _duration(positive=True)),
-    "deadline": _Annotation("deadline_s", _duration(positive=True)),
-    "priority": _Annotation("priority", _integer(-1000, 1000)),
-    "min-copies": _Annotation("min_copies", _integer(0, 10_000)),
-    "max-copies": _Annotation("max_copies", _integer(1, 10_000)),
-    "keep-alive": _Annotation("keep_alive_s", _duration(positive=False)),
-    "pin": _Annotation("pin", _boolean),
-    "preload": _Annotation("preload", _one_of(Preload)),
-    "preload-tier": _Annotation("preload_tier", _one_of(Tier, Tier.DEVICE, Tier.HOST)),
-    "max-batch-size": _Annotation("max_batch_size", _integer(1, 4096)),
-    "max-batch-wait": _Annotation("max_batch_wait_s", _duration(positive=False)),
-    "max-load-wait": _Annotation("max_load_wait_s", _duration(positive=False)),
-    "max-infer-time": _Annotation("max_infer_s", _duration(positive=True)),
-    "loading": _Annotation("loading", _named(LOADING)),
-    "placement": _Annotation("placement", _named(PLACEMENT)),
-    "profile": _Annotation("profile", _label),
-    "canary-of": _Annotation("canary_of", _label),
-    "canary-percent": _Annotation("canary_percent", _integer(0, 100)),
-    "application": _Annotation("application", _label),
+    "pool": _Annotation("pool", _label, _NAME),
+    "task": _Annotation("task", *_one_of(Task)),
+    "dtype": _Annotation("precision", *_one_of(Precision)),
+    "base-model": _Annotation("base", _label, _NAME),
+    "answers": _Annotation("answers", *_one_of(Answers)),
+    "scores": _Annotation("scores", *_one_of(Scores)),
+    "policy": _Annotation("routing", *_named(ROUTING)),
+    "target-ongoing-requests": _Annotation("target_ongoing_requests", *_integer(1, 10_000)),
+    "queue-depth": _Annotation("queue_depth", *_integer(0, 1_000_000)),
+    "queue-timeout": _Annotation("queue_timeout_s", *_duration(positive=True)),
+    "deadline": _Annotation("deadline_s", *_duration(positive=True)),
+    "priority": _Annotation("priority", *_integer(-1000, 1000)),
+    "min-copies": _Annotation("min_copies", *_integer(0, 10_000)),
+    "max-copies": _Annotation("max_copies", *_integer(1, 10_000)),
+    "keep-alive": _Annotation("keep_alive_s", *_duration(positive=False)),
+    "pin": _Annotation("pin", _boolean, {"type": "boolean"}),
+    "preload": _Annotation("preload", *_one_of(Preload)),
+    "preload-tier": _Annotation("preload_tier", *_one_of(Tier, Tier.DEVICE, Tier.HOST)),
+    "max-batch-size": _Annotation("max_batch_size", *_integer(1, 4096)),
+    "max-batch-wait": _Annotation("max_batch_wait_s", *_duration(positive=False)),
+    "max-load-wait": _Annotation("max_load_wait_s", *_duration(positive=False)),
+    "max-infer-time": _Annotation("max_infer_s", *_duration(positive=True)),
+    "loading": _Annotation("loading", *_named(LOADING)),
+    "placement": _Annotation("placement", *_named(PLACEMENT)),
+    "profile": _Annotation("profile", _label, _NAME),
+    "canary-of": _Annotation("canary_of", _label, _NAME),
+    "canary-percent": _Annotation("canary_percent", *_integer(0, 100)),
+    "application": _Annotation("application", _label, _NAME),
 }
 """Each key without the prefix; docs/annotations.md describes what each one does."""
 

@@ -16,7 +16,7 @@ from common.shown_value import shown
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel, InvalidYaml
 
-DECLARED_KINDS: Final = ("InferenceService", "InferenceApplication", "InferenceGraph")
+DECLARED_KINDS: Final = ("InferenceService", "Model", "InferenceApplication", "InferenceGraph")
 _CREDENTIALS: Final = (
     "on one machine `pilotlight up` reads storage credentials from its environment, such as "
     "AWS_ACCESS_KEY_ID; on a cluster apply it with kubectl"

@@ -1,4 +1,4 @@
-"""Reads InferenceService YAML, as for KServe, into model specifications.
+"""Reads InferenceService and Model YAML into model specifications.
 
 All mistakes of all objects are reported together: file, object, field, value, what is allowed.
 """
@@ -25,6 +25,8 @@ from registry.inference_service.documents import (
     title_of,
 )
 from registry.inference_service.graph_reader import is_graph
+from registry.inference_service.model_resource import API_VERSION as MODEL_API
+from registry.inference_service.model_resource import as_service, is_model, name_fields
 from registry.inference_service.predictors import (
     CUSTOM_FORMAT,
     MODEL_FORMATS,
@@ -82,7 +84,7 @@ def read_documents(
                 continue
             if spec.name in declared:
                 problems.append(
-                    f"{place}: {KIND} {spec.name}: metadata.name is declared twice, "
+                    f"{place}: {checks.kind} {spec.name}: metadata.name is declared twice, "
                     f"also in {declared[spec.name]}"
                 )
             declared.setdefault(spec.name, place)
@@ -93,7 +95,7 @@ def read_documents(
 
 
 def read_object(document: object) -> ModelSpec:
-    """One InferenceService as a Kubernetes API server holds it.
+    """One InferenceService, or Model, as a Kubernetes API server holds it.
 
     Raises:
         InvalidModel: lists every mistake, with the messages of `read_documents`.
@@ -139,7 +141,24 @@ class _Reader:
             checks.title = title_of(document, checks.default_namespace)
             checks.add(problem)
             return None
-        name = checks.head(document, API_VERSION)
+        if is_model(document):
+            return self._read_model(document)
+        return self._read_service(document, API_VERSION)
+
+    def _read_model(self, document: dict[str, Any]) -> ModelSpec | None:
+        checks = self.checks
+        checks.kind = str(document["kind"])
+        checks.title = title_of(document, checks.default_namespace)
+        service, problems = as_service(document)
+        for problem in problems:
+            checks.add(problem)
+        spec = self._read_service(service, MODEL_API)
+        checks.problems[:] = map(name_fields, checks.problems)
+        return spec
+
+    def _read_service(self, document: dict[str, Any], api_version: str) -> ModelSpec | None:
+        checks = self.checks
+        name = checks.head(document, api_version)
         metadata = checks.mapping(document, "metadata", required=False)
         predictor = self._predictor(document)
         model = predictor.model

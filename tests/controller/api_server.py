@@ -10,6 +10,9 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio import client
 
+_KINDS = {"inferenceservices": "InferenceService", "models": "Model", "deployments": "Deployment"}
+_FOLDERS = {"Model": "models/", "Deployment": "deployments/"}
+
 
 @dataclass
 class ApiServer:
@@ -17,7 +20,9 @@ class ApiServer:
 
     version: int = 10
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """InferenceServices by `namespace/name`."""
+    """InferenceServices by `namespace/name`, Models by `models/namespace/name`."""
+    missing: frozenset[str] = frozenset()
+    """Plurals of kinds that are not installed."""
     graphs: list[dict[str, Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     """Reasons of posted events."""
@@ -30,15 +35,17 @@ class ApiServer:
     """A status in place of the answer to a request; None: answer it."""
     before_write: Callable[[web.Request], Any] | None = None
     """Called, and awaited, before a patch is looked at."""
-    _watches: list[asyncio.Queue[bytes]] = field(default_factory=list)
-    _sent: list[tuple[int, bytes]] = field(default_factory=list)
-    """Version and text of each event."""
+    _watches: list[tuple[asyncio.Queue[bytes], str]] = field(default_factory=list)
+    """With the kind that each watches."""
+    _sent: list[tuple[int, str | None, bytes]] = field(default_factory=list)
+    """Version, kind and text of each event."""
 
     # What the test does
 
     def put(self, document: dict[str, Any]) -> None:
         metadata = document["metadata"]
         path = f"{metadata['namespace']}/{metadata['name']}"
+        path = f"{_FOLDERS.get(document['kind'], '')}{path}"
         self._store(path, document, "MODIFIED" if path in self.objects else "ADDED")
 
     def delete(self, path: str, *, is_sent: bool = True) -> None:
@@ -63,45 +70,52 @@ class ApiServer:
         self._send({"type": kind, "object": document})
 
     def _send(self, event: dict[str, Any]) -> None:
-        self._sent.append((self.version, json.dumps(event).encode() + b"\n"))
-        for each in self._watches:
-            each.put_nowait(self._sent[-1][1])
+        kind = event["object"].get("kind")
+        line = json.dumps(event).encode() + b"\n"
+        self._sent.append((self.version, kind, line))
+        for each, watched in self._watches:
+            if kind in (watched, None):
+                each.put_nowait(line)
 
     async def get(self, request: web.Request) -> web.StreamResponse:
         if (status := self.fault(request)) is not None:
             return web.json_response({"message": "fault"}, status=status)
-        is_ours = request.path.endswith("/inferenceservices")
+        plural = request.path.rpartition("/")[2]
+        if plural in self.missing:
+            return web.json_response({"message": "not installed"}, status=404)
+        kind = _KINDS.get(plural)
         if "watch" in request.query:
-            return await self._watch(request, is_ours=is_ours)
+            return await self._watch(request, kind)
         self.lists.append(request.path)
-        graphs = self.graphs if request.path.endswith("/inferencegraphs") else []
-        items = list(self.objects.values()) if is_ours else graphs
+        graphs = self.graphs if plural == "inferencegraphs" else []
+        items = [each for each in self.objects.values() if each["kind"] == kind] or graphs
         return web.json_response(
             {"items": items, "metadata": {"resourceVersion": str(self.version)}}
         )
 
-    async def _watch(self, request: web.Request, *, is_ours: bool) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, kind: str | None) -> web.StreamResponse:
         response, sent = web.StreamResponse(), asyncio.Queue[bytes]()
-        if is_ours:
+        if kind is not None:
             since = int(request.query["resourceVersion"])
-            for version, line in self._sent:
-                if version > since:
+            for version, each, line in self._sent:
+                if version > since and each in (kind, None):
                     sent.put_nowait(line)
-            self._watches.append(sent)
+            self._watches.append((sent, kind))
         await response.prepare(request)
         try:
             while True:
                 await response.write(await sent.get())
         finally:
-            if is_ours:
-                self._watches.remove(sent)
+            if kind is not None:
+                self._watches.remove((sent, kind))
 
     async def patch(self, request: web.Request) -> web.Response:
         document = await request.json()
         if self.before_write is not None:
             await self.before_write(request)
         status = self.fault(request)
-        path = f"{request.match_info['ns']}/{request.match_info['name']}"
+        folder = "models/" if request.match_info["kind"] == "models" else ""
+        path = f"{folder}{request.match_info['ns']}/{request.match_info['name']}"
         known = self.objects.get(path)
         if status is None:
             status = 404 if known is None else self._apply(path, known, document)

@@ -36,3 +36,10 @@ def service(
     if status is not None:
         document["status"] = status
     return document
+
+
+def model(**fields: Any) -> dict[str, Any]:
+    """The Model that says what `service` says; `fields` of its spec."""
+    document = service(annotations={})
+    spec = {**document["spec"], **fields}
+    return {**document, "apiVersion": "pilotlight.io/v1alpha1", "kind": "Model", "spec": spec}

@@ -22,13 +22,13 @@ from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects, Key
 from controller.pools import PoolRegistries
-from controller.resources import Kind, read_graph_object
+from controller.resources import Kind, owner_of, read_graph_object
 from controller.settings import ControllerSettings
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from tests import servers
 from tests.controller.api_server import ApiServer, connect, running
-from tests.controller.objects import service
+from tests.controller.objects import model, service
 from tests.controller.test_graph_objects import graph
 from tests.registry.redis.clients import until
 
@@ -60,7 +60,10 @@ async def replica(
         models = ModelReconciler(settings, api, objects, registries)
         controller = Controller(
             objects,
-            {**dict.fromkeys(Kind, _nothing), Kind.SERVICE: models.reconcile},
+            {
+                **dict.fromkeys(Kind, models.reconcile),
+                **dict.fromkeys((Kind.POD, Kind.APPLICATION, Kind.GRAPH), _nothing),
+            },
             models.changed_in_registries,
         )
         informer = Informer(connection, objects)
@@ -77,7 +80,7 @@ async def replica(
         await registries.close()
 
 
-async def _nothing(_: ModelName | None) -> None:
+async def _nothing(_: Key) -> None:
     return None
 
 
@@ -145,7 +148,67 @@ async def test_a_deleted_model_is_unloaded_and_forgotten(stage: Stage) -> None:
         stage.server.put(document)
         await until(lambda: PATH not in stage.server.objects, what="its finalizer is gone")
         await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
-        await until(lambda: NAME not in one.models._known, what="nothing of it is kept")
+        await until(
+            lambda: not one.models._known.keys() & {Key(Kind.SERVICE, NAME)},
+            what="nothing of it is kept",
+        )
+
+
+async def test_a_model_of_our_own_is_served_without_kserve(stage: Stage) -> None:
+    """By a pool that is a Deployment; KServe's Deployments are not pools."""
+    stage.server.missing = frozenset({"inferenceservices", "inferencegraphs"})
+    pool = service(name="pool", namespace="pilotlight", uid="d", annotations={})
+    pool["metadata"]["labels"] = {"pilotlight.io/pool": stage.pool}
+    owned = service(name="owned", namespace="pilotlight", uid="o", annotations={})
+    owned["metadata"] |= {"labels": {"pilotlight.io/pool": "owned"}, "ownerReferences": [{}]}
+    for each in (pool, owned):
+        stage.server.put({**each, "kind": "Deployment"})
+    stage.server.put(model(pool=stage.pool, deadline="7s"))
+    async with replica(stage.url, stage.redis_url) as one:
+        path = f"models/{PATH}"
+        await until(
+            lambda: bool(stage.server.objects[path].get("status")), what="its status is written"
+        )
+        status = stage.server.objects[path]["status"]
+        assert {each["status"] for each in status["conditions"]} == {"True", "False"}
+        assert "deploymentMode" not in status
+        assert stage.state(one).models[NAME].spec.policy.deadline_s == 7.0
+        assert one.objects.pools() == {stage.pool}
+        gone = stage.server.objects[path]
+        gone["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+        stage.server.put(gone)
+        await until(lambda: path not in stage.server.objects, what="its finalizer is gone")
+        await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
+
+
+async def test_deployments_out_of_reach_are_no_pools(stage: Stage) -> None:
+    stage.server.fault = lambda request: 403 if request.path.endswith("/deployments") else None
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url):
+        await until(stage.is_ready, what="the model is ready")
+
+
+async def test_of_two_objects_of_one_name_the_older_is_served(stage: Stage) -> None:
+    younger = model(pool=stage.pool)
+    younger["metadata"] |= {"uid": "younger", "creationTimestamp": "2026-01-01T00:00:09Z"}
+    stage.server.put(stage.model())
+    stage.server.put(younger)
+    path = f"models/{PATH}"
+
+    def condition() -> dict[str, Any]:
+        conditions = stage.server.objects[path].get("status", {}).get("conditions", [])
+        return {each["type"]: each for each in conditions}.get("Ready", {})
+
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the older is ready")
+        await until(lambda: condition().get("status") == "False", what="the younger is refused")
+        assert (
+            "InferenceService team/translate declares the model already" in condition()["message"]
+        )
+        assert "finalizers" not in stage.server.objects[path]["metadata"]
+        stage.server.delete(PATH)
+        await until(lambda: condition().get("status") == "True", what="the younger takes the name")
+        assert owner_of(stage.state(one).models[NAME].spec) == "younger"
 
 
 async def test_an_object_that_vanishes_during_its_reconciliation_does_not_stay(

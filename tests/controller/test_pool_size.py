@@ -11,6 +11,7 @@ from controller.pool_size import (
     deletion_costs,
     find_owner,
     pods_to_drain,
+    read_deployment_pool,
     read_pool,
     within_bounds,
 )
@@ -65,6 +66,16 @@ def test_finds_other_scalers(pool: PoolObject, scalers: list[CompetingScaler], d
 def test_ignores_scalers_of_other_deployments() -> None:
     assert find_owner(POOL, [CompetingScaler("ScaledObject", "x", "web")]) is None
     assert find_owner(POOL, []) is None
+    assert find_owner(replace(POOL, mode="RawDeployment"), []) is None  # KServe 0.15
+
+
+def test_reads_a_pool_without_kserve() -> None:
+    bounds = {"pilotlight.io/min-replicas": "0", "pilotlight.io/max-replicas": "4"}
+    metadata = {"namespace": "pilotlight", "name": "pool", "annotations": bounds}
+    pool = read_deployment_pool({"metadata": metadata, "spec": {"replicas": 1}})
+    assert (pool.deployment, pool.min_pods, pool.max_pods) == ("pool", 0, 4)
+    assert find_owner(pool, []) is None
+    assert find_owner(pool, [CompetingScaler("ScaledObject", "x", "pool")]) is not None
 
 
 def test_reads_a_pool() -> None:

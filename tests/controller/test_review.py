@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from controller.admission import review_response, set_defaults, validate
+from controller.resources import Kind, read_service
 from registry.inference_service.tenant_quotas import parse_rules
-from tests.controller.objects import service
+from tests.controller.objects import model, service
 
 MODE = "serving.kserve.io/deploymentMode"
 POOL = {"pilotlight.io/pool": "default"}
@@ -174,3 +175,30 @@ def test_checks_the_rules_of_a_pool() -> None:
 def test_rules_of_a_pool_are_unknown_keys_of_a_model() -> None:
     annotations = POOL | {MODE: "ModelMesh", "pilotlight.io/quotas": "*=pinned:1000"}
     assert not checked(request(service(annotations=annotations)))["allowed"]
+
+
+def test_models_are_reviewed_as_inference_services_are() -> None:
+    wrong = checked(request(model(deadline="soon")))
+    assert "Model team/translate: spec.deadline must be" in wrong["status"]["message"]
+    foreign = checked(request({**model(), "metadata": {"name": "m", "namespace": "other"}}))
+    assert "Model other/m: " in foreign["status"]["message"]
+    fields = model()
+    fields["spec"]["predictor"]["nodeSelector"] = {"gpu": "yes"}
+    assert "spec.predictor.nodeSelector" in checked(request(fields))["warnings"][0]
+
+
+@pytest.mark.parametrize("document", [service(), model()])
+def test_the_second_object_of_a_name_is_refused_when_it_is_created(
+    document: dict[str, Any],
+) -> None:
+    other = read_service(service() if document["kind"] == "Model" else model())
+    kind = Kind.MODEL if other.kind is Kind.SERVICE else Kind.SERVICE
+
+    def review(operation: str) -> dict[str, Any]:
+        return validate(
+            request(document, operation),
+            namesake=lambda asked, name: other if (asked, name) == (kind, other.name) else None,
+        )
+
+    assert "declares the model already" in review("CREATE")["status"]["message"]
+    assert review("UPDATE")["allowed"]

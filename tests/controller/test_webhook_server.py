@@ -3,13 +3,14 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from controller.admission import validate
 from controller.webhook_server import MUTATE_PATH, VALIDATE_PATH, admission_app
 from tests.controller.objects import service
 
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=admission_app(lambda _: None))
+    transport = httpx.ASGITransport(app=admission_app(validate))
     async with httpx.AsyncClient(
         transport=transport, base_url="https://webhook", timeout=60
     ) as made:

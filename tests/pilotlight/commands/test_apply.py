@@ -62,6 +62,21 @@ def test_prints_outcomes_like_kubectl(verb: Cli, tmp_path: Path) -> None:
     ]
 
 
+def test_models_of_our_own_kind(verb: Cli, tmp_path: Path) -> None:
+    text = SERVICE.format(name="own", folder="one").replace("InferenceService", "Model")
+    text = text.replace("serving.kserve.io/v1beta1", "pilotlight.io/v1alpha1")
+    path = write_yaml(tmp_path / "yaml", a=text)
+    assert verb("apply", "-f", path).out == "model.pilotlight.io/own created\n"
+    assert verb("apply", "-f", path).out == "model.pilotlight.io/own unchanged\n"
+    assert _models(verb) == ["own"]
+    other = write_yaml(tmp_path / "other", a=SERVICE.format(name="own", folder="one"))
+    for flags in ([], ["--dry-run"], ["--no-check"]):
+        refused = verb("apply", "-f", other, *flags)
+        assert refused.status == 2
+        assert "Model default/own declares the model already; delete it first" in refused.err
+    assert verb("delete", "model/own").out == 'model.pilotlight.io "own" deleted\n'
+
+
 def test_fields_and_arguments_that_mean_nothing_are_named(verb: Cli, tmp_path: Path) -> None:
     fields = "      args: [--workers=2, --model_name, x]\n      resources: {limits: {cpu: 1}}\n"
     text = SERVICE.format(name="ignoring", folder="one").rstrip() + "\n" + fields

@@ -21,6 +21,10 @@ def test_models_are_written_to_a_file(cli: Cli, tmp_path: Path) -> None:
     ran = cli("import", "modelmesh", str(tmp_path / "in.yaml"), "-o", str(tmp_path / "out.yaml"))
     assert ran.status == 0, ran.err
     assert "storageUri: s3://models/m" in (tmp_path / "out.yaml").read_text()
+    ran = cli("import", "modelmesh", str(tmp_path / "in.yaml"), "--models", "--pool", "small")
+    written = yaml.safe_load(ran.out)
+    assert (written["kind"], written["spec"]["pool"]) == ("Model", "small")
+    assert read_object(written).pool == "small"
 
 
 def test_a_file_that_cannot_be_written_is_an_error_of_the_input(cli: Cli, tmp_path: Path) -> None:

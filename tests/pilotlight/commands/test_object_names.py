@@ -27,6 +27,9 @@ from registry.domain.model import ModelName
         "inferenceservice.serving.kserve.io/embed",
         "inferenceservices.v1beta1.serving.kserve.io/embed",
         "isvc/team/embed",
+        "model/embed",
+        "models.pilotlight.io/embed",
+        "models.v1alpha1.pilotlight.io/embed",
     ],
 )
 def test_a_model_with_or_without_its_kind(text: str) -> None:

@@ -77,7 +77,7 @@ def test_kinds_that_declare_no_model_are_passed_over_with_a_line(kind: str, line
         ("TrainedModel", "declare an InferenceService with the storageUri of its spec.model"),
         ("LLMInferenceService", "declare an InferenceService with modelFormat huggingface"),
         ("Predictor", "`pilotlight import modelmesh` makes an InferenceService of it"),
-        ("Deployment", "kind must be one of InferenceService, InferenceApplication, Inference"),
+        ("Deployment", "kind must be one of InferenceService, Model, InferenceApplication, Infere"),
     ],
 )
 def test_other_kinds_are_refused_by_their_kind_and_name(kind: str, advice: str) -> None:
