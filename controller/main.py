@@ -17,6 +17,7 @@ from controller.api import ClusterApi, connect
 from controller.controller import Controller, Reconcile
 from controller.declaration_reconcilers import ApplicationReconciler, GraphReconciler
 from controller.informer import Informer
+from controller.kserve_version import KServeVersion
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects
@@ -63,6 +64,11 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
                 Kind.GRAPH: lambda _: graphs.reconcile_all(),
                 Kind.POD: lambda _: pod_phases.update(),
             }
+
+            def on_kserve_change(problem: str) -> None:
+                models.set_kserve_problem(problem)
+                controller.on_registry_change()
+
             controller = Controller(objects, reconcilers, models.changed_in_registries)
             webhooks = WebhookServer(client, settings, objects) if settings.webhook_port else None
 
@@ -76,6 +82,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             tasks.create_task(informer.run())
             tasks.create_task(act())
             tasks.create_task(PodSecretKeeper(client, settings).run())
+            tasks.create_task(KServeVersion(client, on_kserve_change).run())
             if webhooks is not None:
                 tasks.create_task(webhooks.run())
             election = Leadership(client, settings.namespace, identity, controller.set_leading)

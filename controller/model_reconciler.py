@@ -79,6 +79,11 @@ class ModelReconciler:
         self._objects = objects
         self._registries = registries
         self._known: dict[Key, _Known] = {}
+        self._kserve_problem = ""
+
+    def set_kserve_problem(self, problem: str) -> None:
+        """For the status of InferenceServices."""
+        self._kserve_problem = problem
 
     async def reconcile(self, key: Key) -> float | None:
         """See `controller.Reconcile`. Without a name: models in registries that no object declares.
@@ -255,6 +260,7 @@ class ModelReconciler:
             canaries=_canaries(registry, service.name) if registry is not None else (),
             has_server=registry is not None and registry.state.has_server,
             component_problem=self._of(service).service_problem or "",
+            kserve_problem=self._kserve_problem if service.kind is Kind.SERVICE else "",
         )
 
     def _registry(self, service: ServiceObject) -> PoolRegistry | None:
@@ -278,6 +284,7 @@ class ModelReconciler:
             count_copies(holders) if holders else None,
             canaries and [(each.percent, registry.state.models[each.model]) for each in canaries],
             registry.state.has_server,
+            self._kserve_problem,
         )
 
     # Unloading

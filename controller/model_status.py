@@ -138,6 +138,8 @@ class ModelFacts:
     """Whether a pod of the pool has a model server, which reads formats without an engine here."""
     component_problem: str = ""
     """Why the Service is missing at which transformer and explainer call the model."""
+    kserve_problem: str = ""
+    """What is wrong with KServe's version, which decides what it does beside us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +195,8 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
     message = f"pool {service.pool!r} serves the model"
     if service.ignored:
         message += f"; its pods have values of their own for {', '.join(service.ignored)}"
+    if facts.kserve_problem:
+        message += f"; {facts.kserve_problem}"
     return ReadyCondition(True, "Served", message)
 
 

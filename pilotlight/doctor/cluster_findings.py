@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
+from controller.kserve_version import MANAGER, TESTED, version_of, version_problem
 from controller.resources import POOL, Role, read_service, role_of
 from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, unknown, warning
 from registry.inference_service.model_resource import MODE
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from pilotlight.doctor.cluster_facts import ClusterFacts, Document
 
 MIN_KUBERNETES: Final = (1, 30)
-KSERVE: Final = ((0, 16), (0, 20))
-"""Oldest and newest supported version."""
 GPU: Final = "nvidia.com/gpu"
 DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.major"
 _POOL_MODES: Final = ("Standard", "RawDeployment", "Knative")
@@ -74,7 +72,11 @@ def _kubernetes(facts: ClusterFacts) -> Iterator[Finding]:
 def _kserve(facts: ClusterFacts) -> Iterator[Finding]:
     names = {each["metadata"]["name"] for each in facts.items("crds")}
     if "crds" in facts.lists and "inferenceservices.serving.kserve.io" not in names:
-        yield problem("KServe", "is not installed", "install KServe 0.20 in Standard mode")
+        remedy = "install KServe 0.20 in Standard mode, or the component without-kserve"
+        if any(POOL in _labels(each) for each in facts.items("deployments")):
+            yield ok("KServe", "is not installed; a Deployment is the pool, for Models")
+        else:
+            yield problem("KServe", "is not installed", remedy)
         return
     if meshes := [
         *_labelled(facts, "modelmesh-controller"),
@@ -87,9 +89,7 @@ def _kserve(facts: ClusterFacts) -> Iterator[Finding]:
             "uninstall it, or bind it to namespaces without Pilotlight's models",
         )
     managers = [
-        each
-        for each in facts.items("deployments")
-        if _labels(each).get("control-plane") == "kserve-controller-manager"
+        each for each in facts.items("deployments") if _labels(each).get("control-plane") == MANAGER
     ]
     if "deployments" in facts.lists and not managers:
         yield warning(
@@ -103,28 +103,23 @@ def _kserve(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _kserve_version(manager: Document) -> Finding:
-    images = [each["image"] for each in manager["spec"]["template"]["spec"]["containers"]]
-    found = re.search(r"kserve-controller[^:]*:v?(\d+)\.(\d+)", " ".join(images))
-    if found is None:
+    version = version_of(manager)
+    if version is None:
+        images = [each["image"] for each in manager["spec"]["template"]["spec"]["containers"]]
         return unknown(
             "KServe",
             f"its version is not in the images {', '.join(images)}",
             "check that it is 0.16 to 0.20",
         )
-    version = (int(found[1]), int(found[2]))
     text = ".".join(map(str, version))
-    if version < KSERVE[0]:
+    if version < TESTED[0]:
         return problem(
             "KServe",
             f"version {text} does not know the modes Standard and Knative",
             "upgrade KServe to 0.16 or later, or write RawDeployment in the pool's annotation",
         )
-    if version > KSERVE[1]:
-        return warning(
-            "KServe",
-            f"version {text} is newer than 0.20, the newest tested one",
-            "try it where nothing depends on it first",
-        )
+    if untested := version_problem(version):
+        return warning("KServe", untested, "try it where nothing depends on it first")
     if not (manager.get("status") or {}).get("availableReplicas"):
         return problem(
             "KServe",

@@ -139,6 +139,23 @@ async def test_a_model_costs_a_finalizer_a_status_and_an_event(stage: Stage) -> 
         assert NAME in stage.state(one).models
 
 
+async def test_a_version_of_kserve_that_is_not_tested_is_in_the_status(stage: Stage) -> None:
+    stage.server.put(stage.model())
+
+    def message() -> str:
+        conditions = stage.status().get("conditions", [])
+        return {each["type"]: str(each["message"]) for each in conditions}.get("Ready", "")
+
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the model is ready")
+        one.models.set_kserve_problem("KServe 0.99 is not tested")
+        one.controller.on_registry_change()
+        await until(lambda: message().endswith("; KServe 0.99 is not tested"), what="it is said")
+        one.models.set_kserve_problem("")
+        one.controller.on_registry_change()
+        await until(lambda: "KServe" not in message(), what="it is said no longer")
+
+
 async def test_a_deleted_model_is_unloaded_and_forgotten(stage: Stage) -> None:
     stage.server.put(stage.model())
     async with replica(stage.url, stage.redis_url) as one:

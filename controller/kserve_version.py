@@ -1,0 +1,74 @@
+"""KServe's version, which its controller's Deployment names, and whether it is a tested one."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from kubernetes.aio import client
+
+from controller.api import FAILURES, TIMEOUT_S, KubernetesError, api_errors
+
+logger = logging.getLogger(__name__)
+
+MANAGER: Final = "kserve-controller-manager"
+"""Name of the Deployment, and its label `control-plane`."""
+TESTED: Final = ((0, 16), (0, 20))
+"""Oldest and newest version."""
+POLL_INTERVAL_S: Final = 60.0
+_VERSION: Final = re.compile(r"kserve-controller[^:]*:v?(\d+)\.(\d+)")
+
+
+def version_of(manager: Mapping[str, Any]) -> tuple[int, int] | None:
+    """By the label that Helm sets, else by the image's tag; None: neither says."""
+    labels = manager["metadata"].get("labels") or {}
+    containers = manager["spec"]["template"]["spec"]["containers"]
+    label = f"kserve-controller:{labels.get('app.kubernetes.io/version', '')}"
+    texts = [label, *(each["image"] for each in containers)]
+    found = next(filter(None, map(_VERSION.search, texts)), None)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def version_problem(version: tuple[int, int] | None) -> str:
+    """Empty: it is a tested one, or unknown."""
+    if version is None or TESTED[0] <= version <= TESTED[1]:
+        return ""
+    oldest, newest, found = (".".join(map(str, each)) for each in (*TESTED, version))
+    return f"KServe {found} is not tested ({oldest} to {newest} are)"
+
+
+class KServeVersion:
+    """Reads the version again and again; reports each change of its problem."""
+
+    def __init__(self, api: client.ApiClient, on_change: Callable[[str], None]) -> None:
+        self._apps = client.AppsV1Api(api)
+        self._to_dict = api.sanitize_for_serialization
+        self._on_change = on_change
+
+    async def run(self) -> None:
+        """Until cancelled. What cannot be read, as with rights in some namespaces, is unknown."""
+        known = ""
+        while True:
+            try:
+                problem = await self._read()
+            except KubernetesError as error:
+                FAILURES.labels(cause=type(error).__name__).inc()
+                problem = known
+            if problem != known:
+                if problem:
+                    logger.warning("KServe's version", extra={"problem": problem})
+                known = problem
+                self._on_change(problem)
+            await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _read(self) -> str:
+        with api_errors("list", "KServe's Deployments"):
+            listed = await self._apps.list_deployment_for_all_namespaces(
+                field_selector=f"metadata.name={MANAGER}", _request_timeout=TIMEOUT_S
+            )
+        return "; ".join(
+            filter(
+                None, (version_problem(version_of(self._to_dict(each))) for each in listed.items)
+            )
+        )
