@@ -235,6 +235,46 @@ class DeviceWorker:
             InferenceHung: the inference did not end within the model's time limit.
             ModelBroken: an earlier inference of the model hung.
         """
+        job = self._add(model, payload, infer or model.infer, deadline_s=deadline_s, due_s=due_s)
+        self._waiting += 1
+        try:
+            return await job.future
+        except asyncio.CancelledError:
+            was_queued = self.withdraw(job)
+            while not was_queued and not job.is_resolved:
+                job.future = asyncio.get_running_loop().create_future()
+                with suppress(asyncio.CancelledError):  # again: the inference still runs
+                    await asyncio.wait([job.future])
+            if job.future.done() and not job.future.cancelled():
+                job.future.exception()  # nobody else asks for it
+            raise
+        finally:
+            self._waiting -= 1
+            del job  # it keeps the error, whose traceback has this frame
+
+    def submit(self, work: Callable[[], Any], *, model: DeviceModel, due_s: float) -> Job:
+        """As `run`, for callers that go on meanwhile: `work` is queued when this returns.
+
+        The model must stay in use until the job's future is done, or the job withdrawn. Raises as
+        `infer` does before an inference.
+        """
+        return self._add(model, Payload(work), _call_each, due_s=due_s)
+
+    def withdraw(self, job: Job) -> bool:
+        """Take back a job that has not begun; False for others, which run to their end."""
+        with self._lock:
+            job.is_given_up = True
+            return not job.is_running and self._queue.remove(job)
+
+    def _add(
+        self,
+        model: DeviceModel,
+        payload: Payload,
+        infer: Callable[[Sequence[Any]], list[Any]],
+        *,
+        deadline_s: float | None = None,
+        due_s: float | None = None,
+    ) -> Job:
         now_s = time.monotonic()
         queued = QueuedRows(
             sequence=next(self._sequence),
@@ -245,28 +285,8 @@ class DeviceWorker:
             tokens_per_row=payload.tokens_per_row,
             batch_key=payload.batch_key,
         )
-        loop = asyncio.get_running_loop()
-        job = Job(model, queued, payload.content, infer or model.infer, loop.create_future())
-        self._enqueue(job)
-        self._waiting += 1
-        try:
-            return await job.future
-        except asyncio.CancelledError:
-            with self._lock:
-                was_queued = not job.is_running and self._queue.remove(job)
-                job.is_given_up = True
-            while not was_queued and not job.is_resolved:
-                job.future = loop.create_future()
-                with suppress(asyncio.CancelledError):  # again: the inference still runs
-                    await asyncio.wait([job.future])
-            if job.future.done() and not job.future.cancelled():
-                job.future.exception()  # nobody else asks for it
-            raise
-        finally:
-            self._waiting -= 1
-            del job  # it keeps the error, whose traceback has this frame
-
-    def _enqueue(self, job: Job) -> None:
+        future = asyncio.get_running_loop().create_future()
+        job = Job(model, queued, payload.content, infer, future)
         with self._lock:
             if job.model.broken_reason is not None:
                 raise ModelBroken(job.model.broken_reason)
@@ -280,6 +300,7 @@ class DeviceWorker:
                 raise QueueFull(f"{len(self._queue)} inferences are queued for the device already")
             self._queue.add(job)
             self._work.notify()
+        return job
 
     # In the device's thread: a batch is taken, run, and its jobs get their outcomes
 

@@ -9,8 +9,8 @@ has the same result in every batch. All rows are adjusted together, without a lo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import LogitsProcessorList
@@ -18,6 +18,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
 )
 
+from runtime.device.device_tensor import to_device
 from runtime.generation.engine import Sampling
 
 if TYPE_CHECKING:
@@ -59,15 +60,16 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
         count = len(self._rows)
         if count == 0:
             return scores
-        texts = [state.initial_tokens + state.generated_tokens for state in self._rows]
         given = [state.logit_processor_kwargs for state in self._rows]
+        texts = [_text(*each) for each in zip(self._rows, given, strict=True)]
         rows = scores[:count]
         if any(each["processors"] for each in given):
-            ids = [torch.tensor([text], device=scores.device) for text in texts]
             rows = torch.cat(
                 [
-                    each["processors"](ids[index], rows[index : index + 1])
-                    for index, each in enumerate(given)
+                    each["processors"](_tensor([text], scores), rows[index : index + 1])
+                    if each["processors"]
+                    else rows[index : index + 1]
+                    for index, (each, text) in enumerate(zip(given, texts, strict=True))
                 ]
             )
         # A preempted request has some of its new tokens at the end of its prompt.
@@ -78,6 +80,15 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
             texts=texts,
         )
         return rows if count == len(scores) else torch.cat([rows, scores[count:]])
+
+
+def _text(state: RequestState, given: Mapping[str, Any]) -> Sequence[int]:
+    """Prompt and new tokens; of equal length alone where nothing reads them, as mostly."""
+    sampling, first, then = given["sampling"], state.initial_tokens, state.generated_tokens
+    is_read = given["processors"] or sampling.repetition_penalty != 1
+    if is_read or sampling.frequency_penalty or sampling.presence_penalty:
+        return first + then
+    return range(len(first) + len(then))
 
 
 def adjust_scores(
@@ -103,10 +114,8 @@ def adjust_scores(
         return scores
     chosen = [samplings[index] for index in drawn]
     positions = [len(generated[index]) for index in drawn]
-    rows = torch.tensor(drawn, device=scores.device)
-    temperatures = torch.tensor(
-        [each.temperature for each in chosen], device=scores.device, dtype=scores.dtype
-    )
+    rows = _tensor(drawn, scores)
+    temperatures = _tensor([each.temperature for each in chosen], scores, scores.dtype)
     heated = scores.index_select(0, rows) / temperatures[:, None]
     if any(each.top_k for each in chosen):
         heated = _likeliest(heated, [each.top_k for each in chosen])
@@ -135,14 +144,21 @@ def _without_repetition(
     rows, tokens, penalties = zip(*seen, strict=True)
     places = _places(scores, rows, tokens)
     found = scores[places]
-    by = torch.tensor(penalties, device=scores.device, dtype=scores.dtype)
+    by = _tensor(penalties, scores, scores.dtype)
     return scores.index_put(places, torch.where(found < 0, found * by, found / by))
 
 
 def _places(
     scores: torch.Tensor, rows: Sequence[int], tokens: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.tensor(rows, device=scores.device), torch.tensor(tokens, device=scores.device)
+    return _tensor(rows, scores), _tensor(tokens, scores)
+
+
+def _tensor(
+    values: Sequence[Any], scores: torch.Tensor, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """On the device of the scores."""
+    return to_device(torch.tensor(values, dtype=dtype), scores.device)
 
 
 def _shifted_scores(
@@ -164,7 +180,7 @@ def _shifted_scores(
         gains += [gain for _, gain in shifts]
     if not rows:
         return scores
-    added = torch.tensor(gains, device=scores.device, dtype=scores.dtype)
+    added = _tensor(gains, scores, scores.dtype)
     return scores.index_put(_places(scores, rows, tokens), added, accumulate=True)
 
 
@@ -181,7 +197,7 @@ def _without_ends(
     if not ends:
         return scores
     rows, tokens = zip(*ends, strict=True)
-    lowest = torch.tensor(-torch.inf, device=scores.device, dtype=scores.dtype)
+    lowest = torch.full((), -torch.inf, device=scores.device, dtype=scores.dtype)
     return scores.index_put(_places(scores, rows, tokens), lowest)
 
 
@@ -190,21 +206,21 @@ def _likeliest(scores: torch.Tensor, top_ks: Sequence[int]) -> torch.Tensor:
     size = scores.shape[-1]
     counts = [min(each, size) if each else size for each in top_ks]
     ordered = scores.topk(max(counts), dim=-1).values
-    places = torch.tensor(counts, device=scores.device)[:, None] - 1
+    places = _tensor(counts, scores)[:, None] - 1
     return scores.masked_fill(scores < ordered.gather(1, places), -torch.inf)
 
 
 def _not_unlikely(scores: torch.Tensor, min_ps: Sequence[float]) -> torch.Tensor:
     """Without tokens less likely than `min_p` times the likeliest."""
     likeliest = scores.amax(dim=-1, keepdim=True)
-    least = torch.tensor(min_ps, device=scores.device, dtype=scores.dtype).log()[:, None]
+    least = _tensor(min_ps, scores, scores.dtype).log()[:, None]
     return scores.masked_fill(scores < likeliest + least, -torch.inf)
 
 
 def _nucleus(scores: torch.Tensor, top_ps: Sequence[float]) -> torch.Tensor:
     """Without the tokens that the likeliest ones of a total probability of top_p leave over."""
     ordered, indices = torch.sort(scores, dim=-1)
-    left_over = 1 - torch.tensor(top_ps, device=scores.device, dtype=torch.float32)
+    left_over = 1 - _tensor(top_ps, scores, torch.float32)
     removed = ordered.float().softmax(dim=-1).cumsum(dim=-1) <= left_over[:, None]
     removed[:, -1] = False  # the likeliest stays
     is_full = left_over <= 0  # rounding may add up to more than 1
@@ -226,7 +242,7 @@ def _gumbel_noise(
         for seed, position in zip(seeds, positions, strict=True)
     ]
     tokens = torch.arange(1, like.shape[-1] + 1, device=like.device, dtype=torch.int64)
-    state = torch.tensor(keys, device=like.device)[:, None] + tokens * _signed(SEED_STEP)
+    state = _tensor(keys, like)[:, None] + tokens * _signed(SEED_STEP)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state.bitwise_xor_(_shifted(state, shift)).mul_(_signed(factor))
     # The upper 23 bits, which the hash's last step does not change: never 0 or 1 in 32-bit floats.

@@ -2,22 +2,24 @@
 
 Transformers' manager would run a thread of its own beside the device worker. This engine uses its
 parts instead: each step (one token for every active request, and a part of new prompts) is one job
-of the device worker, so that other models run between steps.
+of the device worker, so that other models run between steps. While one runs, the next is queued:
+the device does not wait for the event loop, on which the tokens of the last step are sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-from collections import deque
+import time
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.generation import ContinuousBatchingConfig
+from transformers.generation.continuous_batching import cache
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
@@ -26,8 +28,9 @@ from transformers.generation.continuous_batching.continuous_api import (
     OutputRouter,
 )
 
+from common.inference_protocol import PodError
 from runtime.device.device_errors import is_device_error, is_out_of_memory
-from runtime.device.queue import DeviceModel
+from runtime.device.queue import ASSUMED_DEADLINE_S, DeviceModel, InferenceResult
 from runtime.errors import DeviceFull, InferenceFailed, ModelInvalid, NoRoomToInfer
 from runtime.generation.cache_memory import PAGE_TOKENS, STEP_TOKENS, cache_shape
 from runtime.generation.engine import Sampling, TokenChunk, finish_of
@@ -44,9 +47,14 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
     from transformers.generation.continuous_batching.requests import GenerationOutput
 
-    from runtime.device.worker import DeviceWorker
+    from runtime.device.worker import DeviceWorker, Job
 
 logger = logging.getLogger(__name__)
+
+OutputQueue: TypeAlias = "asyncio.Queue[GenerationOutput | partial[Exception]]"
+"""Outputs of one request, or what makes its error."""
+MAX_STEPS = 2
+"""At the device at once: one that runs, and the next."""
 
 
 class _Outputs(OutputRouter):  # type: ignore[misc]  # transformers ships no types here
@@ -55,7 +63,8 @@ class _Outputs(OutputRouter):  # type: ignore[misc]  # transformers ships no typ
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._loop = loop
-        self.queues: dict[str, deque[GenerationOutput]] = {}
+        self.queues: dict[str, OutputQueue] = {}
+        """Of the requests whose last output has not come."""
 
     def deliver(self, output: GenerationOutput) -> None:
         self.deliver_batch([output])
@@ -67,7 +76,9 @@ class _Outputs(OutputRouter):  # type: ignore[misc]  # transformers ships no typ
     def _append(self, outputs: list[GenerationOutput]) -> None:
         for output in outputs:
             if output.request_id in self.queues:
-                self.queues[output.request_id].append(output)
+                self.queues[output.request_id].put_nowait(output)
+                if output.is_finished():
+                    del self.queues[output.request_id]
 
 
 class _Processor(ContinuousBatchProcessor):  # type: ignore[misc]  # transformers ships no types here
@@ -82,7 +93,7 @@ class _Processor(ContinuousBatchProcessor):  # type: ignore[misc]  # transformer
 
 
 class TransformersEngine:
-    """One network's generation, without a task of its own: waiting requests take turns to step."""
+    """One network's generation, without a task of its own: the end of a step queues another."""
 
     continues_prompt = True
 
@@ -105,8 +116,12 @@ class TransformersEngine:
         self._limits = limits
         self.defaults = sampling_defaults(network)
         self._outputs = _Outputs(loop)
-        self._sequence = itertools.count()
-        self._turn = asyncio.Lock()
+        self._added = 0
+        """Requests so far."""
+        self._steps: set[Job] = set()
+        """At the device: the one that runs, and the next."""
+        self._step_s = 0.0
+        """Time of the last one."""
         self._failure: MemoryError | None = None
         """Set if the last failed step was out of memory; without its frames, which hold tensors."""
         config = ContinuousBatchingConfig(
@@ -126,7 +141,8 @@ class TransformersEngine:
             )
             self._manager.output_router = self._outputs
             self._manager.logit_processor = _logits_processors()
-            self._processor = self._manager._create_batch_processor()
+            with _memory_unflushed():
+                self._processor = self._manager._create_batch_processor()
             self._processor.__class__ = _Processor
             _use_default_stream(self._processor)
             self._paged = [
@@ -153,16 +169,19 @@ class TransformersEngine:
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TokenChunk, None]:
-        request_id = str(next(self._sequence))
-        outputs: deque[GenerationOutput] = deque()
+        self._added += 1
+        request_id = str(self._added)
+        outputs: OutputQueue = asyncio.Queue()
         self._outputs.queues[request_id] = outputs
         returned = 0
         is_finished = False
         try:
             self._add(request_id, prompt_ids, sampling, self._processors(prompt_ids, sampling))
+            self._keep_stepping()
             while not is_finished:
-                await self._step_until(outputs)
-                output = outputs.popleft()
+                output = await outputs.get()
+                if isinstance(output, partial):
+                    raise output()
                 is_finished = output.is_finished()
                 if output.error is not None:
                     kind = NoRoomToInfer if self._failure else InferenceFailed
@@ -172,9 +191,9 @@ class TransformersEngine:
                 finish = finish_of(token_ids, sampling) if is_finished else None
                 yield TokenChunk(token_ids, finish)
         finally:
-            del self._outputs.queues[request_id]
-            if not is_finished:
+            if self._outputs.queues.pop(request_id, None) is not None:
                 self._manager.cancel_request(request_id)
+            await self._rest()
 
     def close(self) -> None:
         del self._processor, self._manager
@@ -206,19 +225,52 @@ class TransformersEngine:
         config.max_length = len(prompt_ids) + sampling.max_tokens
         return score_processors(network, config, len(prompt_ids))
 
-    async def _step_until(self, outputs: deque[GenerationOutput]) -> None:
-        """Return once there are outputs; requests without any take turns to make a step."""
-        while not outputs:
-            async with self._turn:
-                if outputs:
-                    return
-                try:
-                    stepped = await self._device.run(self._step, model=self._device_model)
-                except RuntimeError as error:
-                    raise InferenceFailed(f"generation failed: {error}") from error
-                has_stepped = stepped.value
-            if not has_stepped and not outputs:
-                raise InferenceFailed("the engine has no work, but a request waits for tokens")
+    def _keep_stepping(self) -> None:
+        """Have the next step queued beside the one that runs, while a text is unfinished."""
+        while self._outputs.queues and len(self._steps) < MAX_STEPS:
+            # As urgent as if it were queued at the end of the running one.
+            due_s = time.monotonic() + ASSUMED_DEADLINE_S + len(self._steps) * self._step_s
+            try:
+                step = self._device.submit(self._step, model=self._device_model, due_s=due_s)
+            except PodError as error:  # the queue is full, or the model is broken
+                if not self._steps:
+                    self._fail(error)
+                return
+            self._steps.add(step)
+            step.future.add_done_callback(partial(self._stepped, step, self._added))
+
+    def _stepped(self, step: Job, added: int, ended: asyncio.Future[InferenceResult[bool]]) -> None:
+        """`added`: requests when the step was queued."""
+        self._steps.discard(step)
+        if (error := ended.exception()) is not None:
+            self._fail(error)
+            return
+        self._step_s = ended.result().compute_s
+        if not ended.result().value and not self._steps and added == self._added:
+            self._fail(InferenceFailed("the engine has no work, but a request waits for tokens"))
+        self._keep_stepping()
+
+    def _fail(self, error: BaseException) -> None:
+        """End all unfinished texts, each with an error of its own."""
+        kind = type(error) if isinstance(error, PodError) else InferenceFailed
+        text = str(error) if isinstance(error, PodError) else f"generation failed: {error}"
+        for request_id, outputs in self._outputs.queues.items():
+            outputs.put_nowait(partial(kind, text))
+            self._manager.cancel_request(request_id)
+        self._outputs.queues.clear()
+
+    async def _rest(self) -> None:
+        """Without unfinished texts: return once no step uses the network, also if cancelled."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._steps and not self._outputs.queues:
+            self._steps = {each for each in self._steps if not self._device.withdraw(each)}
+            try:
+                if self._steps:
+                    await asyncio.wait([each.future for each in self._steps])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     def _step(self) -> bool:
         """Generate a token for every request, in the device's thread; False if there is no work."""
@@ -259,6 +311,25 @@ class TransformersEngine:
         while self._advance():
             pass
         return [recorder.scores for recorder in recorders]
+
+
+@contextmanager
+def _memory_unflushed() -> Iterator[None]:
+    """In the block, transformers asks for the device's free memory alone.
+
+    It empties torch's cache and waits for all work first, at each load; the cache's size is given.
+    """
+    own = cache.get_device_and_memory_breakdown
+
+    def breakdown() -> tuple[torch.device, int, int, int]:
+        free, total = torch.cuda.mem_get_info()
+        return torch.device("cuda"), total, 0, total - free
+
+    cache.get_device_and_memory_breakdown = breakdown if torch.cuda.is_available() else own
+    try:
+        yield
+    finally:
+        cache.get_device_and_memory_breakdown = own
 
 
 def _use_default_stream(processor: Any) -> None:

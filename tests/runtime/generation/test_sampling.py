@@ -14,6 +14,7 @@ from transformers import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from transformers.generation.continuous_batching.requests import RequestState
 
 from runtime.generation.engine import Sampling
 from runtime.generation.sampling import (
@@ -21,6 +22,7 @@ from runtime.generation.sampling import (
     _likeliest,
     _not_unlikely,
     _nucleus,
+    _text,
     adjust_scores,
 )
 
@@ -172,6 +174,22 @@ def test_a_step_makes_no_loop_over_requests() -> None:
             )
         counts.append(counter.count)
     assert counts[0] == counts[1]
+
+
+def test_long_texts_are_not_copied_where_nothing_reads_them() -> None:
+    """Each step would copy the whole context of each request."""
+
+    class Long(list[int]):
+        def __add__(self, other: Any) -> Any:
+            raise AssertionError("copied")
+
+    state = RequestState("r", [])
+    state.initial_tokens, state.generated_tokens = Long([1, 2, 3]), [4, 5]
+    given = {"sampling": Sampling(1, seed=1), "processors": []}
+    assert len(_text(state, given)) == 5
+    given["sampling"] = Sampling(1, seed=1, presence_penalty=1)
+    with pytest.raises(AssertionError, match="copied"):
+        _text(state, given)
 
 
 class TorchDispatchCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's

@@ -16,12 +16,13 @@ from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
 from registry.domain.model import ModelPolicy
 from runtime.device.queue import DeviceModel
 from runtime.device.worker import DeviceWorker
-from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer
+from runtime.errors import InferenceFailed, ModelInvalid, NoRoomToInfer, PodDraining
 from runtime.generation.cache_memory import cache_shape, step_memory
 from runtime.generation.engine import Sampling, TokenChunk
 from runtime.generation.limits import GenerationLimits
 from runtime.generation.transformers_engine import TransformersEngine
 from tests.runtime.networks import load_network
+from tests.servers import wait_until
 
 LIMITS = GenerationLimits(cache_bytes=1 << 22, max_concurrent=8, max_new_tokens=900, timeout_s=60)
 PROMPT = [260, 270, 280]
@@ -101,6 +102,78 @@ def test_closed_engine_frees_its_cache_without_a_collection_of_garbage(
         await test_and_restore((await device.run(make)).value)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("requests", [1, 8])
+def test_the_device_does_not_wait_for_those_who_take_the_tokens(
+    network: PreTrainedModel, device: DeviceWorker, requests: int
+) -> None:
+    steps: list[int] = []
+    hook = network.register_forward_pre_hook(lambda *_: steps.append(0))
+
+    async def test(engine: TransformersEngine) -> None:
+        others = [asyncio.create_task(generate_tokens(engine, 30)) for _ in range(requests - 1)]
+        async with aclosing(engine.generate(PROMPT, GREEDY)) as chunks:
+            async for _ in chunks:
+                before = len(steps)
+                if before < 20:  # the event loop stands still until another step has begun
+                    wait_until(lambda: len(steps) > before, what="a further step")  # noqa: B023
+        await asyncio.gather(*others)
+
+    with_engine(network, device, test)
+    hook.remove()
+
+
+def test_no_step_uses_the_network_once_the_last_request_has_left(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    """Its memory may be given back then, whether it has left by itself or was cancelled twice."""
+    steps: list[int] = []
+    hook = network.register_forward_pre_hook(lambda *_: steps.append(0))
+
+    async def test(engine: TransformersEngine) -> None:
+        for count in (0, 1, 2):
+            task = asyncio.create_task(generate_tokens(engine, 900 if count else 3))
+            await asyncio.to_thread(wait_until, lambda: len(steps) >= 3, what="three steps")
+            for _ in range(count):
+                task.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(task, return_exceptions=True)
+            assert task.cancelled() == bool(count)
+            assert not engine._steps
+            steps.clear()
+
+    with_engine(network, device, test)
+    hook.remove()
+
+
+def test_a_broken_device_ends_all_texts_with_its_reason(
+    network: PreTrainedModel, device: DeviceWorker
+) -> None:
+    async def test(engine: TransformersEngine) -> None:
+        texts = [asyncio.create_task(generate_tokens(engine, 900)) for _ in range(3)]
+        await asyncio.to_thread(wait_until, lambda: engine._steps, what="a step")
+        device.mark_lost(RuntimeError("off the bus"))
+        for each in await asyncio.gather(*texts, return_exceptions=True):
+            assert isinstance(each, PodDraining)
+            assert "off the bus" in str(each)
+
+    with_engine(network, device, test)
+
+
+def test_a_load_neither_empties_the_devices_cache_nor_waits_for_it(
+    network: PreTrainedModel, device: DeviceWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers does before it asks for free memory, for which a GPU stands still."""
+
+    async def test(engine: TransformersEngine) -> None:
+        assert len(await generate_tokens(engine, 3)) == 3
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 33, 1 << 34))
+    for name in ("empty_cache", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("the device stood still"))
+    with_engine(network, device, test)
 
 
 @pytest.mark.parametrize(
