@@ -57,7 +57,9 @@ EVICTIONS = Counter(
     "pilotlight_evictions_total", "Models that left a tier, and why.", ["tier", "reason"]
 )
 DEMOTIONS = Counter(
-    "pilotlight_demotions_total", "Models copied from disk to host when evicted.", ["outcome"]
+    "pilotlight_demotions_total",
+    "Models copied to host: evicted ones, and those loaded to a GPU.",
+    ["outcome"],
 )
 STAGE_SECONDS = Histogram(
     "pilotlight_stage_seconds", "Time of each stage of a request.", ["stage"], buckets=SECONDS

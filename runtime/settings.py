@@ -133,17 +133,6 @@ class RuntimeSettings:
         "CUDA graphs of inferences, for small networks whose Python takes longer than the GPU; no"
         " GPU has run this yet",
     )
-    registered_bytes: int = option(
-        0,
-        parse_size_from(0),
-        "bytes of tier host that stay registered with the GPU's driver, for copies from where they"
-        " lie; no GPU has run this yet; 0: none",
-    )
-    tf32: bool = option(
-        True,
-        parse_bool,
-        "a GPU multiplies 32-bit numbers with 10 bits of mantissa, several times faster",
-    )
     host_bytes: int = option(
         GIB,
         parse_size_from(0),

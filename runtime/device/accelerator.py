@@ -113,6 +113,30 @@ def _cpu_cores() -> int:
         return cores
 
 
+def bind_near(device: torch.device) -> None:
+    """Run the threads that start from now on at the GPU's NUMA node, which has their memory, too.
+
+    Not where the process has been given only a part of the node's cores.
+    """
+    found = torch.cuda.get_device_properties(device)
+    address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
+    cores = cores_near(address)
+    if cores and cores < os.sched_getaffinity(0):
+        os.sched_setaffinity(0, cores)
+        logger.info("bound to the GPU's NUMA node", extra={"gpu": address, "cores": sorted(cores)})
+
+
+def cores_near(address: str, system: Path = Path("/sys")) -> set[int]:
+    """Cores of the NUMA node of a PCI device; none if the kernel does not name one."""
+    try:
+        node = (system / "bus/pci/devices" / address / "numa_node").read_text().strip()
+        listed = (system / f"devices/system/node/node{node}/cpulist").read_text()
+    except OSError:
+        return set()
+    ends = [each.split("-") for each in listed.strip().split(",") if each]
+    return {core for each in ends for core in range(int(each[0]), int(each[-1]) + 1)}
+
+
 class PeakMemory:
     """Peak memory between construction and `used_bytes`."""
 

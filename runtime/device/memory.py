@@ -16,7 +16,7 @@ from typing import Final
 import torch
 
 from registry.domain.model import Precision
-from runtime.device.accelerator import CPU, available_bytes
+from runtime.device.accelerator import CPU, available_bytes, bind_near
 from runtime.device.forward_graphs import CudaGraphMaker, GraphMaker
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import DeviceFull, NoDevice
@@ -37,6 +37,8 @@ class CpuMemory:
     has_bfloat16 = False
     """Of a device that multiplies such numbers in software."""
     graphs: GraphMaker | None = None
+    fills_host = False
+    """The files' pages are the model's memory; a copy beside them would double it."""
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """The tensors of `source`; raises DeviceFull, LoadFailed."""
@@ -51,8 +53,14 @@ class CpuMemory:
     def free_bytes(self) -> int:
         return available_bytes(CPU)
 
+    def register(self, image: WeightSource) -> None:
+        """A CPU reads all memory alike."""
+
     def drop_registered(self) -> bool:
         return False
+
+    def drop_registered_later(self) -> None:
+        """See `register`."""
 
     def check(self) -> None:
         """A CPU does not fail for good."""
@@ -65,15 +73,12 @@ DeviceMemory = CpuMemory | StagedMemory
 """Puts weights on a device. Methods block and are thread-safe."""
 
 
-def open_device(
-    name: str, memory_share: float = 1.0, *, registered_bytes: int = 0, cuda_graphs: bool = False
-) -> DeviceMemory:
+def open_device(name: str, memory_share: float = 1.0, *, cuda_graphs: bool = False) -> DeviceMemory:
     """The memory of `cpu` or `cuda`; `auto` selects CUDA if it can be used. Raises NoDevice.
 
     Args:
         name: the setting `device`.
         memory_share: part of the GPU's memory that this process may take.
-        registered_bytes: the setting of that name.
         cuda_graphs: the setting of that name.
     """
     if name == "cpu":
@@ -89,10 +94,12 @@ def open_device(
             extra = {"gpus": [node.name for node in held], "reason": reason}
             logger.warning("the pod has a GPU, but serves on the CPU", extra=extra)
         return CpuMemory()
-    from runtime.device.memory import CudaEngine
-
+    # 32-bit numbers are multiplied with 10 bits of mantissa, several times as fast, as cuDNN's
+    # convolutions are by default; NVIDIA_TF32_OVERRIDE=0 in the environment forbids both.
+    torch.set_float32_matmul_precision("high")
     engine = CudaEngine(memory_share, cuda_graphs=cuda_graphs)
-    return StagedMemory(engine, registered_bytes=registered_bytes)
+    bind_near(engine.device)
+    return StagedMemory(engine)
 
 
 def cuda_problem() -> str:
@@ -115,14 +122,6 @@ def dtype_on(
         return None
     stored: torch.dtype | None = None if wanted is None else getattr(torch, wanted)
     return stored
-
-
-def use_tf32() -> None:
-    """Let a GPU multiply 32-bit numbers with 10 bits of mantissa, several times as fast.
-
-    cuDNN's convolutions do so by default. Not for pods on a CPU, where it would apply, too.
-    """
-    torch.set_float32_matmul_precision("high")
 
 
 REGISTER_READ_ONLY = 8

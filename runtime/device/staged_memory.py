@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     import torch
 
 
-# Images of tier `host` that are registered with the driver: copies run from where they lie.
-#
-# Registering pins all pages of an image and takes longer than a copy. So it happens in the
-# background after the first load, and an image stays registered until others need the room. Off by
-# default: no GPU has run it. Without it, or where the driver refuses, bytes go through the ring of
-# buffers.
-
-
 logger = logging.getLogger(__name__)
 
 
@@ -59,11 +51,14 @@ class _Registered:
 
 
 class RegisteredImages:
-    """The images that a pod keeps registered, at most so many bytes. Thread-safe."""
+    """Images of tier `host` that the driver has pinned: copies run from where they lie.
 
-    def __init__(self, registrar: Registrar, budget_bytes: int) -> None:
+    Pinning takes longer than a copy, so it happens in the background, and lasts until the tier
+    needs the room. Where the driver refuses, bytes go through the ring of buffers. Thread-safe.
+    """
+
+    def __init__(self, registrar: Registrar) -> None:
         self._registrar = registrar
-        self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
         self._by_name: OrderedDict[str, _Registered] = OrderedDict()
         """The least recently used first."""
@@ -86,25 +81,38 @@ class RegisteredImages:
         with self._lock:
             self._by_name[name].users -= 1
 
-    def register_later(self, source: WeightSource) -> None:
-        """Have the image registered for the next load, if there is one and it may have the room."""
-        if source.image_name and source.layout.size_bytes <= self._budget_bytes:
-            with suppress(RuntimeError):  # closed
-                self._thread.submit(self._register, source.image_name, source.map_shared())
+    def register_later(self, source: WeightSource) -> Future[object] | None:
+        """Done once the driver has taken or refused it; None: it has it, or all is closed."""
+        if source.image_name in self._by_name:
+            return None
+        return self._begin(self._register, source.image_name, source.map_shared())
 
-    def drop_unused(self) -> bool:
-        """Unregister and unmap all that no load uses; False without any."""
-        return self._drop(lambda: True)
+    def drop_later(self) -> None:
+        self._begin(self.drop_one)
+
+    def drop_one(self) -> bool:
+        """Unregister and unmap the least recently used one; False if loads use all."""
+        with self._lock:
+            unused = (name for name, image in self._by_name.items() if not image.users)
+            if (name := next(unused, None)) is None:
+                return False
+            image = self._by_name.pop(name)
+        self._registrar.unregister(image.region)
+        return True
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
-        self.drop_unused()
+        while self.drop_one():
+            pass
+
+    def _begin(self, work: Callable[..., object], *arguments: object) -> Future[object] | None:
+        try:
+            return self._thread.submit(work, *arguments)
+        except RuntimeError:  # closed
+            return None
 
     def _register(self, name: str, region: torch.Tensor) -> None:
         if name in self._by_name:
-            return
-        self._drop(lambda: self._bytes() + region.nbytes > self._budget_bytes)
-        if self._bytes() + region.nbytes > self._budget_bytes:
             return
         try:
             self._registrar.register(region)
@@ -114,22 +122,6 @@ class RegisteredImages:
             return
         with self._lock:
             self._by_name[name] = _Registered(region)
-
-    def _bytes(self) -> int:
-        return sum(image.region.nbytes for image in tuple(self._by_name.values()))
-
-    def _drop(self, is_needed: Callable[[], bool]) -> bool:
-        """Drop unused images, the least recently used first, while that is needed."""
-        dropped = False
-        for name in tuple(self._by_name):
-            with self._lock:
-                image = self._by_name.get(name)
-                if image is None or image.users or not is_needed():
-                    continue
-                del self._by_name[name]
-            self._registrar.unregister(image.region)
-            dropped = True
-        return dropped
 
 
 BUFFER_BYTES = 32 * 1024**2
@@ -262,10 +254,11 @@ class _SlabEnds:
             end()
 
     def wait(self) -> None:
-        """Return once all that has begun is done."""
+        """Return once all that has begun is done; another model's error is none of the caller's."""
         with suppress(IndexError):
             while True:
-                self._under_way.popleft().result()
+                if (error := self._under_way.popleft().exception()) is not None:
+                    logger.error("memory not given back", extra={"error": error})
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -273,6 +266,9 @@ class _SlabEnds:
 
 class StagedMemory:
     """Slabs on a device. All loads of the pod share one ring."""
+
+    fills_host = True
+    """Whether a load leaves a copy in tier `host`: what was read of its files is read no more."""
 
     def __init__(
         self,
@@ -282,9 +278,7 @@ class StagedMemory:
         buffer_bytes: int = BUFFER_BYTES,
         readers: int = READERS,
         max_copies: int = MAX_COPIES,
-        registered_bytes: int = 0,
     ) -> None:
-        """`registered_bytes`: of images of tier `host` that stay registered with the driver."""
         self.device = engine.device
         self.has_bfloat16 = engine.has_bfloat16
         self.graphs = engine.graphs
@@ -295,7 +289,7 @@ class StagedMemory:
         self._max_waiting, self._max_preload = 2 * readers, max(1, readers - 1)
         self._is_closed = False
         self._slab_ends = _SlabEnds()
-        self._images = RegisteredImages(engine, registered_bytes)
+        self._images = RegisteredImages(engine)
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """Allocate a slab and fill it, once all of the source is here.
@@ -330,8 +324,6 @@ class StagedMemory:
             self._engine.synchronize(slab)  # no copy may write to freed memory
             if image:
                 self._images.release(image[0])
-        if not image:
-            self._images.register_later(source)
 
     def _copy_all(
         self, size_bytes: int, copy: Callable[[SlabPart], None], ticket: LoadTicket
@@ -385,9 +377,19 @@ class StagedMemory:
         """Memory that no process has taken, or that this one can use again."""
         return self._engine.free_bytes()
 
+    def register(self, image: WeightSource) -> Future[object] | None:
+        """Have loads copy from where an image of tier `host` lies, once what this returns is done.
+
+        None: they do already. Blocks for the mapping alone.
+        """
+        return self._images.register_later(image)
+
     def drop_registered(self) -> bool:
-        """Let tier `host` evict images that no load copies from; False without any."""
-        return self._images.drop_unused()
+        """Let tier `host` evict an image that no load copies from; False without any."""
+        return self._images.drop_one()
+
+    def drop_registered_later(self) -> None:
+        self._images.drop_later()
 
     def _copy_part(self, slab: torch.Tensor, source: WeightSource, part: SlabPart) -> None:
         buffer = self._ring.take()

@@ -223,6 +223,7 @@ class ModelStore(DeviceCache[StoreEntry]):
         budget_bytes: int,
         on_removed: Callable[[StoreEntry, str, str | None], None],
         *,
+        on_added: Callable[[StoreEntry], None] = lambda _entry: None,
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         quota_of: Callable[[str], int | None] = lambda _namespace: None,
@@ -235,7 +236,7 @@ class ModelStore(DeviceCache[StoreEntry]):
             on_removed=self._removed,
             quota_of=quota_of,
         )
-        self._after_removal = on_removed
+        self._on_added, self._after_removal = on_added, on_removed
 
     def acquire(self, key: str, users: int = 1) -> StoreEntry | None:
         """The model, if it is there, until each user has called `end_use`; raises ModelBroken."""
@@ -259,6 +260,7 @@ class ModelStore(DeviceCache[StoreEntry]):
         super().add(entry)
         if entry.base is not None:
             entry.base.adapters.append(entry)
+        self._on_added(entry)
         TIER_BYTES.labels(tier="device").set(self.used_bytes)
 
     def copy_reports(self) -> dict[str, CopyReport]:

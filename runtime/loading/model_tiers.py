@@ -120,7 +120,7 @@ def _refused(spec: ModelSpec, outcome: PutOutcome) -> HostTierRefused:
 
 
 class Demotions:
-    """Copies models evicted from the device for memory to tier `host`, in the background.
+    """Copies models to tier `host` in the background: after their load to a GPU, or an eviction.
 
     The device's memory is free at once, since the copy reads the same bytes from the files of tier
     `disk`. One model is copied at a time, which leaves most of the memory bandwidth to inference.

@@ -244,11 +244,21 @@ class WeightResolver:
     def copy_to_host(
         self, spec: ModelSpec, should_stop: Callable[[], bool] = lambda: False
     ) -> PutOutcome:
-        """Copy a model on disk to tier `host`; raises LoadFailed. Blocks."""
+        """Copy a model on disk to tier `host`, from where the device may copy it. Blocks.
+
+        Raises LoadFailed.
+        """
         files, folder = self.cache.weight_files(spec), self.cache.folder_of(spec.key)
-        paths = [folder / file.path for file in files]
-        form = partial(self._converted_for_host, spec)
-        return self.host.put_files(spec.key, files, paths, should_stop, form)
+        image, outcome = self.host.open(spec.key, files), PutOutcome.THERE
+        if image is None:
+            paths = [folder / file.path for file in files]
+            form = partial(self._converted_for_host, spec)
+            outcome = self.host.put_files(spec.key, files, paths, should_stop, form)
+            image = self.host.open(spec.key, files)
+        if image is not None:
+            self.memory.register(image)
+            image.close()
+        return outcome
 
     def _converted_for_host(self, spec: ModelSpec, opened: WeightSource) -> WeightSource:
         """The weights in the form of the device: loads from tier `host` need no conversion."""

@@ -15,7 +15,7 @@ import uvloop
 
 from common.process import configure_logs, on_stop_signals
 from runtime.device.accelerator import mps_share
-from runtime.device.memory import open_device, use_tf32
+from runtime.device.memory import open_device
 from runtime.engines.server_engine import ModelServer, ServerRepository
 from runtime.engines.server_process import ServerMemory, ServerProcess, V2Client
 from runtime.errors import LoadFailed, NoDevice
@@ -44,10 +44,7 @@ def run_pod(settings: RuntimeSettings) -> int:
     server = process = None
     try:
         memory = open_device(
-            settings.device,
-            mps_share(os.environ),
-            cuda_graphs=settings.cuda_graphs,
-            registered_bytes=settings.registered_bytes,
+            settings.device, mps_share(os.environ), cuda_graphs=settings.cuda_graphs
         )
         if settings.has_server:
             server, process = _open_server(settings)
@@ -55,8 +52,6 @@ def run_pod(settings: RuntimeSettings) -> int:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))
         return os.EX_CONFIG
-    if settings.tf32 and memory.device.type == "cuda":
-        use_tf32()
     listener = listen(settings.host, settings.port)
     opened = Opened(settings, sandbox, listener, memory, server, process)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -229,6 +229,7 @@ class Pod:
 
     def _hold_models(self) -> None:
         settings, host, device = self._settings, self.host, self.device
+        memory = self._opened.memory
         rules, limits = settings.rules, self._generation_limits()
         watch = ClusterWatch(self.registry, counts=False)
         costs = ReloadCosts()
@@ -240,6 +241,10 @@ class Pod:
             quota_of=lambda namespace: rules.quota(namespace, Quota.CACHE),
             rules=_file_rules(settings),
         )
+
+        def on_added(entry: StoreEntry) -> None:
+            if memory.fills_host:
+                demotions.offer(entry.model.spec)
 
         def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
             agent.report_tier(entry.key)
@@ -258,6 +263,7 @@ class Pod:
         store = ModelStore(
             self.info.memory_bytes,
             on_removed,
+            on_added=on_added,
             policy=greedy_dual,
             reload_s=reload_s,
             quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
@@ -285,7 +291,7 @@ class Pod:
             lease_ttl_s=settings.lease_ttl,
         )
         agent.is_held = self._opened.server is not None  # until the server answers
-        host.on_no_room = self._opened.memory.drop_registered
+        host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
         processors = Processors(
             cache,
             self.load_threads,
@@ -302,7 +308,7 @@ class Pod:
             processors,
             self.load_threads,
             limits,
-            self._opened.memory,
+            memory,
             self._opened.server,
             self.estimators,
         )

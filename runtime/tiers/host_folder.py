@@ -30,6 +30,7 @@ from runtime.tiers.generation_folder import cache_name, key_of_cache_name
 
 MEMBERS = ".pods"
 CHANGES = ".lock"
+WANTED = ".room-wanted"
 DEFAULT_BASE = Path("/dev/shm")
 IMAGE_SUFFIX = ".slab"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -69,6 +70,7 @@ class HostFolder:
         except HostFolderUnusable:
             self.leave()
             raise
+        self._wanted_ns = self._last_wanted_ns()
 
     @property
     def identity(self) -> str:
@@ -101,6 +103,22 @@ class HostFolder:
             yield
         finally:
             os.close(descriptor)
+
+    def want_room(self) -> None:
+        """Ask the other pods to let go of images that they only keep for later."""
+        (self.path / WANTED).touch(mode=0o600)
+        self._wanted_ns = self._last_wanted_ns()
+
+    def is_room_wanted(self) -> bool:
+        """Whether another pod has asked since the last call."""
+        before, self._wanted_ns = self._wanted_ns, self._last_wanted_ns()
+        return self._wanted_ns != before
+
+    def _last_wanted_ns(self) -> int:
+        try:
+            return (self.path / WANTED).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
 
     def leave(self) -> None:
         """Leave the folder, and clear it if no other pod is inside."""

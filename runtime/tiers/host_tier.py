@@ -60,7 +60,9 @@ class HostTier:
         self._folder = folder
         self.budget_bytes = budget_bytes if folder else 0
         self.on_no_room: Callable[[], bool] = lambda: False
-        """Called where images in use leave too little room; True if it has let go of some."""
+        """Called while images in use leave too little room; True if it has let go of one."""
+        self.on_wanted: Callable[[], None] = lambda: None
+        """Called where another pod of the node has found too little room; may not block."""
         self._closing = threading.Event()
         self._bytes: dict[str, int] = {}
         """Bytes of each model's image at the last refresh, which replaces the whole dictionary: any
@@ -107,6 +109,8 @@ class HostTier:
                 self._bytes = {
                     file.key: file.size_bytes for file in self._folder.files(IMAGE_SUFFIX)
                 }
+                if self._folder.is_room_wanted():
+                    self.on_wanted()
             except OSError as error:  # retried at the next refresh
                 logger.warning("host tier not read", extra={"error": error})
             self._changed |= {key for key, _ in before.items() ^ self._bytes.items()}
@@ -213,10 +217,12 @@ class HostTier:
         partial = partial_path(path)
         if partial.exists():
             return PutOutcome.UNDER_WAY
-        if not self._evict_for(folder, size_bytes) and not (
-            self.on_no_room() and self._evict_for(folder, size_bytes)
-        ):
+        if size_bytes > self.budget_bytes:
             return PutOutcome.NO_ROOM
+        while not self._evict_for(folder, size_bytes):
+            if not self.on_no_room():
+                folder.want_room()
+                return PutOutcome.NO_ROOM
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         descriptor = os.open(partial, flags, 0o600)
         try:
@@ -254,8 +260,6 @@ class HostTier:
 
     def _evict_for(self, folder: HostFolder, size_bytes: int) -> bool:
         """Delete unmapped images until the size fits into the budget; False if it cannot fit."""
-        if size_bytes > self.budget_bytes:
-            return False
         images = {file.path.name: file for file in folder.files(IMAGE_SUFFIX)}
         partial_bytes = sum(file.size_bytes for file in folder.files(PARTIAL_SUFFIX))
         mapped: set[str] = set()

@@ -73,7 +73,9 @@ class LocalPod:
     async def demote(self, spec: ModelSpec) -> None:
         """Copy a model to the host tier and wait for it."""
         self.demotions.offer(spec)
-        assert await asyncio.wait_for(self.moved.get(), 60) == spec.key
+        async with asyncio.timeout(60):
+            while await self.moved.get() != spec.key:
+                pass
 
 
 @asynccontextmanager
@@ -83,6 +85,7 @@ async def local_pod(
     memory: DeviceMemory | None = None,
     budget_bytes: int = 1 << 30,
     host_bytes: int = 0,
+    fills_host: bool = False,
     policy: str = "lru",
     cache_folder: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -92,6 +95,7 @@ async def local_pod(
 ) -> AsyncIterator[LocalPod]:
     """A running `LocalPod`; host tier only with a budget for it.
 
+    `fills_host`: a load leaves a copy there, as in a GPU's pod.
     `declared`: the models among which adapters find their bases.
     """
     memory = memory or CpuMemory()
@@ -104,6 +108,7 @@ async def local_pod(
     store = ModelStore(
         budget_bytes,
         lambda entry, *why: evictions.append((entry.key, *why)),
+        on_added=lambda entry: demotions.offer(entry.model.spec) if fills_host else None,
         policy=POLICIES[policy],
     )
     with ThreadPoolExecutor(16) as threads:

@@ -6,7 +6,13 @@ import torch
 
 from registry.domain.pod import Accelerator
 from runtime.device import accelerator
-from runtime.device.accelerator import find_accelerator, memory_budget, mig_share, mps_share
+from runtime.device.accelerator import (
+    cores_near,
+    find_accelerator,
+    memory_budget,
+    mig_share,
+    mps_share,
+)
 from runtime.pod_process import MPS_PERCENTAGE
 
 CPU = torch.device("cpu")
@@ -101,3 +107,15 @@ def test_a_gpu_has_the_facts_of_its_driver() -> None:
     assert found.product == torch.cuda.get_device_name(device)
     assert found.memory_bytes == torch.cuda.mem_get_info(device)[1]
     assert found.cores > 1
+
+
+def test_cores_of_a_gpus_numa_node(tmp_path: Path) -> None:
+    device, node = tmp_path / "bus/pci/devices/0000:3b:00.0", tmp_path / "devices/system/node/node1"
+    for folder in (device, node):
+        folder.mkdir(parents=True)
+    (device / "numa_node").write_text("1\n")
+    (node / "cpulist").write_text("2-4,9\n")
+    assert cores_near("0000:3b:00.0", tmp_path) == {2, 3, 4, 9}
+    (device / "numa_node").write_text("-1\n")  # the kernel knows of none
+    assert cores_near("0000:3b:00.0", tmp_path) == set()
+    assert cores_near("0000:af:00.0", tmp_path) == set()

@@ -10,9 +10,9 @@ from runtime.device.memory import CudaEngine
 from runtime.device.staged_memory import RegisteredImages, StagedMemory
 from runtime.tiers.host_image import HostImage
 from runtime.tiers.host_tier import HostTier, PutOutcome, enter_host_tier
-from tests.runtime.device.test_staged_memory import SMALL, assert_same, weights_file
+from tests.runtime.device.test_staged_memory import SMALL
 from tests.runtime.fake_engine import FakeEngine
-from tests.runtime.tiers.test_host_tier import FILES, IMAGE, SIZE
+from tests.runtime.tiers.test_host_tier import FILES, IMAGE
 from tests.runtime.tiers.test_host_tier import put as put_image
 from tests.servers import wait_until
 
@@ -32,9 +32,11 @@ def opened(tier: HostTier, key: str) -> HostImage:
     return image
 
 
-def load(memory: StagedMemory, tier: HostTier, key: str) -> int:
+def load(memory: StagedMemory, tier: HostTier, key: str, *, reads: bool = True) -> int:
     """The first byte of the model's only tensor."""
     image = opened(tier, key)
+    if not reads:
+        image.read_into = None  # type: ignore[assignment,method-assign]  # nothing may call it
     weights = memory.put(image)
     image.close()
     tensor = weights.tensors["w"]
@@ -42,78 +44,80 @@ def load(memory: StagedMemory, tier: HostTier, key: str) -> int:
     return int(tensor[0])
 
 
-def load_and_register(engine: FakeEngine, memory: StagedMemory, tier: HostTier, key: str) -> int:
-    """As `load`, and waits until the image is registered."""
+def register(engine: FakeEngine, memory: StagedMemory, tier: HostTier, key: str) -> None:
     before = engine.registrations
-    value = load(memory, tier, key)
+    image = opened(tier, key)
+    memory.register(image)
+    image.close()
     wait_until(lambda: engine.registrations > before, what=f"{key} is registered")
-    return value
 
 
 def test_bytes_are_copied_from_the_image_and_not_read(tier: HostTier, tmp_path: Path) -> None:
     engine = FakeEngine()
-    memory = StagedMemory(engine, **SMALL, registered_bytes=2 * SIZE)
+    memory = StagedMemory(engine, **SMALL)
     put_image(tier, tmp_path, A, 5)
-    assert load_and_register(engine, memory, tier, A) == 5
-    image = opened(tier, A)
-    image.read_into = None  # type: ignore[assignment,method-assign]  # nothing may call it
-    assert int(memory.put(image).tensors["w"][-1]) == 5
-    image.close()
+    assert load(memory, tier, A) == 5  # through the ring
+    register(engine, memory, tier, A)
     for _ in range(3):
-        assert load(memory, tier, A) == 5
-    assert engine.registrations == 1
+        assert load(memory, tier, A, reads=False) == 5
+    image = opened(tier, A)
+    memory.register(image)
+    image.close()
     assert engine.spoiled == []
     memory.close()
-    assert engine.registered == []
+    assert (engine.registrations, engine.registered) == (1, [])
 
 
-def test_least_recently_used_images_make_room(tier: HostTier, tmp_path: Path) -> None:
+def test_images_leave_one_by_one_where_the_tier_has_no_room(tier: HostTier, tmp_path: Path) -> None:
     engine = FakeEngine()
-    memory = StagedMemory(engine, **SMALL, registered_bytes=2 * SIZE)
+    memory = StagedMemory(engine, **SMALL)
     for value, key in enumerate(KEYS):
         put_image(tier, tmp_path, key, value)
-    assert [load_and_register(engine, memory, tier, each) for each in (A, B)] == [0, 1]
-    assert load(memory, tier, A) == 0  # from where it lies
-    assert load_and_register(engine, memory, tier, KEYS[2]) == 2
-    wait_until(lambda: len(engine.registered) == 2, what="one has left")
-    assert load(memory, tier, A) == 0
-    assert load_and_register(engine, memory, tier, B) == 1  # `b` had to leave
+        register(engine, memory, tier, key)
+    assert put_image(tier, tmp_path, "ns/d@1", 4) is PutOutcome.NO_ROOM
+    tier.on_no_room = memory.drop_registered
+    assert load(memory, tier, A, reads=False) == 0  # `b` was used before
+    assert put_image(tier, tmp_path, "ns/d@1", 4) is PutOutcome.DONE
+    assert len(engine.registered) == 2
+    assert tier.open(B, FILES) is None
+    assert load(memory, tier, A, reads=False) == 0
+    assert load(memory, tier, "ns/d@1") == 4
     memory.close()
 
 
-def test_registered_images_do_not_keep_others_out_of_the_tier(
-    tier: HostTier, tmp_path: Path
-) -> None:
+def test_another_pod_of_the_node_gets_room(tier: HostTier, tmp_path: Path) -> None:
     engine = FakeEngine()
-    memory = StagedMemory(engine, **SMALL, registered_bytes=3 * SIZE)
-    for value, key in enumerate(KEYS):
-        put_image(tier, tmp_path, key, value)
-        load_and_register(engine, memory, tier, key)
-    assert put_image(tier, tmp_path, "ns/d@1", 4) is PutOutcome.NO_ROOM
-    tier.on_no_room = memory.drop_registered
-    assert put_image(tier, tmp_path, "ns/d@1", 4) is PutOutcome.DONE
-    assert load(memory, tier, "ns/d@1") == 4
+    memory = StagedMemory(engine, **SMALL)
+    tier.on_wanted = memory.drop_registered_later
+    for key in KEYS:
+        put_image(tier, tmp_path, key)
+        register(engine, memory, tier, key)
+    other = enter_host_tier(tmp_path / "host", 3 * IMAGE)
+    tier.changes()
+    assert len(engine.registered) == 3
+    assert put_image(other, tmp_path, "ns/d@1", 4) is PutOutcome.NO_ROOM
+    tier.changes()  # as each heartbeat does
+    wait_until(lambda: len(engine.registered) == 2, what="one has left")
+    assert put_image(other, tmp_path, "ns/d@1", 4) is PutOutcome.DONE
+    other.close()
     memory.close()
 
 
 def test_image_of_a_running_load_stays(tier: HostTier, tmp_path: Path) -> None:
     engine = FakeEngine()
-    images = RegisteredImages(engine, SIZE)
-    for key in (A, B):
-        put_image(tier, tmp_path, key)
-    image, other = opened(tier, A), opened(tier, B)
+    images = RegisteredImages(engine)
+    put_image(tier, tmp_path, A)
+    image = opened(tier, A)
     assert images.acquire(image) is None  # not yet: through the ring
     images.register_later(image)
     wait_until(lambda: engine.registered, what="it is registered")
     acquired = images.acquire(image)
     assert acquired is not None
-    images.register_later(other)  # no room
-    assert not images.drop_unused()
+    assert not images.drop_one()
     images.release(acquired[0])
     images.close()
     assert (engine.registrations, engine.registered) == (1, [])
     image.close()
-    other.close()
 
 
 def test_what_is_registered_is_the_memory_of_the_file_itself(
@@ -135,38 +139,23 @@ def test_where_the_driver_refuses_bytes_go_through_the_ring(
 ) -> None:
     engine = FakeEngine()
     engine.refuses_to_register = True
-    memory = StagedMemory(engine, **SMALL, registered_bytes=SIZE)
+    memory = StagedMemory(engine, **SMALL)
     put_image(tier, tmp_path, A, 9)
-    assert load(memory, tier, A) == 9
+    image = opened(tier, A)
+    memory.register(image)
+    image.close()
     wait_until(lambda: "not registered, copied through buffers" in caplog.text, what="a warning")
     assert load(memory, tier, A) == 9
-    memory.close()
-
-
-def test_files_on_disk_and_images_without_a_budget_use_the_ring(
-    tier: HostTier, tmp_path: Path
-) -> None:
-    from runtime.weights.weight_source import DiskWeights
-
-    engine = FakeEngine()
-    memory = StagedMemory(engine, **SMALL, registered_bytes=1 << 30)
-    path = weights_file(tmp_path)
-    assert_same(memory.put(DiskWeights([path])).tensors, path)
-    memory.close()
-    memory = StagedMemory(engine, **SMALL)
-    put_image(tier, tmp_path, A, 3)
-    assert load(memory, tier, A) == 3
-    assert engine.registrations == 0
     memory.close()
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_cuda_copies_from_a_registered_image(tier: HostTier, tmp_path: Path) -> None:
-    memory = StagedMemory(CudaEngine(), **SMALL, registered_bytes=2 * SIZE)
+    memory = StagedMemory(CudaEngine(), **SMALL)
     put_image(tier, tmp_path, A, 5)
-    assert load(memory, tier, A) == 5
     image = opened(tier, A)
+    memory.register(image)
     wait_until(lambda: memory._images.acquire(image), what="the driver has taken it")
     assert [load(memory, tier, A) for _ in range(3)] == [5, 5, 5]
     memory._images.release(image.image_name)

@@ -323,6 +323,20 @@ def test_a_failed_load_gives_its_memory_back(
     assert driver.taken_bytes == 0
 
 
+def test_a_failed_release_fails_no_other_load(
+    source: Callable[[], DiskWeights], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(FakeEngine):
+        def end_of(self, slab: torch.Tensor) -> Callable[[], None] | None:
+            return lambda: 1 // 0
+
+    memory = StagedMemory(Failing(), **SMALL)
+    memory.put(source()).release()
+    memory.put(source()).release()
+    assert "memory not given back" in caplog.text
+    memory.close()
+
+
 def test_after_the_close_a_release_is_harmless(source: Callable[[], DiskWeights]) -> None:
     pod, other = _pods(FakeDriver(1 << 30))
     weights = pod.put(source())

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Precision
-from runtime.device.memory import dtype_on, use_tf32
+from runtime.device.memory import dtype_on
 from runtime.device.staged_memory import StagedMemory
 from runtime.errors import ModelInvalid
 from runtime.weights.converted_weights import DTYPE_NAMES, Conversion, ConvertedWeights
@@ -143,15 +143,6 @@ def test_a_gpu_without_bfloat16_keeps_the_stored_type() -> None:
     assert dtype_on(cpu, Precision.BFLOAT16, has_bfloat16=False) is torch.bfloat16
     assert dtype_on(gpu, Precision.FLOAT32, has_bfloat16=True) is torch.float32
     assert dtype_on(gpu, None, has_bfloat16=True) is None
-
-
-def test_tf32_is_what_torch_calls_high() -> None:
-    before = torch.get_float32_matmul_precision()
-    try:
-        use_tf32()
-        assert torch.get_float32_matmul_precision() == "high"
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def test_precision_is_part_of_the_generation() -> None:
