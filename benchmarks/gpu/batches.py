@@ -22,6 +22,7 @@ from runtime.weights.weight_source import DiskWeights
 
 TOKENS = 32
 """Of each text."""
+TICK_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,22 @@ class Batches:
     clients: int
     one_by_one: list[float]
     batched: list[float]
+    stalls_s: list[float]
+    """Longest time in each repeat for which the event loop stood still beside batches."""
 
 
 def measure_batches(
     folder: Path, memory: DeviceMemory, *, clients: int, repeats: int, seconds: float
 ) -> Batches:
     """In turn, after one burst of each that is not counted."""
-    found = Batches(clients, [], [])
+    found = Batches(clients, [], [], [])
     with served_model(folder, memory, clients=clients) as model:
         for _ in range(repeats + 1):
             found.one_by_one.append(_one_by_one(model, seconds))
-            found.batched.append(_together(model, clients, seconds))
-    return Batches(clients, found.one_by_one[1:], found.batched[1:])
+            rate, stall_s = _together(model, clients, seconds)
+            found.batched.append(rate)
+            found.stalls_s.append(stall_s)
+    return Batches(clients, found.one_by_one[1:], found.batched[1:], found.stalls_s[1:])
 
 
 @contextmanager
@@ -75,10 +80,27 @@ def _one_by_one(model: ServedModel, seconds: float) -> float:
     return count / (time.perf_counter() - begun_s)
 
 
-def _together(model: ServedModel, clients: int, seconds: float) -> float:
+def _together(model: ServedModel, clients: int, seconds: float) -> tuple[float, float]:
+    """Inferences per second, and the longest stall of the event loop."""
+
+    async def run() -> tuple[int, float]:
+        watch = asyncio.create_task(_longest_stall_s(seconds))
+        latencies_s = await client_latencies(model, clients=clients, seconds=seconds)
+        return len(latencies_s), await watch
+
     begun_s = time.perf_counter()
-    count = len(asyncio.run(client_latencies(model, clients=clients, seconds=seconds)))
-    return count / (time.perf_counter() - begun_s)
+    count, stall_s = asyncio.run(run())
+    return count / (time.perf_counter() - begun_s), stall_s
+
+
+async def _longest_stall_s(seconds: float) -> float:
+    longest_s, last_s = 0.0, time.perf_counter()
+    until_s = last_s + seconds
+    while last_s < until_s:
+        await asyncio.sleep(TICK_S)
+        now_s = time.perf_counter()
+        longest_s, last_s = max(longest_s, now_s - last_s - TICK_S), now_s
+    return longest_s
 
 
 async def client_latencies(model: ServedModel, *, clients: int, seconds: float) -> list[float]:

@@ -45,9 +45,7 @@ def run(arguments: argparse.Namespace, machine: Machine) -> None:
         path = save(f"gpu-{part}", machine, as_text, found.samples)
         print(f"Raw samples: {path.relative_to(REPOSITORY)}\n", flush=True)
     if arguments.dry:
-        print(
-            "Skipped without CUDA: registered host memory, MPS. The figures say nothing of a GPU."
-        )
+        print("Skipped without CUDA: MPS. The figures say nothing of a GPU.")
 
 
 def _copies(arguments: argparse.Namespace, subject: Subject) -> _Part:

@@ -33,8 +33,9 @@ def measure_copies(
     repeats: int,
     pinned_bytes: int,
 ) -> Copies:
-    """Both in turn, after one of each that is not counted."""
+    """Both in turn, after one of each that is not counted; the image is registered, as in a pod."""
     engine = subject.engine
+    register(memory, opened)
     buffer, slab = engine.allocate_pinned(pinned_bytes), engine.allocate(pinned_bytes)
     pinned, load = [], []
     for _ in range(repeats + 1):
@@ -43,6 +44,14 @@ def measure_copies(
         pinned.append(pinned_bytes / (time.perf_counter() - begun_s))
         load.append(load_rate(memory, opened))
     return Copies(_size_of(opened), pinned[1:], load[1:])
+
+
+def register(memory: StagedMemory, opened: Callable[[], WeightSource]) -> None:
+    """Have the model's loads copy from where its image lies, if it has one."""
+    source = opened()
+    if source.image_name and (registering := memory.register(source)) is not None:
+        registering.result()
+    source.close()
 
 
 def load_rate(memory: StagedMemory, opened: Callable[[], WeightSource]) -> float:

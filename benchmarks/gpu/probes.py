@@ -1,6 +1,5 @@
 """What bounds copies: readers of memory-backed files, sizes of pinned copies, registered memory."""
 
-import mmap
 import os
 import tempfile
 import time
@@ -13,6 +12,7 @@ from typing import Final
 import torch
 
 from benchmarks.gpu.subject import Subject
+from runtime.weights.weight_source import map_shared
 
 _MIB: Final = 1024**2
 COPY_MIB: Final = (1, 2, 8, 32, 256)
@@ -60,9 +60,7 @@ def measure_copy_sizes(subject: Subject, size_bytes: int) -> list[Rate]:
         for mib in COPY_MIB
         if mib * _MIB <= size_bytes
     ]
-    if engine.device.type == "cuda":
-        rates += _registered(subject, slab, size_bytes)
-    return rates
+    return [*rates, *_registered(subject, slab, size_bytes)]
 
 
 def _copy(subject: Subject, slab: torch.Tensor, source: torch.Tensor, chunk: int) -> float:
@@ -75,25 +73,24 @@ def _copy(subject: Subject, slab: torch.Tensor, source: torch.Tensor, chunk: int
 
 
 def _registered(subject: Subject, slab: torch.Tensor, size_bytes: int) -> list[Rate]:
-    """`cudaHostRegister` over a shared mapping: copies without a ring."""
+    """As images of tier `host` are: copies without a ring."""
     with tempfile.NamedTemporaryFile(dir=memory_folder()) as file:
         os.posix_fallocate(file.fileno(), 0, size_bytes)
-        source = torch.frombuffer(mmap.mmap(file.fileno(), size_bytes), dtype=torch.uint8)
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        source = map_shared(file.fileno(), size_bytes, name="probe")
         begun_s = time.perf_counter()
-        code = int(runtime.cudaHostRegister(source.data_ptr(), size_bytes, 0))
-        registered_s = time.perf_counter() - begun_s
-        if code:
-            return [Rate(f"cudaHostRegister fails with {code}", 0.0)]
         try:
-            return [
-                Rate("registering memory", size_bytes / registered_s),
-                Rate(
-                    "registered memory, copies of 32 MiB", _copy(subject, slab, source, 32 * _MIB)
-                ),
-            ]
+            subject.engine.register(source)
+        except RuntimeError as error:
+            return [Rate(f"cudaHostRegister fails: {error}", 0.0)]
+        registered_s = time.perf_counter() - begun_s
+        try:
+            copied = _copy(subject, slab, source, 32 * _MIB)
         finally:
-            runtime.cudaHostUnregister(source.data_ptr())
+            subject.engine.unregister(source)
+        return [
+            Rate("registering memory", size_bytes / registered_s),
+            Rate("registered memory, copies of 32 MiB", copied),
+        ]
 
 
 def rate_table(rates: Sequence[Rate]) -> str:

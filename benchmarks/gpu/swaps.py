@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.copies import register
 from benchmarks.gpu.serving import infer
 from benchmarks.tiers.models import WEIGHTS, store
 from benchmarks.tiers.ours import filled_skeleton, host_image
@@ -98,6 +99,7 @@ def measure_swaps(folder: Path, memory: StagedMemory, *, swaps: int) -> Swaps:
         opened = stack.enter_context(host_image(folder))
         if opened is None:
             raise RuntimeError(f"tier host has no room for {folder.name}: enlarge /dev/shm")
+        register(memory, opened)
         seconds = []
         size_bytes = 0
         skeleton = filled_skeleton(folder, opened(), skeletons, memory)

@@ -7,7 +7,9 @@ import asyncio
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -37,6 +39,8 @@ class Tokens:
     sequences: int
     ours: list[float]
     transformers: list[float]
+    pauses_s: list[float]
+    """Median time of each repeat from the end of a step of ours to the next."""
 
 
 def measure_tokens(
@@ -49,23 +53,26 @@ def measure_tokens(
     network.config.eos_token_id = None
     prompts = [list(range(5 + number, 5 + number + PROMPT_TOKENS)) for number in range(sequences)]
     limits = GenerationLimits(CACHE_BYTES, sequences, new_tokens, timeout_s=600)
-    found = Tokens(sequences, [], [])
+    found = Tokens(sequences, [], [], [])
     for _ in range(repeats + 1):
-        found.ours.append(asyncio.run(_ours(network, prompts, new_tokens, limits)))
+        rate, pause_s = asyncio.run(_ours(network, prompts, new_tokens, limits))
+        found.ours.append(rate)
+        found.pauses_s.append(pause_s)
         found.transformers.append(_transformers(network, prompts, new_tokens, limits))
     skeleton.detach()
-    return Tokens(sequences, found.ours[1:], found.transformers[1:])
+    return Tokens(sequences, found.ours[1:], found.transformers[1:], found.pauses_s[1:])
 
 
 async def _ours(
     network: Any, prompts: list[list[int]], new_tokens: int, limits: GenerationLimits
-) -> float:
+) -> tuple[float, float]:
+    """Tokens per second, and the median pause between two steps."""
     device = DeviceWorker(threads=torch.get_num_threads(), max_queued=2 * len(prompts))
     device.start()
     loop = asyncio.get_running_loop()
     make = partial(TransformersEngine, network, device, DeviceModel(), limits, loop)
     engine = (await device.run(make)).value
-
+    steps = _timed_steps(engine)
     times_s: list[float] = []
 
     async def generate(number: int, prompt: list[int]) -> None:
@@ -76,7 +83,24 @@ async def _ours(
     await asyncio.gather(*(generate(*each) for each in enumerate(prompts)))
     engine.close()
     device.close()
-    return _rate(times_s, len(prompts) * new_tokens)
+    pause_s = median(begun_s - ended_s for (_, ended_s), (begun_s, _) in pairwise(steps))
+    return _rate(times_s, len(prompts) * new_tokens), pause_s
+
+
+def _timed_steps(engine: TransformersEngine) -> list[tuple[float, float]]:
+    """Begin and end of each step of the engine, as it makes them."""
+    times_s: list[tuple[float, float]] = []
+    step = engine._step
+
+    def timed() -> bool:
+        begun_s = time.perf_counter()
+        has_worked = step()
+        if has_worked:
+            times_s.append((begun_s, time.perf_counter()))
+        return has_worked
+
+    engine._step = timed  # type: ignore[method-assign]
+    return times_s
 
 
 def _transformers(
