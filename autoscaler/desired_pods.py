@@ -98,7 +98,7 @@ def scale_pods(
         reason, detail = ActionReason.IDLE, f"{pods} pods sufficed for {params.stable_s:g} s"
     if pods == current and state.current is not None:
         return (), ScalingState(wanted, current, arrived)
-    surplus = max(0, len(view.pods) - pods)
+    surplus = max(0, min(existing, len(view.pods)) - pods)  # not those beside them in a rollout
     leaving = [DrainPod(pod, reason, detail) for pod in _drain_order(view)[:surplus]]
     set_pods = SetPods((PodShape(pods),), reason, detail)
     return (set_pods, *leaving), ScalingState(wanted, pods, arrived)

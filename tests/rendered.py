@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+GIB = 1 << 30
 MANIFESTS = Path(__file__).parents[1] / "manifests"
 OBJECTS = dict[tuple[str, str], dict[str, Any]]
 
@@ -74,3 +76,9 @@ def load_all(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML text, by libyaml where PyYAML has it, which is faster."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return [each for each in yaml.load_all(text, Loader=loader) if each]
+
+
+def quantity(text: str) -> float:
+    """The number of a quantity such as `10Gi`."""
+    number, unit = re.fullmatch(r"(\d+)(\w*)", text).groups()  # type: ignore[union-attr]
+    return int(number) * {"": 1, "Gi": GIB, "Mi": 1 << 20}[unit]

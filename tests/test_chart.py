@@ -1,6 +1,7 @@
 """The Helm chart renders the objects that kustomize renders, and what its values change."""
 
 import os
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,10 +11,15 @@ import pytest
 import yaml
 
 from tests.kubernetes.places import program
-from tests.rendered import MANIFESTS, helm_chart, load_all, run_kubectl
+from tests.rendered import GIB, MANIFESTS, helm_chart, load_all, quantity, run_kubectl
 
 OBJECTS = dict[tuple[str, str, str], dict[str, Any]]
 POOL = {"name": "default", "minReplicas": 1, "maxReplicas": 8}
+NOWHERE = "registry.invalid/pilotlight"
+"""The registry in the manifests, from which nothing can be pulled."""
+HELMS_OWN = ("app.kubernetes.io/instance", "app.kubernetes.io/managed-by",
+             "app.kubernetes.io/version", "helm.sh/chart")  # fmt: skip
+"""Labels of the chart's objects."""
 
 
 def helm() -> Path:
@@ -33,29 +39,45 @@ def by_name(text: str) -> OBJECTS:
     return result
 
 
-def render(tmp_path: Path, *, namespace: str = "pilotlight", **values: Any) -> OBJECTS:
-    file = tmp_path / "values.yaml"
+def try_render(
+    folder: Path, *, namespace: str, values: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    chart = helm_chart(tmp_path / "chart")
-    command = [
-        str(helm()),
-        "template",
-        "pilotlight",
-        str(chart),
-        "--namespace",
-        namespace,
-        "--values",
-        str(file),
-        "--kube-version",
-        "1.34.4",
-    ]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    chart = helm_chart(folder / "chart")
+    command = [str(helm()), "template", "pilotlight", str(chart), "--namespace", namespace]
+    options = ["--values", str(file), "--kube-version", "1.34.4"]
+    return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+
+
+def render(tmp_path: Path, *, namespace: str = "pilotlight", **values: Any) -> OBJECTS:
+    values = {"images": {"registry": NOWHERE}, **values}
+    made = try_render(tmp_path, namespace=namespace, values=values)
     assert made.returncode == 0, made.stderr
     return by_name(made.stdout)
 
 
+def refusal(tmp_path: Path, **values: Any) -> str:
+    made = try_render(tmp_path, namespace="pilotlight", values=values)
+    assert made.returncode != 0, "the values were taken"
+    return made.stderr
+
+
 def kustomized(folder: str) -> OBJECTS:
     return by_name(run_kubectl(str(MANIFESTS / folder)))
+
+
+def with_components(folder: Path, *components: str) -> OBJECTS:
+    """The overlay minimal with components, by kustomize."""
+    own = folder / "own"
+    own.mkdir(exist_ok=True)
+    here = os.path.relpath(MANIFESTS, own.resolve())
+    content = {
+        "resources": [f"{here}/overlays/minimal"],
+        "components": [f"{here}/components/{each}" for each in components],
+    }
+    (own / "kustomization.yaml").write_text(yaml.safe_dump(content))
+    return by_name(run_kubectl(str(own)))
 
 
 def normal(value: Any) -> Any:
@@ -78,9 +100,24 @@ def environment(objects: OBJECTS, kind: str, name: str) -> dict[str, Any]:
     }
 
 
+def without_helms(item: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Without the labels of every chart, and the one that kustomize gives to some."""
+    if item is None:
+        return None
+    left_out = (*HELMS_OWN, "app.kubernetes.io/part-of")
+    metadata = dict(item["metadata"])
+    labels = metadata.pop("labels", {})
+    kept = {key: text for key, text in labels.items() if key not in left_out}
+    return {**item, "metadata": {**metadata, "labels": kept}}
+
+
 def differences(mine: OBJECTS, other: OBJECTS, *, but: Iterable[str] = ()) -> list[str]:
     keys = {key for key in mine.keys() | other.keys() if key[0] not in but}
-    return [str(key) for key in sorted(keys) if normal(mine.get(key)) != normal(other.get(key))]
+    return [
+        str(key)
+        for key in sorted(keys)
+        if normal(without_helms(mine.get(key))) != normal(without_helms(other.get(key)))
+    ]
 
 
 def test_the_defaults_are_the_overlay_minimal(tmp_path: Path) -> None:
@@ -92,36 +129,57 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
     gpu = {"name": "gpu", "minReplicas": 1, "maxReplicas": 8, "gpus": 1}
     mine = render(tmp_path, pools=[POOL, gpu])
     for key, expected in kustomized("pools/gpu").items():
-        assert normal(mine[key]) == normal(expected)
+        assert normal(without_helms(mine[key])) == normal(without_helms(expected))
     assert environment(mine, "Deployment", "pilotlight-gateway")["PILOTLIGHT_POOL"] == "default,gpu"
 
 
-def test_memory_of_the_node_is_the_component_of_kustomize(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    here = os.path.relpath(MANIFESTS, (tmp_path / "own").resolve())
-    content = {
-        "resources": [f"{here}/overlays/minimal"],
-        "components": [f"{here}/components/node-memory"],
-    }
-    (tmp_path / "own" / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    expected = by_name(run_kubectl(str(tmp_path / "own")))
-    pool = POOL | {"nodeMemory": True, "storagePrefixes": "*=s3:// gs:// hf:// pvc://"}
-    mine = render(tmp_path, pools=[pool])
-    assert differences(mine, expected, but=["Namespace"]) == []
-    images = {"registry": "r.example.com/ml", "tag": "2"}
-    mine = render(tmp_path, pools=[pool], images=images)
-    [owner] = mine["InferenceService", "pilotlight", "pool"]["spec"]["predictor"]["initContainers"]
-    assert owner["image"] == "r.example.com/ml/platform:2"
+@pytest.mark.parametrize(
+    ("components", "values"),
+    [
+        pytest.param(["node-memory"], {"pools": [POOL | {"nodeMemory": True}]}, id="memory"),
+        pytest.param(["node-cache"], {"pools": [POOL | {"nodeCache": True}]}, id="cache"),
+        pytest.param(
+            ["gpu", "node-cache", "node-memory"],
+            {"pools": [POOL | {"gpus": 1, "nodeCache": True, "nodeMemory": True}]},
+            id="GPUs with both",
+        ),
+        pytest.param(["knative"], {"pools": [POOL | {"knative": True}]}, id="knative"),
+        pytest.param(["grpc"], {"gateway": {"grpc": True}}, id="grpc"),
+        pytest.param(["workflows"], {"workflows": {"enabled": True}}, id="workflows"),
+        pytest.param(["one-model"], {"oneModel": {"enabled": True}}, id="one-model"),
+        pytest.param(["ingress"], {"ingress": {"enabled": True}}, id="ingress"),
+        pytest.param(["httproute"], {"httpRoute": {"enabled": True}}, id="httproute"),
+        pytest.param(["monitoring"], {"monitoring": {"enabled": True}}, id="monitoring"),
+        pytest.param(
+            ["grpc", "workflows", "tls", "workflows-tls", "redis-tls"],
+            {"gateway": {"grpc": True}, "workflows": {"enabled": True}, "tls": {"enabled": True}},
+            id="TLS between all parts",
+        ),
+    ],
+)
+def test_a_value_is_the_component_of_kustomize(
+    components: list[str], values: dict[str, Any], tmp_path: Path
+) -> None:
+    expected = with_components(tmp_path, *components)
+    assert differences(render(tmp_path, **values), expected, but=["Namespace"]) == []
 
 
 def test_another_namespace_is_everywhere(tmp_path: Path) -> None:
-    objects = render(tmp_path, namespace="models", monitoring=True, disruptionBudgets=True)
+    objects = render(
+        tmp_path,
+        namespace="models",
+        monitoring={"enabled": True},
+        disruptionBudgets=True,
+        workflows={"enabled": True},
+        tls={"enabled": True},
+    )
     assert {key[1] for key in objects} == {"models", ""}
     text = yaml.safe_dump_all(objects.values())
     assert "namespace: pilotlight\n" not in text
-    assert "pilotlight-redis.pilotlight" not in text
+    assert not re.search(r"pilotlight-[a-z]+\.pilotlight\b|-n pilotlight\b", text)
     given = environment(objects, "Deployment", "pilotlight-controller")
-    assert given["PILOTLIGHT_URL"].startswith("http://pilotlight-gateway.models.svc")
+    assert given["PILOTLIGHT_URL"].startswith("https://pilotlight-gateway.models.svc")
+    assert given["PILOTLIGHT_ADDRESS"].startswith("http://pilotlight-gateway.models.svc")
 
 
 def test_images_are_of_the_registry_tag_and_digests(tmp_path: Path) -> None:
@@ -171,16 +229,6 @@ def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
     assert pool["containers"][0]["envFrom"][0]["secretRef"]["name"] == "mine"
 
 
-def test_grpc_is_the_component_of_kustomize(tmp_path: Path) -> None:
-    (tmp_path / "own").mkdir()
-    here = os.path.relpath(MANIFESTS, (tmp_path / "own").resolve())
-    content = {"resources": [f"{here}/overlays/minimal"], "components": [f"{here}/components/grpc"]}
-    (tmp_path / "own" / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    expected = by_name(run_kubectl(str(tmp_path / "own")))
-    mine = render(tmp_path, gateway={"grpc": True})
-    assert differences(mine, expected, but=["Namespace"]) == []
-
-
 def test_namespaced_mode_has_no_right_outside_its_namespaces(tmp_path: Path) -> None:
     objects = render(tmp_path, controller={"watchNamespaces": ["team-a", "team-b"]})
     bound = [each for key, each in objects.items() if key[0] == "ClusterRoleBinding"]
@@ -200,7 +248,7 @@ def test_production_options(tmp_path: Path) -> None:
     objects = render(
         tmp_path,
         disruptionBudgets=True,
-        monitoring=True,
+        monitoring={"enabled": True},
         gateway={"autoscaling": True},
         controller={"replicas": 2},
     )
@@ -213,3 +261,266 @@ def test_production_options(tmp_path: Path) -> None:
     } <= kinds
     gateway = objects["Deployment", "pilotlight", "pilotlight-gateway"]
     assert "replicas" not in gateway["spec"]
+
+
+PARTS = {
+    "gateway": "pilotlight-gateway",
+    "controller": "pilotlight-controller",
+    "autoscaler": "pilotlight-autoscaler",
+    "redis": "pilotlight-redis",
+    "workflows": "pilotlight-workflows",
+}
+"""The Deployment of each group of values."""
+PLACE: dict[str, Any] = {
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "dedicated", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}],
+    "priorityClassName": "high",
+}
+
+
+def pod_of(objects: OBJECTS, name: str) -> dict[str, Any]:
+    return dict(objects["Deployment", "pilotlight", name]["spec"]["template"]["spec"])
+
+
+def predictor(objects: OBJECTS, name: str = "pool") -> dict[str, Any]:
+    return dict(objects["InferenceService", "pilotlight", name]["spec"]["predictor"])
+
+
+def test_parts_run_where_and_with_what_the_values_say(tmp_path: Path) -> None:
+    values = {
+        **PLACE,
+        "resources": {"requests": {"cpu": "3"}, "limits": {"memory": "7Gi"}},
+        "podAnnotations": {"note": "mine"},
+        "extraEnv": [
+            {"name": "PILOTLIGHT_LOG_LEVEL", "value": "DEBUG"},
+            {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "own", "key": "key"}}},
+        ],
+    }
+    given = dict.fromkeys(PARTS, values) | {"workflows": values | {"enabled": True}}
+    objects = render(tmp_path, pools=[POOL | values], **given)
+    plain = render(tmp_path, workflows={"enabled": True})
+    for name in PARTS.values():
+        pod = pod_of(objects, name)
+        assert {key: pod[key] for key in PLACE} == PLACE
+        template = objects["Deployment", "pilotlight", name]["spec"]["template"]
+        assert template["metadata"]["annotations"]["note"] == "mine"
+        [container], [before] = pod["containers"], pod_of(plain, name)["containers"]
+        assert container["resources"]["requests"] == before["resources"]["requests"] | {"cpu": "3"}
+        assert container["resources"]["limits"] == before["resources"]["limits"] | {"memory": "7Gi"}
+        assert values["extraEnv"] == [
+            e for e in container["env"] if e["name"] in ("KEY", "PILOTLIGHT_LOG_LEVEL")
+        ]
+    pod = predictor(objects)
+    assert {key: pod[key] for key in PLACE} == PLACE
+    assert pod["containers"][0]["resources"]["limits"] == {"cpu": "8", "memory": "7Gi"}
+    assert environment(objects, "InferenceService", "pool")["PILOTLIGHT_LOG_LEVEL"] == "DEBUG"
+    annotations = objects["InferenceService", "pilotlight", "pool"]["metadata"]["annotations"]
+    assert annotations["note"] == "mine"
+
+
+def test_service_accounts_carry_a_clouds_role(tmp_path: Path) -> None:
+    role = {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/models"}}
+    parts = ("gateway", "controller", "autoscaler", "workflows", "runtime")
+    values: dict[str, Any] = {each: {"serviceAccount": role} for each in parts}
+    values["workflows"]["enabled"] = True
+    objects = render(tmp_path, **values)
+    for each in parts:
+        account = objects["ServiceAccount", "pilotlight", f"pilotlight-{each}"]
+        assert account["metadata"]["annotations"] == role["annotations"]
+
+
+def test_a_gpus_node_without_feature_discovery_is_taken(tmp_path: Path) -> None:
+    plain = predictor(render(tmp_path, pools=[POOL | {"gpus": 1}]))
+    assert "nvidia.com/gpu.present" in str(plain["affinity"])
+    pod = predictor(render(tmp_path, pools=[POOL | {"gpus": 1, "affinity": {}}]))
+    assert "affinity" not in pod
+    assert pod["tolerations"] == plain["tolerations"]
+
+
+@pytest.mark.parametrize(
+    ("pool", "tiers", "memory"),
+    [
+        pytest.param({}, {"device": "2Gi", "host": "1Gi", "disk": "8Gi"}, (4, 6), id="base"),
+        pytest.param({}, {"device": "12Gi", "host": "24Gi", "disk": "64Gi"}, (37, 39), id="large"),
+        pytest.param({"gpus": 1}, {"host": "32Gi", "disk": "80Gi"}, (40, 40), id="a GPU's"),
+        pytest.param({"gpus": 1}, {"host": "100Gi", "disk": "200Gi"}, (108, 108), id="large GPU"),
+    ],
+)
+def test_memory_and_disk_follow_from_the_tiers(
+    pool: dict[str, Any], tiers: dict[str, str], memory: tuple[int, int], tmp_path: Path
+) -> None:
+    pod = predictor(render(tmp_path, pools=[POOL | pool | {"tiers": tiers}]))
+    if tiers in ({"device": "2Gi", "host": "1Gi", "disk": "8Gi"}, {"host": "32Gi", "disk": "80Gi"}):
+        plain = predictor(render(tmp_path, pools=[POOL | pool]))  # what the manifests have
+        assert in_bytes(sizes(plain)) == in_bytes(sizes(pod))
+    found = in_bytes(sizes(pod))
+    assert (found["request"], found["limit"]) == tuple(each * GIB for each in memory)
+    assert found["shm"] == found["HOST_BYTES"] == quantity(tiers["host"])
+    assert found["DISK_BYTES"] == quantity(tiers["disk"])
+    assert found["cache"] == found["ephemeral"] == quantity(tiers["disk"]) * 5 / 4
+
+
+def sizes(pod: dict[str, Any]) -> dict[str, str]:
+    [container] = pod["containers"]
+    volumes = {each["name"]: each.get("emptyDir", {}) for each in pod["volumes"]}
+    resources = container["resources"]
+    return {
+        "request": resources["requests"]["memory"],
+        "limit": resources["limits"]["memory"],
+        "ephemeral": resources["requests"]["ephemeral-storage"],
+        "cache": volumes["cache"]["sizeLimit"],
+        "shm": volumes["shared-memory"]["sizeLimit"],
+        **{
+            each["name"].removeprefix("PILOTLIGHT_"): each["value"]
+            for each in container["env"]
+            if each["name"].endswith("_BYTES")
+        },
+    }
+
+
+def in_bytes(found: dict[str, str]) -> dict[str, float]:
+    return {name: quantity(text) for name, text in found.items()}
+
+
+def test_a_pool_of_one_pod_is_replaced_without_a_gap_unless_a_gpu_is_scarce(tmp_path: Path) -> None:
+    rollouts = [
+        predictor(render(tmp_path, pools=[POOL | pool]))["deploymentStrategy"]["rollingUpdate"]
+        for pool in (
+            {},
+            {"gpus": 1},
+            {"gpus": 1, "deploymentStrategy": {"rollingUpdate": {"maxSurge": 2}}},
+        )
+    ]
+    assert rollouts == [
+        {"maxSurge": 1, "maxUnavailable": 0},
+        {"maxSurge": 0, "maxUnavailable": 1},
+        {"maxSurge": 2},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"gateway": {"url": "https://models.example.com/"}}, "https://models.example.com"),
+        ({"ingress": {"enabled": True, "hosts": ["a.example.com"]}}, "http://a.example.com"),
+        (
+            {
+                "ingress": {
+                    "enabled": True,
+                    "hosts": ["a.example.com"],
+                    "tls": [{"secretName": "t"}],
+                }
+            },
+            "https://a.example.com",
+        ),
+        ({"tls": {"enabled": True}}, "https://pilotlight-gateway.pilotlight.svc.cluster.local"),
+    ],
+)
+def test_a_models_url_is_where_clients_reach_the_gateway(
+    values: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    given = environment(render(tmp_path, **values), "Deployment", "pilotlight-controller")
+    assert given["PILOTLIGHT_URL"] == f"{expected}/serving/{{namespace}}/{{name}}"
+    assert "PILOTLIGHT_ADDRESS" not in given  # inside the cluster: the Service
+
+
+def test_ingress_and_route_are_the_operators(tmp_path: Path) -> None:
+    tls = [{"secretName": "own", "hosts": ["a.example.com"]}]
+    parents = [{"name": "edge", "namespace": "gateways"}]
+    objects = render(
+        tmp_path,
+        ingress={
+            "enabled": True,
+            "ingressClassName": "nginx",
+            "annotations": {"cert-manager.io/cluster-issuer": "acme"},
+            "hosts": ["a.example.com", "b.example.com"],
+            "tls": tls,
+        },
+        httpRoute={"enabled": True, "parentRefs": parents, "hostnames": ["c.example.com"]},
+    )
+    ingress = objects["Ingress", "pilotlight", "pilotlight-gateway"]
+    spec = ingress["spec"]
+    assert (spec["ingressClassName"], spec["tls"]) == ("nginx", tls)
+    assert [each["host"] for each in spec["rules"]] == ["a.example.com", "b.example.com"]
+    assert all(each["http"]["paths"] for each in spec["rules"])
+    annotations = ingress["metadata"]["annotations"]
+    assert annotations["cert-manager.io/cluster-issuer"] == "acme"
+    assert annotations["nginx.ingress.kubernetes.io/proxy-body-size"]
+    route = objects["HTTPRoute", "pilotlight", "pilotlight-gateway"]["spec"]
+    assert (route["parentRefs"], route["hostnames"]) == (parents, ["c.example.com"])
+
+
+def test_a_certificate_of_ones_own_takes_cert_managers_place(tmp_path: Path) -> None:
+    objects = render(tmp_path, tls={"enabled": True, "existingSecret": "own"})
+    assert not any("cert-manager" in each["apiVersion"] for each in objects.values())
+    pods = [pod_of(objects, "pilotlight-gateway"), predictor(objects)]
+    for pod in pods:
+        [volume] = [each for each in pod["volumes"] if each["name"] == "tls"]
+        assert volume["secret"]["secretName"] == "own"
+
+
+def test_prometheus_is_let_in_from_its_namespace(tmp_path: Path) -> None:
+    objects = render(
+        tmp_path,
+        monitoring={"namespace": "prometheus"},
+        workflows={"enabled": True},
+        pools=[POOL | {"knative": True}],
+    )
+    policies = [each for key, each in objects.items() if key[0] == "NetworkPolicy"]
+    texts = [yaml.safe_dump(each) for each in policies]
+    assert sum("prometheus" in each for each in texts) == 6
+    assert not any(re.search(r"\bmonitoring\b", each) for each in texts)
+
+
+def test_nothing_is_granted_by_default(tmp_path: Path) -> None:
+    [pool] = [each for key, each in render(tmp_path).items() if key[0] == "InferenceService"]
+    assert "pilotlight.io/storage-prefixes" not in pool["metadata"]["annotations"]
+    given = environment(render(tmp_path), "InferenceService", "pool")
+    assert given["AWS_EC2_METADATA_DISABLED"] == "true"
+    allowed = [{"name": "AWS_EC2_METADATA_DISABLED", "value": "false"}]
+    objects = render(tmp_path, pools=[POOL | {"extraEnv": allowed}])
+    given = environment(objects, "InferenceService", "pool")
+    assert given["AWS_EC2_METADATA_DISABLED"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        pytest.param({}, "images.registry must name", id="no registry"),
+        pytest.param({"gateways": {}}, "gateways", id="a name with a typo"),
+        pytest.param({"gateway": {"replica": 2}}, "replica", id="below another"),
+        pytest.param({"pools": [{"name": "a", "gpu": 1}]}, "gpu", id="in a pool"),
+        pytest.param({"pools": [{"name": "a", "tiers": {"disk": "80"}}]}, "disk", id="no unit"),
+        pytest.param({"gateway": {"url": "models.example.com"}}, "url", id="no scheme"),
+        pytest.param(
+            {
+                "images": {"registry": NOWHERE},
+                "tls": {"enabled": True},
+                "pools": [POOL | {"knative": True}],
+            },
+            "exclude each other",
+            id="TLS with Knative",
+        ),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(
+    values: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    assert words in refusal(tmp_path, **values)
+
+
+def test_labels_are_those_of_every_chart(tmp_path: Path) -> None:
+    for key, each in render(tmp_path, monitoring={"enabled": True}).items():
+        expected = set(HELMS_OWN) if key[0] != "InferenceService" else {HELMS_OWN[1]}
+        assert expected <= set(each["metadata"]["labels"]), key
+        assert each["metadata"]["labels"]["app.kubernetes.io/part-of"] == "pilotlight"
+
+
+def test_helm_finds_nothing_to_complain_of(tmp_path: Path) -> None:
+    chart = helm_chart(tmp_path / "chart")
+    command = [str(helm()), "lint", "--strict", str(chart)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not re.search(r"\[(WARNING|ERROR)\]", done.stdout), done.stdout

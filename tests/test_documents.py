@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from registry.domain.pod import CPU_SLOTS
+from tests.kubernetes.page import MARK, PAGE, blocks
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([each for at in ("", "docs/**/", "research/**/") for each in ROOT.glob(f"{at}*.md")])
@@ -76,3 +77,11 @@ def test_the_pool_has_the_default_slots_and_knatives_target_is_their_number() ->
         if each["path"] == "/spec/predictor/scaleTarget"
     ]
     assert targets == [CPU_SLOTS]
+
+
+def test_each_comment_of_the_installation_is_above_a_block_and_says_why_it_is_not_run() -> None:
+    """A block without one is run by tests/kubernetes/test_a_page.py."""
+    comments = re.findall(r"<!--.*?-->", PAGE.read_text(), re.DOTALL)
+    marked = [each.above for each in blocks() if MARK.fullmatch(each.above)]
+    assert marked == comments
+    assert {each.tool for each in blocks()} == {"", "Helm", "kustomize"}

@@ -4,13 +4,17 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.rendered import OBJECTS, kustomized
+from tests.rendered import GIB, MANIFESTS, OBJECTS, kustomized, quantity
 
-GIB = 1 << 30
+NOWHERE = "registry.invalid/pilotlight"
+"""The registry in the manifests: a name that never resolves (RFC 6761), so that no image of a
+stranger is pulled in place of a missing one."""
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 
@@ -36,18 +40,13 @@ def environment(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each.get("value", "") for each in container["env"]}
 
 
-def quantity(text: str) -> float:
-    number, unit = re.fullmatch(r"(\d+)(\w*)", text).groups()  # type: ignore[union-attr]
-    return int(number) * {"": 1, "Gi": GIB, "Mi": 1 << 20}[unit]
-
-
 @pytest.mark.parametrize(
     "components", [("gpu-mps",), ("gpu", "one-model", "node-cache", "workflows")]
 )
 def test_an_overlays_images_are_those_of_every_container(components: tuple[str, ...]) -> None:
     names = ("platform", "runtime", "runtime-cuda")
     images = [
-        {"name": f"pilotlight/{each}", "newName": f"registry.example.com/x/{each}", "newTag": "9"}
+        {"name": f"{NOWHERE}/{each}", "newName": f"registry.example.com/x/{each}", "newTag": "9"}
         for each in names
     ]
     allowed = {f"registry.example.com/x/{each}:9" for each in names}
@@ -56,11 +55,60 @@ def test_an_overlays_images_are_those_of_every_container(components: tuple[str, 
     assert found - allowed == {"docker.io/library/redis:7.4-alpine"}
 
 
+EVERYTHING = (
+    "gpu", "one-model", "workflows", "grpc", "tls", "workflows-tls", "redis-tls", "monitoring",
+    "api-keys", "tokens", "ingress", "httproute", "gateway-autoscaling",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("components", [EVERYTHING, ("engine-mlserver",), ("engine-triton",)])
+def test_no_image_is_left_to_the_engines_default_registry(components: tuple[str, ...]) -> None:
+    objects = kustomized(*components, pools=["gpu"])
+    for image in {each["image"] for item in objects.values() for each in containers(item)}:
+        host, _, path = image.partition("/")
+        assert "." in host, image
+        assert path, image
+
+
+def test_the_documented_overlay_names_every_image_anew(tmp_path: Path) -> None:
+    page = (MANIFESTS.parent / "docs" / "install.md").read_text()
+    [text] = re.findall(r"kustomization\.yaml <<'EOF'\n(.*?)\n    EOF", page, re.DOTALL)
+    overlay = yaml.safe_load(dedent(text).replace("REGISTRY", "registry.example.com/ml"))
+    objects = kustomized(
+        "pools", "one-model", "node-cache", pools=["gpu"], images=overlay["images"]
+    )
+    found = {each["image"] for item in objects.values() for each in containers(item)}
+    ours = {each for each in found if each.startswith("registry.example.com/ml/")}
+    assert found - ours == {"docker.io/library/redis:7.4-alpine"}
+    assert {each.rpartition("/")[2] for each in ours} == {
+        f"{name}:0.1.0" for name in ("platform", "runtime", "runtime-cuda")
+    }
+
+
+@pytest.mark.parametrize("components", [EVERYTHING, ("engine-mlserver",), ("engine-triton",)])
+def test_a_restricted_namespace_accepts_every_pod(components: tuple[str, ...]) -> None:
+    """Pod Security Standards, `restricted`: what must be set in the pod or in each container."""
+    objects = kustomized(*components, pools=["gpu"])
+    checked = 0
+    for item in objects.values():
+        spec = item.get("spec", {})
+        pod = spec.get("predictor") or spec.get("template", {}).get("spec") or spec
+        for each in containers(pod):
+            context = {**pod.get("securityContext", {}), **each["securityContext"]}
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}, each["name"]
+            assert context["runAsNonRoot"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            checked += 1
+        assert not any("hostPath" in each for each in pod.get("volumes", []))
+    assert checked >= 6
+
+
 def test_images_may_be_named_by_digest() -> None:
     digest = "sha256:" + "0" * 64
-    objects = kustomized(images=[{"name": "pilotlight/platform", "digest": digest}])
+    objects = kustomized(images=[{"name": f"{NOWHERE}/platform", "digest": digest}])
     [gateway] = containers(objects["Deployment", "pilotlight-gateway"])
-    assert gateway["image"] == f"pilotlight/platform@{digest}"
+    assert gateway["image"] == f"{NOWHERE}/platform@{digest}"
 
 
 def test_pull_secrets_are_those_of_all_pods() -> None:
@@ -84,6 +132,8 @@ def test_the_disk_budget_fits_the_volume(components: tuple[str, ...]) -> None:
         [cache] = [each["emptyDir"] for each in pod["volumes"] if each["name"] == "cache"]
         budget = int(environment(pod["containers"][0])["PILOTLIGHT_DISK_BYTES"])
         assert 0 < budget <= 0.85 * quantity(cache["sizeLimit"])
+        requests = pod["containers"][0]["resources"]["requests"]
+        assert quantity(requests["ephemeral-storage"]) == quantity(cache["sizeLimit"])
 
 
 def test_the_nodes_cache_belongs_to_the_pods_user() -> None:
@@ -172,7 +222,7 @@ def test_every_container_of_kserves_has_a_cpu_limit() -> None:
 def test_a_gpus_pod_takes_its_budget_node_and_driver(component: str) -> None:
     pod = predictor(kustomized(component))
     [container] = pod["containers"]
-    assert container["image"].startswith("pilotlight/runtime-cuda:")
+    assert container["image"].startswith(f"{NOWHERE}/runtime-cuda:")
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert "nodeSelector" in pod or "affinity" in pod
     assert environment(container)["PILOTLIGHT_DEVICE"] == "cuda"
@@ -183,6 +233,23 @@ def test_a_gpus_pod_takes_its_budget_node_and_driver(component: str) -> None:
         ]
         floors = {each["key"]: each["values"] for each in term["matchExpressions"]}
         assert floors["nvidia.com/cuda.driver-version.major"] == ["579"]
+
+
+def test_a_gpus_pod_keeps_a_model_of_its_size_on_disk_and_smaller_ones_in_memory() -> None:
+    pod = predictor(kustomized("gpu"))
+    [container] = pod["containers"]
+    given, limits = environment(container), container["resources"]["limits"]
+    volumes = {each["name"]: each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each}
+    assert int(given["PILOTLIGHT_DISK_BYTES"]) >= 80 * GIB
+    assert quantity(volumes["shared-memory"]["sizeLimit"]) >= int(given["PILOTLIGHT_HOST_BYTES"])
+    beside = quantity(limits["memory"]) - int(given["PILOTLIGHT_HOST_BYTES"])
+    assert beside >= 8 * GIB  # /dev/shm counts towards the limit
+
+
+def test_the_nodes_cache_asks_for_no_storage_of_the_pods() -> None:
+    for components in (["node-cache"], ["gpu", "node-cache"]):
+        requests = predictor(kustomized(*components))["containers"][0]["resources"]["requests"]
+        assert "ephemeral-storage" not in requests
 
 
 KNATIVE_REFUSES = {

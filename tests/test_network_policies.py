@@ -125,6 +125,19 @@ def test_knative_reaches_queue_proxies(port: int) -> None:
     assert not is_allowed(POD, port, {"app": "activator"}, "knative-serving", knative=True)
 
 
+@pytest.mark.parametrize(
+    "labels", [POD, QUEUE_PROXY, REDIS, GATEWAY, AUTOSCALER, CONTROLLER, WORKFLOWS]
+)
+def test_each_of_our_pods_is_closed_but_for_what_is_allowed(labels: dict[str, str]) -> None:
+    assert not is_allowed(labels, 1234, GATEWAY, HOME)
+
+
+def test_pods_of_others_in_the_namespace_are_left_alone() -> None:
+    """A release in KServe's namespace must not cut its webhooks off."""
+    kserve = {"control-plane": "kserve-controller-manager"}
+    assert not any(selects(each["podSelector"], kserve) for each in policies(knative=True))
+
+
 def test_prometheus_reads_the_gateways_metrics_and_no_client_does() -> None:
     assert is_allowed(GATEWAY, 8090, {}, "monitoring")
     assert not is_allowed(GATEWAY, 8090, {}, TENANT)

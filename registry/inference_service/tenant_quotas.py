@@ -116,7 +116,8 @@ def access_problem(spec: ModelSpec, rules: TenantRules, pool: str) -> str | None
     return (
         f"spec.predictor.model.storageUri: namespace {namespace!r} may not read {scheme}:// URIs "
         f"in pool {pool!r} but those it is granted (now: {granted}), was {spec.storage_uri!r}; its "
-        "operator may grant a prefix in the pool's annotation pilotlight.io/storage-prefixes"
+        "operator may grant a prefix in the pool's annotation pilotlight.io/storage-prefixes (the "
+        f"chart's pools[].storagePrefixes), such as '{namespace}={spec.storage_uri}'"
     )
 
 

@@ -160,17 +160,23 @@ def _open_socket(connection: Any, hosts: frozenset[str]) -> socket.socket:
 def s3_problem(error: BaseException, client: S3Client) -> str:
     """The error with the endpoint, and what to set where that is known."""
     at = f"at {client.meta.endpoint_url}"
-    hint = _hint(error)
+    hint = _hint(error, is_anonymous=client.meta.config.signature_version is UNSIGNED)
     return f"{at}: {' '.join(str(error).split())}{f'; {hint}' if hint else ''}"
 
 
-def _hint(error: BaseException) -> str:
+def _hint(error: BaseException, *, is_anonymous: bool) -> str:
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         return f"set {_KEYS} {_WHERE}"
     if isinstance(error, ClientError):
         code = error.response.get("Error", {}).get("Code", "")
         if code in _UNKNOWN_KEY:
             return f"the store does not accept the keys: check {_KEYS} {_WHERE}"
+        if code in _DENIED and is_anonymous:
+            return (
+                "it was read without credentials: for the pool's, its operator may grant the prefix"
+                " in the pool's annotation pilotlight.io/storage-prefixes (the chart's"
+                f" pools[].storagePrefixes); or set {_KEYS} {_WHERE}"
+            )
         if code in _DENIED:
             return (
                 f"the keys may not read this: grant them s3:ListBucket and s3:GetObject, or set"

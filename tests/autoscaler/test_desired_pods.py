@@ -159,6 +159,15 @@ def test_respects_bounds_with_the_reason(
     assert actions[0].reason is reason
 
 
+def test_a_new_pod_of_a_rollout_is_not_drained() -> None:
+    """Two pods are registered while the Deployment of one replaces its pod."""
+    view = _view(0, 2, _warm(_model()), low=1, high=1)
+    actions, _ = scale_pods(view, ScalingState(existing=1), PARAMS)
+    assert not any(isinstance(each, DrainPod) for each in actions)
+    actions, _ = scale_pods(view, ScalingState(existing=2), PARAMS)
+    assert sum(isinstance(each, DrainPod) for each in actions) == 1
+
+
 def test_min_copies_need_pods() -> None:
     actions, _ = scale_pods(_view(0, 0, _model(min_copies=3)), ScalingState(current=0), PARAMS)
     assert _wanted(actions) == 3

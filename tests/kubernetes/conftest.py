@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.kubectl import APPLY, Kubectl
+from tests.kubernetes.kubectl import APPLY, Kubectl, kustomize
 from tests.kubernetes.models import Gateway, Tenant
-from tests.kubernetes.object_store import storage_secret
+from tests.kubernetes.object_store import GRANT, storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.kubernetes.scaling import Autoscalers, Pool, Scaler
 from tests.kubernetes.suite import Cluster, own_cluster
@@ -48,7 +48,11 @@ def installed(cluster: Cluster) -> Kubectl:
     admin(*APPLY, "-f", str(manifests / "base" / "namespace.yaml"))
     if cluster.store is not None:
         admin.apply([storage_secret(cluster.store, NAMESPACE)])
-    admin(*APPLY, "-k", str(manifests / "overlays" / "minimal"))
+    objects = kustomize(manifests / "overlays" / "minimal")
+    for each in objects:
+        if each["kind"] == "InferenceService":
+            each["metadata"]["annotations"] |= GRANT
+    admin.apply(objects)
     Pool(admin).allow(1, 1)  # until a test lets the autoscaler set the number
     return admin
 

@@ -23,6 +23,8 @@ CONTENT = {
 }
 """Kinds of models by folder of the bucket; tiny models replace the samples."""
 SECRET = "pilotlight-storage"
+GRANT = {"pilotlight.io/storage-prefixes": "*=s3:// gs:// hf:// pvc://"}
+"""Annotation of a pool whose credentials read every tenant's models."""
 
 
 def start_object_store(plane: ControlPlane) -> S3Server:

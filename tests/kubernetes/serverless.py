@@ -12,6 +12,7 @@ import yaml
 
 from tests.kubernetes.kubectl import Kubectl, kustomize
 from tests.kubernetes.models import Gateway
+from tests.kubernetes.object_store import GRANT
 from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
 from tests.kubernetes.scaling import is_ready, redis_url
 from tests.servers import wait_until
@@ -38,7 +39,7 @@ def serverless_objects(folder: Path) -> list[dict[str, Any]]:
     pool = made["InferenceService", "pool"]
     pool["metadata"]["name"] = POOL
     pool["metadata"]["labels"]["pilotlight.io/pool"] = POOL
-    pool["metadata"]["annotations"] |= WINDOW
+    pool["metadata"]["annotations"] |= WINDOW | GRANT
     predictor = pool["spec"]["predictor"]
     predictor |= {"minReplicas": LEAST, "maxReplicas": MOST}
     _name_pool(predictor["containers"][0])

@@ -32,6 +32,7 @@ DEPLOYMENTS = (
     "pilotlight-autoscaler-second", "pool-predictor", "pool-second-predictor",
 )  # fmt: skip
 VALUES: dict[str, Any] = {
+    "images": {"registry": "registry.invalid/pilotlight"},
     "gateway": {"replicas": 2},
     "pools": [
         {"name": name, "minReplicas": 1, "maxReplicas": 1, "storagePrefixes": "*=s3://"}
@@ -141,7 +142,7 @@ def traffic(gateway: Gateway, tenants: dict[str, Tenant]) -> Iterator[list[Load]
 
 def test_an_upgrade_and_a_rollback_fail_no_request(release: Release, traffic: list[Load]) -> None:
     for change, tag in (
-        (lambda: release.install(images={"tag": "0.1.1"}), "0.1.1"),
+        (lambda: release.install(images=VALUES["images"] | {"tag": "0.1.1"}), "0.1.1"),
         (lambda: release("rollback", "pilotlight"), "0.1.0"),
     ):
         change()

@@ -1,9 +1,8 @@
-"""docs/install.md as written: its commands, read from the page, from nothing to an answer and back.
+"""docs/install.md as written: its blocks, in its order, from nothing to an answer and back.
 
-Of the page's text only this is replaced: the registry's name, the credentials of the object store,
-and the address of the forwarded port. Left out are the images' builds, which need a container
-engine, and `kubectl port-forward`, which the node agent has not. The public model comes from a
-server of the Hub's protocol on this machine.
+A block is run unless the page's source says why not, in a comment above it. Of the text only this is
+replaced: the registry's name, the credentials of the object store, and the address of the forwarded
+port. The public model comes from a server of the Hub's protocol on this machine.
 """
 
 import os
@@ -19,6 +18,7 @@ import pytest
 
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.object_store import PORT, tiny_models
+from tests.kubernetes.page import blocks
 from tests.kubernetes.places import HOST_ADDRESS, NAMESPACE, REPOSITORY, program
 from tests.kubernetes.suite import Cluster
 from tests.servers import S3Server, wait_until
@@ -30,17 +30,6 @@ REGISTRY = "registry.example.com/pilotlight"
 ANSWER_TIMEOUT_S = 300.0
 
 
-def commands(section: str, *, after: str = "") -> list[str]:
-    """The indented lines of a section; with `after` only the first ones below that text."""
-    page = (REPOSITORY / "docs" / "install.md").read_text()
-    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    if after:
-        text = text.partition(after)[2]
-        assert text, f"{section} has no {after!r}"
-        text = re.split(r"\n\n(?=\S)", text.partition("\n\n")[2])[0]
-    return [line.strip() for line in text.splitlines() if line.startswith("    ")]
-
-
 @dataclass(frozen=True, slots=True)
 class Shell:
     """A shell in a copy of the repository's manifests, with the administrator's rights."""
@@ -50,7 +39,7 @@ class Shell:
     store: S3Server
 
     def run(self, command: str) -> None:
-        filled = self._filled(command)
+        filled = self._at_service(self._filled(command))
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.admin.kubeconfig),
@@ -74,15 +63,25 @@ class Shell:
         command = re.sub(r"(--from-literal=\S+=… ?)+", f"{literals} ", command)
         return re.sub(r"\bREGISTRY\b", REGISTRY, command)
 
-    def ask_first(self) -> None:
-        """The page's `curl`, at the Service instead of the forwarded port."""
-        [curl] = [each for each in commands("Install") if each.startswith("curl ")]
+    def walk(self, tool: str) -> None:
+        """Run the page's blocks, of the two ways of installing those of `tool`.
+
+        After an upgrade and a rollback the page's request is sent again.
+        """
+        chosen = [each for each in blocks() if each.is_run and each.tool in ("", tool)]
+        [ask] = [each.text for each in chosen if each.text.startswith("curl ")]
+        for block in chosen:
+            self.run(block.text)
+            if re.match(r"helm (upgrade|rollback) pilotlight ", block.text):
+                self.run(ask)
+
+    def _at_service(self, command: str) -> str:
+        """With the gateway's Service in place of the forwarded port."""
+        if "localhost:8080" not in command:
+            return command
         found = self.admin.get("-n", NAMESPACE, "service", "pilotlight-gateway")
-        self.run(
-            curl.replace(
-                "curl -s localhost:8080", f"curl -sS --fail-with-body {found['spec']['clusterIP']}"
-            )
-        )
+        address = found["spec"]["clusterIP"]
+        return command.replace("curl -s localhost:8080", f"curl -sS --fail-with-body {address}")
 
 
 @pytest.fixture(scope="module")
@@ -124,51 +123,23 @@ def helm(shell: Shell) -> None:
 
 
 @pytest.fixture
-def namespace(shell: Shell) -> Iterator[None]:
-    """The page's namespace and credentials; the namespace is gone afterwards."""
-    for each in commands("Install", after="The namespace, and the credentials"):
-        shell.run(each)
+def clean(shell: Shell) -> Iterator[None]:
+    """Without the page's namespace afterwards."""
     yield
     shell.admin("delete", "namespace", NAMESPACE, "--ignore-not-found")
 
 
-def test_with_helm(shell: Shell, helm: None, namespace: None) -> None:
-    _install(shell, "**With Helm:**")
-    _ask(shell)
-    for each in commands("Upgrade"):
-        shell.run(each)
-        shell.run(f"kubectl -n {NAMESPACE} rollout status deployment/pilotlight-gateway")
-        shell.ask_first()
-    _uninstall(shell, "helm")
+def test_with_helm(shell: Shell, helm: None, clean: None) -> None:
+    shell.walk("Helm")
+    _check_clean(shell)
 
 
-def test_with_kustomize(shell: Shell, namespace: None) -> None:
-    _install(shell, "**With kustomize**")
-    _ask(shell)
-    _uninstall(shell, "kubectl")
+def test_with_kustomize(shell: Shell, clean: None) -> None:
+    shell.walk("kustomize")
+    _check_clean(shell)
 
 
-def _install(shell: Shell, after: str) -> None:
-    found = commands("Install", after=after)
-    assert found
-    for each in found:
-        shell.run(each)
-
-
-def _ask(shell: Shell) -> None:
-    first = commands("Install", after="A first model")
-    for each in first:
-        if not each.startswith("curl ") and "port-forward" not in each:
-            shell.run(each)
-    shell.ask_first()
-
-
-def _uninstall(shell: Shell, tool: str) -> None:
-    """The models first, then by the same tool as it was installed."""
-    models, rest = commands("Uninstall")[:2]
-    by_helm, by_kustomize = rest.split("# or:")
-    shell.run(models)
-    shell.run(by_helm if tool == "helm" else by_kustomize)
+def _check_clean(shell: Shell) -> None:
     kinds = "clusterroles,crds,mutatingwebhookconfigurations,validatingwebhookconfigurations"
     wait_until(
         lambda: "pilotlight" not in shell.admin("get", kinds, "-o", "name"),

@@ -1,15 +1,21 @@
 """KServe's conventions for S3: storage-config, a service account's environment; what errors say."""
 
 import json
+import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from botocore.exceptions import ClientError
+import yaml
+from botocore.exceptions import ClientError, NoCredentialsError
 
 from runtime.errors import StorageFailed
 from runtime.storage.s3 import open_s3, s3_problem
 from runtime.storage.s3_connections import S3Options, options_for
+from tests.http_server import Handler, http_server
+from tests.rendered import MANIFESTS
 
 SECRET = {
     "type": "s3",
@@ -141,3 +147,55 @@ def test_refusals_say_what_to_set(code: str, hint: str) -> None:
     assert told.startswith(f"at http://store:9000: An error occurred ({code})")
     assert hint in told
     assert "hidden" not in told
+
+
+def test_a_refused_anonymous_read_names_the_grant_of_the_pool() -> None:
+    error = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
+    told = s3_problem(error, open_s3(S3Options("http://store:9000", is_anonymous=True)).client)
+    assert "read without credentials" in told
+    assert "pilotlight.io/storage-prefixes" in told
+    assert "pools[].storagePrefixes" in told
+
+
+class _NodeRole(Handler):
+    """The node's metadata service, as far as the role's keys."""
+
+    calls: ClassVar[list[str]] = []
+
+    def do_PUT(self) -> None:
+        self.calls.append(self.path)
+        self.answer(200, b"token", {"x-aws-ec2-metadata-token-ttl-seconds": "60"})
+
+    def do_GET(self) -> None:
+        self.calls.append(self.path)
+        if self.path.endswith("/security-credentials/"):
+            return self.answer(200, b"node")
+        keys = {"Code": "Success", "AccessKeyId": "NODE", "SecretAccessKey": "s", "Token": "t"}
+        expires = {"Expiration": "2099-01-01T00:00:00Z", "LastUpdated": "2020-01-01T00:00:00Z"}
+        return self.answer(200, json.dumps(keys | expires).encode())
+
+
+@pytest.mark.parametrize("is_pool", [True, False], ids=["a pool's pod", "elsewhere"])
+def test_the_role_of_the_node_is_not_taken_in_a_pool(
+    is_pool: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pool = yaml.safe_load((MANIFESTS / "base" / "pool" / "pool.yaml").read_text())
+    variables = pool["spec"]["predictor"]["containers"][0]["env"]
+    given = {e["name"]: e["value"] for e in variables if e["name"].startswith("AWS_")}
+    for name in [each for each in os.environ if each.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for name, text in given.items() if is_pool else ():
+        monkeypatch.setenv(name, text)
+    _NodeRole.calls.clear()
+    with http_server(_NodeRole) as address:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://{address}")
+        client = open_s3(S3Options("http://store:9000", region="us-east-1")).client
+        sign = partial(client.generate_presigned_url, "get_object", {"Bucket": "b", "Key": "k"})
+        if is_pool:
+            with pytest.raises(NoCredentialsError):
+                sign()
+        else:
+            assert "NODE" in sign()
+    assert (_NodeRole.calls == []) is is_pool

@@ -1,0 +1,46 @@
+{{- /* Adds a pool: its InferenceService and its autoscaler. The first one has the names of base. */ -}}
+{{- define "pilotlight.pool" -}}
+{{- $root := .root -}}
+{{- $pool := .pool -}}
+{{- $isFirst := .isFirst -}}
+{{- $one := dict "items" list -}}
+{{- include "pilotlight.read" (dict "root" $root "state" $one "glob" "base/pool/*.yaml") -}}
+{{- range dict "gpu" $pool.gpus "node-cache" $pool.nodeCache "node-memory" $pool.nodeMemory "knative" $pool.knative | include "pilotlight.chosen" | fromJsonArray -}}
+{{- include "pilotlight.component" (dict "root" $root "state" $one "name" .) -}}
+{{- end -}}
+{{- range $item := $one.items -}}
+{{- if eq $item.kind "NetworkPolicy" -}}
+{{- include "pilotlight.add" (dict "state" $.state "item" $item) -}}
+{{- else -}}
+{{- if not $isFirst }}{{ $_ := set $item.metadata "name" (printf "%s-%s" $item.metadata.name $pool.name) }}{{ end -}}
+{{- if eq $item.kind "Deployment" -}}
+{{- $_ := set $item.spec.selector.matchLabels "app.kubernetes.io/instance" $pool.name -}}
+{{- $_ := set $item.spec.template.metadata.labels "app.kubernetes.io/instance" $pool.name -}}
+{{- include "pilotlight.set" (dict "container" (first $item.spec.template.spec.containers) "name" "PILOTLIGHT_POOL" "value" $pool.name) -}}
+{{- else -}}
+{{- include "pilotlight.poolValues" (dict "root" $root "pool" $pool "item" $item) -}}
+{{- end -}}
+{{- include "pilotlight.add" (dict "state" $.state "item" $item) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What a pool's values change in its InferenceService. */ -}}
+{{- define "pilotlight.poolValues" -}}
+{{- $pool := .pool -}}
+{{- $item := .item -}}
+{{- $spec := $item.spec.predictor -}}
+{{- $container := first $spec.containers -}}
+{{- $_ := set $item.metadata.labels "pilotlight.io/pool" $pool.name -}}
+{{- range $key, $value := dict "storage-prefixes" $pool.storagePrefixes "namespaces" $pool.namespaces "quotas" $pool.quotas -}}
+{{- with $value }}{{ $_ := set $item.metadata.annotations (printf "pilotlight.io/%s" $key) . }}{{ end -}}
+{{- end -}}
+{{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_POOL" "value" $pool.name) -}}
+{{- range $key := list "minReplicas" "maxReplicas" "deploymentStrategy" -}}
+{{- if hasKey $pool $key }}{{ $_ := set $spec $key (get $pool $key) }}{{ end -}}
+{{- end -}}
+{{- range $container.envFrom }}{{ $_ := set .secretRef "name" $.root.Values.storageSecret }}{{ end -}}
+{{- if $pool.gpus }}{{ $_ := set $container.resources.limits "nvidia.com/gpu" (toString $pool.gpus) }}{{ end -}}
+{{- with $pool.tiers }}{{ include "pilotlight.tiers" (dict "pod" $spec "tiers" . "isGpu" (not (empty $pool.gpus))) }}{{ end -}}
+{{- include "pilotlight.workload" (dict "pod" $spec "metadata" $item.metadata "values" $pool) -}}
+{{- end -}}
