@@ -1,8 +1,8 @@
 """docs/install.md as written: its blocks, in its order, from nothing to an answer and back.
 
-A block is run unless the page's source says why not, in a comment above it. Of the text only this is
-replaced: the registry's name, the credentials of the object store, and the address of the forwarded
-port. The public model comes from a server of the Hub's protocol on this machine.
+A block is run unless the page's source says why not, in a comment above it. Of the text only this
+is replaced: the registry's name, the credentials of the object store, and the address of the
+forwarded port. The public model comes from a server of the Hub's protocol on this machine.
 """
 
 import os
