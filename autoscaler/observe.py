@@ -173,7 +173,8 @@ def read_pool(
             failure=failure if failure is not None and failure.key == spec.key else None,
         )
 
-    models = tuple(view_of(*each) for each in sorted(state.models.items()))
+    served = sorted(each for each in state.models.items() if not each[1].spec.is_stopped)
+    models = tuple(view_of(*each) for each in served)
     models = _with_ongoing_loads(models, state, ongoing, now_s)
     if time_scale != 1:
         now_s, models = time_scale * now_s, tuple(_scaled(each, time_scale) for each in models)

@@ -5,7 +5,7 @@ being deleted are allowed: their finalizers must be removable whatever their ann
 """
 
 import base64
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -24,11 +24,9 @@ from controller.resources import (
 )
 from registry.domain.model import ModelName
 from registry.errors import InvalidModel
+from registry.inference_service.fields import auth_problem, warnings_of
 from registry.inference_service.graph_reader import is_graph
-from registry.inference_service.model_resource import KIND as MODEL
 from registry.inference_service.model_resource import MODE, is_model
-from registry.inference_service.predictors import ignored_fields
-from registry.inference_service.reader import KIND
 from registry.inference_service.tenant_quotas import TenantRules, access_problem
 from variants.application import is_application, read_application
 
@@ -49,20 +47,28 @@ def validate(
     request: Mapping[str, Any],
     rules_of: Callable[[str], TenantRules | None] = lambda _pool: None,
     namesake: Callable[[Kind, ModelName], ServiceObject | None] = lambda _kind, _name: None,
+    *,
+    asks_clients: bool = False,
 ) -> dict[str, Any]:
-    """Reject an object with mistakes in its Pilotlight annotations or its model.
+    """Reject an object with mistakes; warn, for `kubectl` to print, of what has no effect.
 
     `rules_of`: the rules of a pool by name; None: unknown. Quotas are left to the controller.
     `namesake`: what declares a model of this name by an object of the other kind.
+    `asks_clients`: whether the gateway asks clients for keys or tokens.
     """
     document = _object(request)
-    problems = _problems(document, rules_of)
+    problems: list[str] = []
+    warnings: list[str] = []
+    try:
+        warnings = _check(document, rules_of, asks_clients)
+    except InvalidModel as error:
+        problems += error.problems
     if request.get("operation") == "CREATE" and role_of(document) is Role.MODEL:
         name = ModelName(document["metadata"]["namespace"], document["metadata"].get("name", ""))
         other = namesake(Kind.MODEL if is_model(document) else Kind.SERVICE, name)
-        problems += () if other is None else (name_problem(other),)
+        problems += [] if other is None else [name_problem(other)]
     if not problems:
-        return {"allowed": True, **_warnings(document)}
+        return {"allowed": True, **({"warnings": warnings} if warnings else {})}
     status = {"code": 422, "reason": "Invalid", "message": "\n".join(problems)}
     return {"allowed": False, "status": status}
 
@@ -91,38 +97,28 @@ def _object(request: Mapping[str, Any]) -> dict[str, Any]:
     return document
 
 
-def _warnings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """For `kubectl` to print: what of a model has no effect."""
-    if document.get("kind") not in (KIND, MODEL) or role_of(document) is not Role.MODEL:
-        return {}
-    paths = ignored_fields(document.get("spec") or {})
-    texts = [f"{path} has no effect: the pods of the pool have their own" for path in paths]
-    return {"warnings": texts} if texts else {}
-
-
-def _problems(
-    document: Mapping[str, Any], rules_of: Callable[[str], TenantRules | None]
-) -> tuple[str, ...]:
+def _check(
+    document: Mapping[str, Any], rules_of: Callable[[str], TenantRules | None], asks_clients: bool
+) -> list[str]:
+    """Warnings. Raises InvalidModel."""
+    problems: Sequence[str | None] = ()
+    spec: object = None
     if "deletionTimestamp" in document["metadata"]:
-        return ()
+        return []
     if is_application(document):
-        try:
-            read_application(dict(document), f"{document['metadata']['namespace']}")
-        except InvalidModel as error:
-            return tuple(error.problems)
-        return ()
-    if is_graph(document):
-        return read_graph_object(document).problems
-    match role_of(document):
-        case Role.MODEL:
-            try:
-                spec = declared_model(document)
-            except InvalidModel as error:
-                return tuple(error.problems)
-            rules = rules_of(spec.pool)
-            problem = None if rules is None else access_problem(spec, rules, spec.pool)
-            return () if problem is None else (f"{document['kind']} {spec.name}: {problem}",)
-        case Role.MISPLACED:
-            return (mode_problem(document), *annotation_problems(document))
-        case _:
-            return annotation_problems(document)
+        read_application(dict(document), f"{document['metadata']['namespace']}")
+    elif is_graph(document):
+        graph = read_graph_object(document)
+        spec, problems = graph.spec, graph.problems
+    elif role_of(document) is Role.MODEL:
+        spec = declared_model(document)
+        rules = rules_of(spec.pool)
+        problem = None if rules is None else access_problem(spec, rules, spec.pool)
+        title = f"{document['kind']} {spec.name}"
+        problems = (problem and f"{title}: {problem}", None if asks_clients else auth_problem(spec))
+    else:
+        mode = (mode_problem(document),) if role_of(document) is Role.MISPLACED else ()
+        problems = (*mode, *annotation_problems(document))
+    if found := list(filter(None, problems)):
+        raise InvalidModel(found)
+    return warnings_of(spec)

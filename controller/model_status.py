@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from controller.resources import MODEL_MODE, Kind, ServiceObject
 from registry.domain.canaries import TOTAL_PERCENT
-from registry.domain.model import LoadFailure, ModelName, ModelSpec, Tier
+from registry.domain.model import STOPPED, LoadFailure, ModelName, ModelSpec, Tier
 from registry.domain.pod_index import Residency
 from registry.inference_service.components import component_address
 from registry.inference_service.predictors import needs_in_pool
@@ -173,6 +173,8 @@ class ReadyCondition:
 def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
     if service.problems:
         return ReadyCondition(False, "InvalidModel", "; ".join(service.problems))
+    if service.spec is not None and service.spec.is_stopped:
+        return ReadyCondition(False, "Stopped", STOPPED)
     if not facts.pool_is_known:
         return ReadyCondition(
             False,
@@ -193,10 +195,10 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
     if service.spec is not None and (unready := unready_component(service.spec, service.status)):
         return ReadyCondition(*unready)
     message = f"pool {service.pool!r} serves the model"
-    if service.ignored:
-        message += f"; its pods have values of their own for {', '.join(service.ignored)}"
     if facts.kserve_problem:
         message += f"; {facts.kserve_problem}"
+    if service.spec is not None and service.spec.warnings:
+        message += f"; {'; '.join(service.spec.warnings)}"
     return ReadyCondition(True, "Served", message)
 
 
@@ -215,6 +217,8 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
         str(facts.copies),
     )
     conditions.append({**warm, "severity": "Info"})
+    if condition.reason == "Stopped":
+        conditions.append(_condition("Stopped", "True", "Stopped", ""))
     status: dict[str, Any] = {
         "observedGeneration": service.generation,
         **({"deploymentMode": MODEL_MODE} if service.kind is Kind.SERVICE else {}),
@@ -223,7 +227,7 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
         ),
         "modelStatus": _model_status(condition, facts),
     }
-    if not service.problems:
+    if not service.problems and condition.reason != "Stopped":
         status["url"] = facts.url
         status["address"] = {"url": facts.address}
         status["components"] = {"predictor": _predictor(facts)}

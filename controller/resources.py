@@ -27,7 +27,7 @@ from registry.inference_service.components import (
 from registry.inference_service.graph_reader import read_graph
 from registry.inference_service.model_resource import KIND as MODEL
 from registry.inference_service.model_resource import MODE, is_model
-from registry.inference_service.predictors import ignored_fields, join_needs, needs_without
+from registry.inference_service.predictors import join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from variants.application import API_VERSION as APPLICATION_API
@@ -106,8 +106,6 @@ class ServiceObject:
     status: Mapping[str, Any]
     rules: TenantRules | None = None
     """Of a pool without mistakes."""
-    ignored: tuple[str, ...] = ()
-    """Fields of a model in place of which the pool's pods have their own."""
     kind: Kind = Kind.SERVICE
 
     @property
@@ -170,7 +168,6 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         problems=problems,
         status=status,
         rules=rules,
-        ignored=ignored_fields(document.get("spec") or {}) if role is Role.MODEL else (),
         kind=next((k for k, name in _NAMES.items() if name == document.get("kind")), Kind.SERVICE),
     )
 

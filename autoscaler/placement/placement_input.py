@@ -88,6 +88,8 @@ def placement_input(
     overhead_s, load_s, left_out = {}, {}, {}
     for name, record in sorted(state.models.items()):
         spec, model = record.serving, str(name)
+        if spec.is_stopped:
+            continue
         profiles = [
             within_client(each, shares[each.kind]) if each.kind in shares else each
             for each in _profiles(state, spec, model, kinds, memory_bytes)

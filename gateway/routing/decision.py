@@ -35,6 +35,8 @@ class Reason(StrEnum):
     MODEL_GONE = "model-gone"
     NO_SUPPORTING_RUNTIME = "no-supporting-runtime"
     """No pod of the pool can ever serve the model as it is declared."""
+    MODEL_STOPPED = "model-stopped"
+    """Its owner has stopped it, by KServe's annotation."""
     POLICY_FAILED = "policy-failed"
     """The plug-in that the model names as its policy is not installed here, or has an error."""
 

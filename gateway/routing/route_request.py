@@ -153,7 +153,8 @@ def route_request(
     policy = request.policy or spec.policy.routing
     if spec.needs and (needs := unmet_needs(spec, cluster)):
         message = f"model {request.model} cannot be served here: {needs}"
-        return RoutingResult(Reject(Reason.NO_SUPPORTING_RUNTIME, message), policy, spec)
+        reason = Reason.MODEL_STOPPED if spec.is_stopped else Reason.NO_SUPPORTING_RUNTIME
+        return RoutingResult(Reject(reason, message), policy, spec)
     avoids_load = request.load_failed
     if record.failure is not None and _is_backing_off(record.failure, spec, now_s):
         if not _is_warm_at_ready_pod(spec, cluster):

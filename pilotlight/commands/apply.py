@@ -32,10 +32,10 @@ from pilotlight.errors import InvalidInput, NotFound
 from pilotlight.output import Output
 from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
-from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.documents import left_objects
+from registry.inference_service.fields import auth_problem, warnings_of
 from registry.inference_service.model_resource import declaring_kind
 from registry.inference_service.predictors import needs_in_pool
 from registry.policy_names import ROUTING
@@ -56,6 +56,9 @@ async def apply(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and print what would change; change nothing.")
     ] = False,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Check the files alone; no platform is needed.")
+    ] = False,
     check: Annotated[
         bool,
         typer.Option(
@@ -68,10 +71,21 @@ async def apply(
     ] = False,
     namespace: flags.Namespace = None,
 ) -> None:
-    """Create or update models, applications and graphs from YAML; all or nothing if invalid."""
-    specs = read_declared(filename, namespace)
-    check_policies(specs)
-    unserved = await _apply(target, output, specs, dry_run=dry_run, check=check)
+    """Create or update models, applications and graphs from YAML; all or nothing if invalid.
+
+    --dry-run without a platform checks as --offline does. Both exit with 1 if a file is refused.
+    """
+    try:
+        specs = read_declared(filename, namespace)
+        check_policies(specs)
+        unserved = await _apply(
+            target, output, specs, dry_run=dry_run, offline=offline, check=check
+        )
+    except InvalidInput as error:
+        if not (dry_run or offline):
+            raise
+        output.failure("invalid input", error.problems)
+        raise typer.Exit(1) from error
     if strict and unserved:
         output.note(f"not served (--strict): {', '.join(map(str, sorted(unserved)))}")
         raise typer.Exit(1)
@@ -158,9 +172,18 @@ def _read_sources(path: str) -> list[tuple[str, str]]:
 
 
 async def _apply(
-    target: PlatformTarget, output: Output, specs: Sequence[Declared], *, dry_run: bool, check: bool
+    target: PlatformTarget,
+    output: Output,
+    specs: Sequence[Declared],
+    *,
+    dry_run: bool,
+    offline: bool,
+    check: bool,
 ) -> set[ModelName]:
     """The models that cannot be served, as far as it is known."""
+    has_platform = target.redis_url is not None or target.state_dir.is_locked()
+    if offline or (dry_run and not has_platform):
+        return print_applied(output, specs, ["valid (no platform asked)"] * len(specs))
     async with target.registry() as registry:
         if check and not dry_run:
             unserved = await declare_and_check(target, registry, output, specs)
@@ -168,11 +191,19 @@ async def _apply(
             for line in variant_problems(state, _applications(specs)):
                 output.note(line)
             return unserved
+        await _check_auth(target, specs)
         put = _compare_declared if dry_run else put_declared
         outcomes = await put(registry, specs)
         state = await registry.cluster()
         note_canaries(output, models_of(specs), state)
         return print_applied(output, specs, outcomes, has_server=state.has_server)
+
+
+async def _check_auth(target: PlatformTarget, specs: Sequence[Declared]) -> None:
+    """Raises InvalidInput for models that want clients asked, where the gateway asks none."""
+    problems = list(filter(None, map(auth_problem, models_of(specs))))
+    if problems and not await target.asks_clients():
+        raise InvalidInput(problems)
 
 
 async def declare_and_check(
@@ -187,6 +218,7 @@ async def declare_and_check(
 
     The models that cannot be served, as far as it is known. Raises InvalidInput.
     """
+    await _check_auth(target, specs)
     before = await registry.cluster()
     outcomes = await put_declared(registry, specs)
     state = await registry.cluster()
@@ -282,7 +314,7 @@ def print_applied(
     outcomes: Sequence[str],
     checked: Checked = NOT_CHECKED,
     *,
-    has_server: bool,
+    has_server: bool = False,
     is_note: bool = False,
 ) -> set[ModelName]:
     """One line per object, as kubectl prints it; outcomes are created, configured or unchanged.
@@ -298,14 +330,8 @@ def print_applied(
     warnings |= {name: f"cannot be read: {why}" for name, why in checked.unreadable.items()}
     unserved = set(warnings)
     warnings |= {name: f"not checked: {why}" for name, why in checked.unchecked.items()}
-    for spec in models_of(specs):
-        if spec.warnings:
-            ignored = f"ignored: {', '.join(spec.warnings)}"
-            known = warnings.get(spec.name)
-            warnings[spec.name] = ignored if known is None else f"{known}; {ignored}"
-    warnings |= {
-        spec.name: "; ".join(spec.warnings) for spec in _of_kind(GraphSpec, specs) if spec.warnings
-    }
+    for each in (line for spec in specs for line in warnings_of(spec)):
+        output.note(f"Warning: {each}")
     applied = list(zip(specs, outcomes, strict=True))
     lines = [
         f"{resource_of(spec)}/{shown_name(spec.name)} {outcome}"
@@ -322,6 +348,7 @@ def print_applied(
             "name": spec.name.name,
             "outcome": outcome,
             **({"warning": warnings[spec.name]} if spec.name in warnings else {}),
+            **({"warnings": listed} if (listed := warnings_of(spec)) else {}),
         }
         for spec, outcome in applied
     ]

@@ -37,11 +37,12 @@ def _import() -> None:
 
 
 Target = Annotated[
-    Path | None, typer.Option("-o", "--output", help="File for the YAML; default: stdout.")
+    Path | None, typer.Option("-o", "--output", help="File for the YAML; default, and -: stdout.")
 ]
 Models = Annotated[
     bool, typer.Option("--models", help="Write Models, which need no KServe, instead.")
 ]
+_STDOUT = Path("-")
 
 
 @imports.command("modelmesh")
@@ -132,7 +133,7 @@ def mlflow(
 
 
 def _check_target(target: Path | None, overwrite: bool) -> None:
-    if target is not None and target.exists() and not overwrite:
+    if target is not None and target != _STDOUT and target.exists() and not overwrite:
         raise InvalidInput([f"{target} exists already; --overwrite replaces it"])
 
 
@@ -140,6 +141,7 @@ def _conclude(
     output: Output, target: Path | None, text: str, notes: list[str], document: Any, what: str
 ) -> None:
     """Write the YAML to the target, or else print it."""
+    target = None if target == _STDOUT else target
     if target is not None:
         try:
             target.write_text(text, encoding="utf-8")

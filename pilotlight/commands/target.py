@@ -132,6 +132,17 @@ class PlatformTarget:
             raise RequestFailed(f"{error_text(response)}; {given}{KEY_HINT}")
         return response
 
+    async def asks_clients(self) -> bool:
+        """Whether the gateway answers nobody without a credential; False where none is known."""
+        if not self.known_gateway_url:
+            return False
+        async with httpx.AsyncClient(trust_env=False, timeout=_GATEWAY_TIMEOUT_S) as client:
+            try:
+                response = await client.get(f"{self.known_gateway_url}/v1/models")
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise RequestFailed(f"no response from the gateway: {error}") from error
+        return response.status_code == httpx.codes.UNAUTHORIZED
+
     async def request_pod(
         self, pod: PodState, method: str, path: str, *, timeout_s: float, json: Any = None
     ) -> httpx.Response:

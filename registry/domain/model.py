@@ -189,6 +189,12 @@ class ModelPolicy:
     """Name of the application in the namespace whose requests it can serve."""
 
 
+STOPPED: Final = (
+    "stopped by the annotation serving.kserve.io/stop: without it the model is served again"
+)
+"""How `ModelSpec.needs` of a stopped model begins."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model as declared: where its weights are, how to read them, how to serve it."""
@@ -246,6 +252,11 @@ class ModelSpec:
         object.__setattr__(self, "generation", generation)
         object.__setattr__(self, "key", f"{self.name}@{generation}")
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether its owner has it unloaded, and not served."""
+        return self.needs.startswith(STOPPED)
+
 
 def name_of_key(key: str) -> ModelName:
     """The name in a `namespace/name@generation` key."""
@@ -295,13 +306,15 @@ class ModelRecord:
 
     @property
     def generations(self) -> tuple[ModelSpec, ...]:
-        """The declared generation, and the previous one while that still serves."""
+        """The declared generation, and the previous one while that serves; none if stopped."""
+        if self.spec.is_stopped:
+            return ()
         return (self.spec,) if self.previous is None else (self.spec, self.previous)
 
     @property
     def serving(self) -> ModelSpec:
         """The generation that serves requests now."""
-        return self.previous or self.spec
+        return self.spec if self.previous is None or self.spec.is_stopped else self.previous
 
 
 class LogMode(StrEnum):

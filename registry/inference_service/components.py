@@ -93,7 +93,6 @@ _URL: Final = re.compile(r"http://[\x21-\x7e]{1,2000}")
 _HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _MAX_HEADERS: Final = 32
 _CREDENTIALS: Final = frozenset(("authorization", "cookie", "x-api-key", "x-pilotlight-secret"))
-_FIELDS: Final = ("url", "mode", "metadataHeaders")
 
 
 def read_logger(value: object, problems: list[str]) -> RequestLog | None:
@@ -103,10 +102,7 @@ def read_logger(value: object, problems: list[str]) -> RequestLog | None:
     if not isinstance(value, dict):
         problems.append(f"{_PATH} must be an object, was {shown(value)}")
         return None
-    found: list[str] = [
-        f"{_PATH}.{key} is not supported; an event has the whole body and {', '.join(_FIELDS)}"
-        for key in sorted(map(str, value.keys() - set(_FIELDS)))
-    ]
+    found: list[str] = []
     url, mode = value.get("url"), value.get("mode") or LogMode.ALL.value
     if not _is_url(url):
         found.append(

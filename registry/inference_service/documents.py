@@ -5,7 +5,7 @@ as `kubectl get -o yaml` writes them.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -55,6 +55,11 @@ LEFT_KINDS: Final[Mapping[str, str]] = {
 }
 """Kinds that declare no model, and what stands in their place here."""
 _WITHOUT_NAMESPACE: Final = ("Namespace", "PersistentVolume", "LocalModelCache")
+_FROM_V1ALPHA2: Final = (
+    "KServe has ended that version: move spec.default.predictor to spec.predictor, its custom."
+    "container to containers, and spec.canary to an object of its own with the annotations"
+    " pilotlight.io/canary-of and pilotlight.io/canary-percent"
+)
 _REFUSED_KINDS: Final[Mapping[str, str]] = {
     "TrainedModel": (
         "a pool serves many models without it: declare an InferenceService with the storageUri of "
@@ -253,7 +258,7 @@ class DocumentChecks:
             self.reject(f"{path}{key}", "must be an object", value)
         return {}
 
-    def known(self, mapping: dict[str, Any], fields: Sequence[str], path: str) -> None:
+    def known(self, mapping: dict[str, Any], fields: Collection[str], path: str) -> None:
         """Reject fields that do not exist."""
         for key in mapping:
             if key not in fields:
@@ -274,8 +279,10 @@ class DocumentChecks:
         else:
             self._check_name("name", name, NAME)
             self._check_name("namespace", namespace, _NAMESPACE)
-        if document.get("apiVersion") != api_version:
-            self.reject("apiVersion", f"must be {api_version!r}", document.get("apiVersion"))
+        version = document.get("apiVersion")
+        if version != api_version:
+            old = version == "serving.kserve.io/v1alpha2" and f"; {_FROM_V1ALPHA2}"
+            self.add(f"apiVersion must be {api_version!r}, was {shown(version)}{old or ''}")
         return ModelName(text_of(namespace), text_of(name))
 
     def _check_name(self, key: str, value: object, rule: re.Pattern[str]) -> None:
@@ -357,6 +364,11 @@ STORAGE_SCHEMES = ("s3", "file", "pvc", *LIBRARY_SCHEMES)
 _SCHEMES = f"begin with one of {', '.join(f'{scheme}://' for scheme in STORAGE_SCHEMES)}"
 
 
+SECRET_BUCKET: Final = "BUCKET-OF-SECRET"
+"""In place of a bucket that only the key of the model's Secret names; no bucket has capitals."""
+_SIGNED: Final = re.compile("(?i)(^|&)(sig|signature|[^&=]*token|x-[a-z]+-signature)=")
+
+
 def storage_uri_rule(uri: object) -> str | None:
     """The rule that a URI of a model breaks, as what follows "must"; None if it is valid."""
     if not isinstance(uri, str):
@@ -367,8 +379,10 @@ def storage_uri_rule(uri: object) -> str | None:
         return f"be a URI, and {_SCHEMES}"
     if parts.scheme not in STORAGE_SCHEMES:
         return _SCHEMES
-    if parts.query or parts.fragment:
+    if parts.fragment or (parts.query and parts.scheme not in ("http", "https")):
         return "have no query and no fragment (? and #)"
+    if _SIGNED.search(parts.query):
+        return "have no signature in its query (credentials belong in a Secret of the namespace)"
     path = unquote(parts.path)
     # urlsplit drops line ends and tabs; others read \\ as /
     if "\\" in uri or not (uri.isprintable() and path.isprintable()):
@@ -384,8 +398,8 @@ def _place_rule(scheme: str, place: str, path: str) -> str | None:
     match scheme:
         case "file" if place or not path.startswith("/"):
             return "be an absolute path with three slashes, as file:///models/mine"
-        case "s3" if len(place) < 3:
-            return "name a bucket of at least 3 characters, as s3://models/mine"
+        case "s3" if not 3 <= len(place) <= 63:
+            return "name a bucket of 3 to 63 characters, as s3://models/mine"
         case "hf" if not place or path.count("/") != 1 or path == "/":
             return "be hf://ORGANISATION/NAME"
         case _ if scheme not in ("file", "s3", "hf") and place in ("", ".", ".."):

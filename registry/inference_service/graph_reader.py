@@ -28,6 +28,7 @@ from registry.inference_service.documents import (
     read_kind,
     read_parsed,
 )
+from registry.inference_service.fields import fields_of, review
 
 API_VERSION: Final = "serving.kserve.io/v1alpha1"
 KIND: Final = "InferenceGraph"
@@ -36,15 +37,6 @@ MAX_STEPS: Final = 256
 MAX_CONDITION_CHARACTERS: Final = 16_384
 """Of all nodes."""
 _MAX_TIMEOUT_S: Final = 3600
-_SPEC_FIELDS: Final = (
-    "nodes", "timeout", "affinity", "maxReplicas", "minReplicas", "nodeName", "nodeSelector",
-    "resources", "routerTimeouts", "scaleMetric", "scaleTarget", "serviceAccountName",
-    "tolerations",
-)  # fmt: skip
-_STEP_FIELDS: Final = (
-    "name", "serviceName", "serviceUrl", "nodeName", "data", "weight", "condition", "dependency",
-    "mapPredictionsToInstances",
-)  # fmt: skip
 _TARGETS: Final = ("serviceName", "serviceUrl", "nodeName")
 _URL_PATH: Final = re.compile(r"/(?:v1/models/([^/:]+):predict|v2/models/([^/]+)/infer)")
 
@@ -62,19 +54,14 @@ class _Reader:
         name = self.checks.head(document, API_VERSION)
         self.namespace = name.namespace
         spec = self.checks.mapping(document, "spec")
-        self.checks.known(spec, _SPEC_FIELDS, "spec")
+        self.checks.known(spec, fields_of(KIND, "spec"), "spec")
         self.nodes = self.checks.mapping(spec, "nodes") if spec else {}
         if self.nodes and ROOT not in self.nodes:
             self.checks.reject("spec.nodes", "must have a node `root`", list(self.nodes))
         self._check_size()
         nodes = {str(each): self._node(str(each), node) for each, node in self.nodes.items()}
         self._refuse_circles(nodes)
-        timeouts = spec.get("routerTimeouts")
-        if isinstance(timeouts, dict) and timeouts.get("serviceClient"):
-            self.warnings.append(
-                "spec.routerTimeouts.serviceClient is not applied: a step may take what is left of "
-                "spec.timeout"
-            )
+        self.warnings += [each.line for each in review(document, KIND)]
         return GraphSpec(name, nodes, self._timeout(spec), warnings=tuple(self.warnings))
 
     def _check_size(self) -> None:
@@ -109,7 +96,7 @@ class _Reader:
     def _node(self, name: str, document: Any) -> GraphNode:
         path = f"spec.nodes.{name}"
         node = document if isinstance(document, dict) else {}
-        self.checks.known(node, ("routerType", "steps"), path)
+        self.checks.known(node, fields_of(KIND, "spec.nodes.*"), path)
         kind = node.get("routerType")
         if kind not in tuple(RouterType):
             self.checks.reject(
@@ -134,7 +121,7 @@ class _Reader:
 
     def _step(self, path: str, document: Any, router: RouterType, *, is_first: bool) -> GraphStep:
         step = document if isinstance(document, dict) else {}
-        self.checks.known(step, _STEP_FIELDS, path)
+        self.checks.known(step, fields_of(KIND, "spec.nodes.*.steps[]"), path)
         model, node, protocol = self._target(path, step)
         data = step.get("data") or "$request"
         if not isinstance(data, str):

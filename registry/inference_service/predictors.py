@@ -14,7 +14,9 @@ from common.shown_value import shown
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, RequestLog
 from registry.inference_service.components import machine_needs, read_logger
-from registry.inference_service.server_arguments import ServerArguments, read_arguments
+from registry.inference_service.documents import SECRET_BUCKET, text_of
+from registry.inference_service.fields import LEGACY_KINDS
+from registry.inference_service.server_arguments import MOUNT, ServerArguments, read_arguments
 
 SERVED_FORMATS: Final = (
     "huggingface", "safetensors", "pytorch", "onnx", "xgboost", "lightgbm", "sklearn", "triton",
@@ -35,33 +37,6 @@ SERVER_FORMATS: Final = (
 CUSTOM_FORMAT: Final = "custom"
 """Of a predictor that is a container of its own."""
 MODEL_FORMATS: Final = (*SERVED_FORMATS, *UNSERVED_FORMATS, *SERVER_FORMATS)
-LEGACY_KINDS: Final = (
-    "sklearn", "xgboost", "tensorflow", "pytorch", "triton", "onnx", "huggingface", "pmml",
-    "lightgbm", "paddle", "catboost",
-)  # fmt: skip
-POD_FIELDS: Final = frozenset({
-    "affinity", "annotations", "args", "command", "deploymentStrategy", "env", "envFrom", "image",
-    "imagePullSecrets", "labels", "lifecycle", "livenessProbe", "name", "nodeSelector", "ports",
-    "readinessProbe", "resources", "runtime", "runtimeVersion", "serviceAccount",
-    "serviceAccountName", "startupProbe", "tolerations", "topologySpreadConstraints", "volumes",
-    "volumeMounts", "nodeName", "priorityClassName", "hostIPC", "runtimeClassName",
-    "schedulerName", "securityContext", "terminationGracePeriodSeconds", "workingDir",
-    "imagePullPolicy", "automountServiceAccountToken",
-})  # fmt: skip
-"""Of pods and containers: a model shares the pods of its pool, which have their own."""
-_HONOURED: Final = frozenset({"serviceAccountName", "automountServiceAccountToken", "name"})
-"""Of these: the account's storage credentials are read, the others mean nothing here."""
-_REFUSED: Final[Mapping[str, str]] = {
-    "workerSpec": "a model is served by one pod: take a smaller or quantised model",
-    "autoScaling": "pods follow the load of all models of the pool: see docs/autoscaler.md",
-    "scaleMetric": "write the annotation pilotlight.io/target-ongoing-requests",
-    "scaleMetricType": "write the annotation pilotlight.io/target-ongoing-requests",
-    "storageUris": "a model is one folder: write storageUri of its model",
-}
-_ASKS_NOTHING: Final[Mapping[str, object]] = {
-    "scaleMetric": "concurrency",  # as scaleTarget counts here
-    "scaleMetricType": "AverageValue",
-}
 _MAX_COUNT: Final = 10_000
 _MAX_SECONDS: Final = 30 * 86400
 _BUCKET_SCHEMES: Final = {"s3": "s3", "gs": "gs", "gcs": "gs"}
@@ -83,6 +58,8 @@ class Predictor:
     needs: str = ""
     """What is missing for it to be served; empty: nothing."""
     problems: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    """What has no effect beside the fields that `fields.review` finds."""
 
 
 def read_predictor(spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> Predictor:
@@ -97,43 +74,11 @@ def read_predictor(spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> Pre
         found.problems.append(f"spec.predictor must have one of model, {others}; it has several")
         return found
     _read_model(found, predictor, kinds[0] if kinds else "model")
+    _read_storage_uris(found, predictor.get("storageUris"))
     _read_policy(found, predictor)
     found.logger = read_logger(predictor.get("logger"), found.problems)
-    _reject_unsupported(found, predictor)
     found.needs = _needs(found, spec, predictor)
     return found
-
-
-def ignored_fields(spec: Mapping[str, Any]) -> tuple[str, ...]:
-    """The fields and arguments of `spec.predictor`, by path, that mean nothing here.
-
-    The pool's pods have their own.
-    """
-    predictor = spec.get("predictor")
-    if not isinstance(predictor, dict):
-        return ()
-    parts = {"spec.predictor": predictor}
-    arguments: list[str] = []
-    for kind in ("model", *LEGACY_KINDS):
-        if isinstance(predictor.get(kind), dict):
-            path, part = f"spec.predictor.{kind}", predictor[kind]
-            parts[path] = {key: value for key, value in part.items() if key != "args"}
-            model = part if kind == "model" else {**part, "modelFormat": {"name": kind}}
-            ignored = dict.fromkeys(read_arguments(model, path).ignored)
-            arguments += [f"{path}.args {each}" for each in ignored]
-    fields = [
-        f"{path}.{key}"
-        for path, part in parts.items()
-        for key in sorted(part.keys() & POD_FIELDS - _HONOURED)
-        if part[key] and not (key == "env" and _only_probabilities(part[key]))
-    ]
-    return (*fields, *arguments)
-
-
-def _only_probabilities(environment: object) -> bool:
-    return isinstance(environment, list) and all(
-        isinstance(each, dict) and each.get("name") == "PREDICT_PROBA" for each in environment
-    )
 
 
 def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:
@@ -145,7 +90,6 @@ def _read_without_model(found: Predictor, predictor: Mapping[str, Any]) -> None:
         return
     _read_policy(found, predictor)
     found.logger = read_logger(predictor.get("logger"), found.problems)
-    _reject_unsupported(found, predictor)
     found.needs = (
         "spec.predictor.containers is a server of your own, which a pool cannot run: KServe alone"
         " serves it, in a cluster, without the annotations of a pool"
@@ -164,19 +108,20 @@ def _read_model(found: Predictor, predictor: Mapping[str, Any], kind: str) -> No
         found.model.setdefault("protocolVersion", "v2" if kind == "triton" else "v1")
     environment = model.get("env")
     for each in environment if isinstance(environment, list) else ():
-        if isinstance(each, dict) and each.get("name") == "PREDICT_PROBA":
-            value = each.get("value")
-            found.wants_probabilities = value is True or (
-                isinstance(value, str) and value.lower() == "true"
+        name = each.get("name") if isinstance(each, dict) else None
+        if name == "PREDICT_PROBA":
+            found.wants_probabilities = str(each.get("value")).lower() == "true"
+        else:
+            found.warnings.append(
+                f"{found.path}.env {text_of(name)} has no effect: the pods of the pool have their"
+                " own environment"
             )
-    confidential = model.get("confidential")
-    if isinstance(confidential, dict) and confidential.get("enabled"):
-        found.problems.append(
-            f"{found.path}.confidential is not supported: models are read without attestation; "
-            "leave it out, or set enabled: false"
-        )
     found.arguments = read_arguments(found.model, found.path)
     found.problems += found.arguments.problems
+    found.warnings += [
+        f"{found.path}.args {each} has no effect: the pods of the pool have no such argument"
+        for each in dict.fromkeys(found.arguments.ignored)
+    ]
     storage = model.get("storage")
     if by_id := found.arguments.storage_uri:
         _read_model_id(found, by_id)
@@ -198,8 +143,21 @@ def _read_model_id(found: Predictor, uri: str) -> None:
     found.model["storageUri"] = uri
 
 
+def _read_storage_uris(found: Predictor, listed: object) -> None:
+    """The URI that KServe mounts where its servers read the model."""
+    for at, each in enumerate(listed if isinstance(listed, list) else ()):
+        mount = each.get("mountPath") or MOUNT if isinstance(each, dict) else ""
+        if mount == MOUNT and found.model and not found.model.get("storageUri"):
+            found.model["storageUri"] = each.get("uri")
+        else:
+            found.warnings.append(
+                f"spec.predictor.storageUris[{at}] has no effect: a model is one folder, the one"
+                f" with mountPath {MOUNT}"
+            )
+
+
 def _uri_of_storage(found: Predictor, storage: Mapping[str, Any]) -> str:
-    """The URI of `storage.path` in `storage.parameters.bucket`."""
+    """The URI of `storage.path` in `storage.parameters.bucket`; without it in the Secret's."""
     parameters = storage.get("parameters")
     values = parameters if isinstance(parameters, dict) else {}
     kind, bucket, path = values.get("type", "s3"), values.get("bucket"), storage["path"]
@@ -209,13 +167,14 @@ def _uri_of_storage(found: Predictor, storage: Mapping[str, Any]) -> str:
             f"{where}.parameters.type must be s3 or gs, was {shown(kind)}; write"
             f" {found.path}.storageUri"
         )
-    elif not isinstance(bucket, str) or not bucket or not isinstance(path, str):
+    elif not isinstance(path, str) or not isinstance(bucket or "", str):
+        found.problems.append(f"{where} must have texts as path and as parameters.bucket")
+    elif not bucket and (kind != "s3" or not storage.get("key")):
         found.problems.append(
-            f"{where} must have the bucket's name in parameters.bucket and a text as path; or write"
-            f" {found.path}.storageUri"
+            f"{where} must have parameters.bucket, or the key of an S3 Secret that names its bucket"
         )
     else:
-        return f"{_BUCKET_SCHEMES[kind]}://{bucket}/{path.lstrip('/')}"
+        return f"{_BUCKET_SCHEMES[kind]}://{bucket or SECRET_BUCKET}/{path.lstrip('/')}"
     return "s3://unknown/"  # the problem above is reported alone
 
 
@@ -227,6 +186,8 @@ def _read_policy(found: Predictor, predictor: Mapping[str, Any]) -> None:
         ("containerConcurrency", "target_ongoing_requests", 0),
         ("scaleTarget", "target_ongoing_requests", 1),
     ):
+        if key == "scaleTarget" and predictor.get("scaleMetric") != "concurrency":
+            continue  # it counts something else
         value = _number(found, predictor, key, low=low, high=_MAX_COUNT)
         if value or (value == 0 and key == "minReplicas"):  # elsewhere 0 is KServe's "no limit"
             found.policy[name] = value
@@ -269,14 +230,6 @@ def _number(
     return value
 
 
-def _reject_unsupported(found: Predictor, predictor: Mapping[str, Any]) -> None:
-    found.problems += [
-        f"spec.predictor.{key} is not supported; {advice}"
-        for key, advice in _REFUSED.items()
-        if predictor.get(key) not in (None, [], {}, _ASKS_NOTHING.get(key))
-    ]
-
-
 def format_needs(name: object) -> str:
     """What the pods' own engines lack for a `modelFormat`, and the way out; empty: nothing."""
     if not isinstance(name, str) or name not in (*UNSERVED_FORMATS, *SERVER_FORMATS):
@@ -312,6 +265,11 @@ def unmet_needs(spec: ModelSpec, state: ClusterState) -> str:
 def _needs(found: Predictor, spec: Mapping[str, Any], predictor: Mapping[str, Any]) -> str:
     model_format = found.model.get("modelFormat")
     needs = [format_needs(model_format.get("name") if isinstance(model_format, dict) else None)]
+    if found.model and not found.model.get("storageUri"):
+        needs.append(
+            f"{found.path} has no storageUri, as a server of TrainedModels has none: declare each"
+            " of them as an InferenceService, with its storageUri"
+        )
     if predictor.get("containers"):
         needs.append(
             "spec.predictor.containers beside a model are not run: call the model from a service"

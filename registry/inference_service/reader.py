@@ -10,7 +10,7 @@ from typing import Any
 
 from common.shown_value import shown
 from registry.domain.application import KIND as APPLICATION
-from registry.domain.model import ModelName, ModelSpec, Precision, Task, TaskOptions
+from registry.domain.model import STOPPED, ModelName, ModelSpec, Precision, Task, TaskOptions
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.components import component_problems
@@ -24,6 +24,7 @@ from registry.inference_service.documents import (
     text_of,
     title_of,
 )
+from registry.inference_service.fields import is_stopped, review
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.model_resource import API_VERSION as MODEL_API
 from registry.inference_service.model_resource import as_service, is_model, name_fields
@@ -31,7 +32,7 @@ from registry.inference_service.predictors import (
     CUSTOM_FORMAT,
     MODEL_FORMATS,
     Predictor,
-    ignored_fields,
+    join_needs,
     read_predictor,
 )
 
@@ -43,12 +44,6 @@ _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """Names of service accounts and Secrets."""
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _STORAGE_SECRET = "serving.kserve.io/storageSecretName"
-_NO_CANARY = {"canary": [], "canaryTrafficPercent": 100}
-"""Fields that ask for a canary, and the values with which they ask for none."""
-_CANARY_HINT = (
-    "declare the new version as a model of its own, with the annotations pilotlight.io/canary-of "
-    "and pilotlight.io/canary-percent"
-)
 
 
 def read_documents(
@@ -180,7 +175,7 @@ class _Reader:
             name=name,
             storage_uri=self._storage_uri(model),
             credentials=self._credentials(document, model),
-            needs=predictor.needs,
+            needs=join_needs(STOPPED if is_stopped(document) else "", predictor.needs),
             logger=predictor.logger,
             format=self._format(model) or CUSTOM_FORMAT,
             task=self._task(predictor, parsed),
@@ -193,9 +188,17 @@ class _Reader:
             labels=tuple(sorted(labels.items())),
             options=_options(predictor, parsed),
             served_name=self._served_name(predictor, name),
-            warnings=ignored_fields(declared) if isinstance(declared, dict) else (),
+            warnings=(*self._review(document), *predictor.warnings),
         )
         return None if checks.problems else spec
+
+    def _review(self, document: Mapping[str, Any]) -> list[str]:
+        """Warnings of fields without effect; those that are refused are mistakes."""
+        found = list(review(document, KIND))
+        for each in found:
+            if each.is_refused:
+                self.checks.add(each.line)
+        return [each.line for each in found if not each.is_refused]
 
     def _strings(self, metadata: Mapping[str, Any], key: str) -> dict[str, str]:
         result: dict[str, str] = {}
@@ -216,10 +219,6 @@ class _Reader:
         if not spec:
             return Predictor()
         predictor = self.checks.mapping(spec, "predictor", path="spec.")
-        for path, mapping in (("spec.", spec), ("spec.predictor.", predictor)):
-            for key, none in _NO_CANARY.items():
-                if mapping.get(key, none) not in (none, None):
-                    self.checks.add(f"{path}{key} is not supported; {_CANARY_HINT}")
         found = read_predictor(spec, predictor) if predictor else Predictor()
         self.model_path = found.path
         for problem in found.problems:
@@ -274,20 +273,18 @@ class _Reader:
         return text_of(protocol)
 
     def _storage_uri(self, model: Mapping[str, Any]) -> str:
-        if not model:
-            return ""
         uri = model.get("storageUri")
-        if model.get("storageUris"):
-            self.checks.add(
-                f"{self.model_path}.storageUris is not supported; "
-                f"write {self.model_path}.storageUri"
-            )
+        if uri in (None, ""):
+            return ""
+        for form in ("oci+native://", "oci+fetch://"):  # how KServe's pods get the image's files
+            uri = f"oci://{uri.removeprefix(form)}" if str(uri).startswith(form) else uri
         storage = self.checks.mapping(model, "storage", path=f"{self.model_path}.", required=False)
-        for key in sorted(str(key) for key in storage.keys() - {"key"} if storage[key]):
-            self.checks.add(
-                f"{self.model_path}.storage.{key} is not supported; "
-                f"write {self.model_path}.storageUri beside {self.model_path}.storage.key"
-            )
+        for key in ("path", "parameters"):
+            if storage.get(key):
+                self.checks.add(
+                    f"{self.model_path}.storage.{key} must be absent beside"
+                    f" {self.model_path}.storageUri: give one of them"
+                )
         if (rule := storage_uri_rule(uri)) is not None:
             self.checks.add(f"{self.model_path}.storageUri must {rule}, was {shown(uri)}")
         return text_of(uri)

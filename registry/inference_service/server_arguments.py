@@ -35,7 +35,7 @@ _PRECISIONS: Final[Mapping[str, Precision | None]] = {
     "bfloat16": Precision.BFLOAT16,
 }
 """`auto`: the type of the stored weights, as here where nothing is said."""
-_MOUNT: Final = "/mnt/models"
+MOUNT: Final = "/mnt/models"
 """Where KServe puts the files of storageUri."""
 _NAME: Final = re.compile(r"[-_./:A-Za-z0-9]{1,253}")
 _MAX_TOKENS: Final = 10_000_000
@@ -127,7 +127,7 @@ class _Reader:
             case "model_revision" | "tokenizer_revision":
                 self._revisions[key] = value or ""
             case "model_dir":
-                return value == _MOUNT
+                return value == MOUNT
             case "max_length" | "max_model_len":
                 self._read_length(written, value)
             case "dtype":
@@ -158,7 +158,7 @@ class _Reader:
         revision = self._revisions.get("model_revision", "")
         if self._revisions.get("tokenizer_revision", revision) != revision:
             self.found.ignored.append("--tokenizer_revision")
-        if self._model_id.startswith(_MOUNT):
+        if self._model_id.startswith(MOUNT):
             return
         if self._model_id and self._model_id.count("/") != 1:
             self._reject(

@@ -137,7 +137,7 @@ class ModelSync:
     def _absent_placed_model(self) -> ModelSpec | None:
         """The model that a plan placed here, if it is neither on the device nor being loaded."""
         record = self._watch.state.models.get(self._placed) if self._placed else None
-        if record is None:
+        if record is None or record.spec.is_stopped:
             return None
         spec = record.serving
         is_present = self._store.holds(spec.key) or self._parts.coordinator.is_loading(spec.key)

@@ -325,16 +325,7 @@ def _is_true(text: str | None) -> bool:
 
 def _from_folder(bucket: str, folder: str) -> dict[str, str]:
     """Fields of the key whose `bucket` is this one, else of a default key, else none."""
-    if not folder or not Path(folder).is_dir():
-        return {}
-    secrets = {
-        path.name.removesuffix(".json"): _parse(path.read_text(), f"storage-config key {path.name}")
-        for path in sorted(Path(folder).iterdir())
-        if path.is_file() and not path.name.startswith(".")
-    }
-    s3_secrets = {
-        key: secret for key, secret in secrets.items() if secret.get("type", "s3") == "s3"
-    }
+    s3_secrets = _secrets(folder)
     for secret in s3_secrets.values():
         if secret.get("bucket") == bucket:
             return _variables(secret)
@@ -342,6 +333,32 @@ def _from_folder(bucket: str, folder: str) -> dict[str, str]:
         if key in s3_secrets:
             return _variables(s3_secrets[key])
     return {}
+
+
+def _secrets(folder: str) -> dict[str, dict[str, Any]]:
+    """Those of S3 in the mounted `storage-config`, by key."""
+    if not folder or not Path(folder).is_dir():
+        return {}
+    secrets = {
+        path.name.removesuffix(".json"): _parse(path.read_text(), f"storage-config key {path.name}")
+        for path in sorted(Path(folder).iterdir())
+        if path.is_file() and not path.name.startswith(".")
+    }
+    return {key: secret for key, secret in secrets.items() if secret.get("type", "s3") == "s3"}
+
+
+def secret_bucket(key: str, environment: Mapping[str, str], folder: str) -> str:
+    """The bucket that a key of `storage-config` names. Raises StorageFailed if it names none."""
+    secret = _secrets(folder).get(key)
+    if secret is None:
+        secret = _parse(environment.get("STORAGE_CONFIG") or "{}", "STORAGE_CONFIG")
+    bucket = secret.get("bucket")
+    if secret.get("type", "s3") != "s3" or not isinstance(bucket, str) or not bucket:
+        raise StorageFailed(
+            f"the key {key!r} of storage-config names no bucket of S3: add `bucket` to it, or write"
+            " storage.parameters.bucket in the InferenceService"
+        )
+    return bucket
 
 
 def _from_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from registry.domain.model import ModelSpec
-from registry.inference_service.documents import LIBRARY_SCHEMES, STORAGE_SCHEMES
+from registry.inference_service.documents import LIBRARY_SCHEMES, SECRET_BUCKET, STORAGE_SCHEMES
 from registry.inference_service.tenant_quotas import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, storage_access
@@ -21,7 +21,12 @@ from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile
 from runtime.storage.ranged_download import BandwidthUse
 from runtime.storage.s3 import READ_TIMEOUT_S, S3Access, S3Storage, open_s3, parse_s3_uri
-from runtime.storage.s3_connections import S3Options, options_for, options_without_pool
+from runtime.storage.s3_connections import (
+    S3Options,
+    options_for,
+    options_without_pool,
+    secret_bucket,
+)
 
 MAX_CLIENTS = 64
 """Credentials of models change, and their old clients are not used again."""
@@ -87,6 +92,11 @@ class Storages:
         scheme = urlsplit(uri).scheme
         match scheme:
             case "s3":
+                if f"//{SECRET_BUCKET}/" in uri:
+                    key = spec.credentials.rpartition("/")[2]
+                    folder = options.secret_folder if access.is_pool else ""
+                    bucket = secret_bucket(key, access.environment, folder)
+                    uri = uri.replace(SECRET_BUCKET, bucket, 1)
                 s3 = self._s3_access(parse_s3_uri(uri)[0], access)
                 return S3Storage(uri, s3, is_exact=options.rules is not None)
             case "file":

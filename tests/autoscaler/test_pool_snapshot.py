@@ -1,5 +1,6 @@
 """The view of a pool from the registry's state."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from autoscaler.policy import NEVER_S, CopyUse, Limits, PoolView
 from load.simulator.memory_registry import MemoryRegistry
 from registry.domain.demand import QueueStats
 from registry.domain.estimates import PRIORS
-from registry.domain.model import LoadFailure, ModelSpec, Tier
+from registry.domain.model import STOPPED, LoadFailure, ModelSpec, Tier
 from registry.domain.pod import Accelerator, CopyReport, PodInfo, PodPhase, PodReport, Samples
 from tests.autoscaler.views import model, pod, pool, spec
 
@@ -36,6 +37,12 @@ def test_models_and_pods_are_sorted_by_name() -> None:
     assert [each.key for each in view.models] == [M.key, N.key]
     assert list(view.pods) == ["p", "q"]
     assert view.limits == Limits(min_pods=1)
+
+
+def test_a_stopped_model_is_not_planned() -> None:
+    registry = _registry()
+    registry.put_models([replace(M, needs=STOPPED)], 1.0)
+    assert [each.key for each in _view(registry).models] == [N.key]
 
 
 def test_view_of_a_pod() -> None:

@@ -46,7 +46,19 @@ def test_fields_that_have_no_effect_are_named_in_the_condition() -> None:
     document["spec"]["predictor"]["model"]["resources"] = {"limits": {"cpu": "4"}}
     condition = evaluate(read_service(document), FACTS)
     assert condition.is_ready
-    assert "values of their own for spec.predictor.model.resources" in condition.message
+    assert "spec.predictor.model.resources has no effect" in condition.message
+
+
+def test_a_stopped_model_is_as_kserve_shows_it() -> None:
+    document = service()
+    document["metadata"]["annotations"]["serving.kserve.io/stop"] = "true"
+    model = read_service(document)
+    status = make_status(model, replace(FACTS, serving=model.spec), NOW)
+    found = conditions(status)
+    assert {found[kind]["status"] for kind in ("Ready", "PredictorReady")} == {"False"}
+    assert {found[kind]["reason"] for kind in ("Ready", "PredictorReady", "Stopped")} == {"Stopped"}
+    assert found["Stopped"]["status"] == "True"
+    assert "url" not in status
 
 
 def test_a_format_without_an_engine_is_ready_where_a_model_server_is() -> None:

@@ -53,11 +53,12 @@ def test_fields_that_have_no_effect_are_warned_of() -> None:
     }
     answer = checked(request(document))
     assert answer["allowed"]
+    name = "InferenceService team/translate"
     assert [each.partition(" has no effect")[0] for each in answer["warnings"]] == [
-        "spec.predictor.nodeSelector",
-        "spec.predictor.model.resources",
-        "spec.predictor.model.runtime",
-        "spec.predictor.model.args --x",
+        f"{name}: spec.predictor.model.resources",
+        f"{name}: spec.predictor.model.runtime",
+        f"{name}: spec.predictor.nodeSelector",
+        f"{name}: spec.predictor.model.args --x",
     ]
 
 

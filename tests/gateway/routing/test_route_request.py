@@ -17,7 +17,7 @@ from gateway.routing.route_request import (
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.estimates import MAX_AGE_S, infer_measure
-from registry.domain.model import LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
+from registry.domain.model import STOPPED, LoadFailure, ModelName, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import PodPhase
 from registry.domain.pod_index import Residency
 from registry.domain.pod_state import LoadMode
@@ -79,6 +79,7 @@ def test_rejects_a_request_for_a_deleted_model() -> None:
         pytest.param(CONTAINERS, 0, Reason.NO_SUPPORTING_RUNTIME, id="containers-without-pods"),
         pytest.param(format_needs("paddle"), 1, Reason.NO_SUPPORTING_RUNTIME, id="format"),
         pytest.param(format_needs("paddle"), 0, Reason.NO_PODS, id="format-without-pods"),
+        pytest.param(STOPPED, 1, Reason.MODEL_STOPPED, id="stopped"),
         pytest.param("", 1, Reason.COLD, id="nothing"),
     ],
 )
@@ -91,7 +92,7 @@ def test_rejects_what_no_pod_will_ever_serve(needs: str, pods: int, reason: Reas
     state.models[NAME] = replace(record, spec=spec)
     decision = routed(state).decision
     assert decision.reason is reason
-    if reason is Reason.NO_SUPPORTING_RUNTIME:
+    if reason in (Reason.NO_SUPPORTING_RUNTIME, Reason.MODEL_STOPPED):
         assert isinstance(decision, Reject)
         assert decision.retry_after_s is None
         assert f"cannot be served here: {needs}" in decision.message

@@ -285,7 +285,8 @@ def test_every_reason_has_words(reason: Reason) -> None:
 
 REJECTIONS = {
     Reason.DEADLINE, Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.LOAD_FAILED,
-    Reason.MODEL_GONE, Reason.NO_SUPPORTING_RUNTIME, Reason.POLICY_FAILED,
+    Reason.MODEL_GONE, Reason.NO_SUPPORTING_RUNTIME, Reason.MODEL_STOPPED,
+    Reason.POLICY_FAILED,
 }  # fmt: skip
 
 

@@ -72,7 +72,7 @@ def test_models_of_our_own_kind(verb: Cli, tmp_path: Path) -> None:
     other = write_yaml(tmp_path / "other", a=SERVICE.format(name="own", folder="one"))
     for flags in ([], ["--dry-run"], ["--no-check"]):
         refused = verb("apply", "-f", other, *flags)
-        assert refused.status == 2
+        assert refused.status == (1 if flags == ["--dry-run"] else 2)
         assert "Model default/own declares the model already; delete it first" in refused.err
     assert verb("delete", "model/own").out == 'model.pilotlight.io "own" deleted\n'
 
@@ -82,10 +82,14 @@ def test_fields_and_arguments_that_mean_nothing_are_named(verb: Cli, tmp_path: P
     text = SERVICE.format(name="ignoring", folder="one").rstrip() + "\n" + fields
     path = write_yaml(tmp_path / "yaml", a=text)
     applied = verb("apply", "-f", path)
-    assert applied.out == (
-        "inferenceservice.serving.kserve.io/ignoring created (ignored:"
-        " spec.predictor.model.resources, spec.predictor.model.args --workers)\n"
-    )
+    assert applied.out == "inferenceservice.serving.kserve.io/ignoring created\n"
+    place = "Warning: InferenceService default/ignoring: spec.predictor.model"
+    assert [each.partition(" has no effect: ")[0] for each in applied.err.splitlines()] == [
+        f"{place}.resources",
+        f"{place}.args --workers",
+    ]
+    [document] = verb("apply", "-f", path, "--json").document
+    assert [f"Warning: {each}" for each in document["warnings"]] == applied.err.splitlines()
 
 
 def test_a_dry_run_prints_what_would_change_and_changes_nothing(verb: Cli, tmp_path: Path) -> None:
@@ -98,6 +102,58 @@ def test_a_dry_run_prints_what_would_change_and_changes_nothing(verb: Cli, tmp_p
     write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="two"))
     assert "configured (dry run)" in verb("apply", "-f", path, "--dry-run").out
     assert "configured" in verb("apply", "-f", path).out
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--offline"])
+def test_files_are_checked_without_a_platform(cli: Cli, tmp_path: Path, flag: str) -> None:
+    text = SERVICE.format(name="a", folder="one").rstrip() + "\n      image: mine\n"
+    path = write_yaml(tmp_path / "yaml", a=text, graph=GRAPH)
+    ran = cli("apply", "-f", path, flag)
+    assert ran.status == 0
+    assert ran.out.splitlines() == [
+        "inferenceservice.serving.kserve.io/a valid (no platform asked)",
+        "inferencegraph.serving.kserve.io/chain valid (no platform asked)",
+    ]
+    assert ran.err.startswith("Warning: InferenceService default/a: spec.predictor.model.image has")
+    listed = cli("apply", "-f", path, flag, "--json").document
+    assert [each["outcome"] for each in listed] == ["valid (no platform asked)"] * 2
+
+
+@pytest.mark.parametrize("flag", ["--dry-run", "--offline"])
+def test_a_check_of_files_with_mistakes_ends_with_1(cli: Cli, tmp_path: Path, flag: str) -> None:
+    path = write_yaml(tmp_path / "yaml", wrong=TWO_MISTAKES)
+    ran = cli("apply", "-f", path, flag)
+    assert ran.status == 1
+    assert "pilotlight.io/polcy" in ran.err
+    assert len(cli("apply", "-f", path, flag, "--json").document["problems"]) == 2
+
+
+def test_a_stopped_model_is_applied_and_is_not_ready(verb: Cli, tmp_path: Path) -> None:
+    stop = '  annotations: {{serving.kserve.io/stop: "true"}}\n'
+    text = SERVICE.replace("  name: {name}\n", "  name: {name}\n" + stop)
+    path = write_yaml(tmp_path / "yaml", a=text.format(name="a", folder="one"))
+    assert "cannot be served: stopped by the annotation" in verb("apply", "-f", path).out
+    [document] = _documents(verb)
+    assert not document["ready"]
+    write_yaml(tmp_path / "yaml", a=SERVICE.format(name="a", folder="one"))
+    assert verb("apply", "-f", path).out.endswith("/a configured\n")
+    [document] = _documents(verb)
+    assert document["needs"] == ""
+
+
+def test_a_model_that_wants_clients_asked_is_refused_where_nobody_asks(
+    verb: Cli, tmp_path: Path
+) -> None:
+    wants = '  annotations: {{security.opendatahub.io/enable-auth: "true"}}\n'
+    text = SERVICE.replace("  name: {name}\n", "  name: {name}\n" + wants)
+    path = write_yaml(tmp_path / "yaml", a=text.format(name="a", folder="one"))
+    ran = verb("apply", "-f", path)
+    assert ran.status == 2
+    assert (
+        "default/a: metadata.annotations[security.opendatahub.io/enable-auth] is not supported"
+        in ran.err
+    )
+    assert _models(verb) == []
 
 
 def test_reports_all_mistakes_and_applies_nothing(verb: Cli, tmp_path: Path) -> None:

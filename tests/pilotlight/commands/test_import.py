@@ -27,6 +27,17 @@ def test_models_are_written_to_a_file(cli: Cli, tmp_path: Path) -> None:
     assert read_object(written).pool == "small"
 
 
+def test_a_dash_is_standard_output(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in.yaml").write_text(OBJECT)
+    monkeypatch.chdir(tmp_path)
+    ran = cli("import", "modelmesh", "in.yaml", "-o", "-")
+    assert ran.status == 0
+    assert [each["metadata"]["name"] for each in yaml.safe_load_all(ran.out)] == ["m"]
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["in.yaml"]
+
+
 def test_a_file_that_cannot_be_written_is_an_error_of_the_input(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "in.yaml").write_text(OBJECT)
     target = tmp_path / "missing" / "out.yaml"

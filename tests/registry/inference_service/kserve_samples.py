@@ -80,12 +80,12 @@ def table(found: Sequence[Sample]) -> list[str]:
     waiting = sum(each.accepted and bool(each.says) for each in found)
     groups: dict[tuple[bool, str], list[Sample]] = defaultdict(list)
     for each in found:
-        for says in filter(None, re.split("; (?=spec)", _shortened(each.says))):
-            groups[each.accepted, says].append(each)
+        for says in filter(None, re.split("; (?=spec)", each.says)):
+            groups[each.accepted, re.split("[:;] ", says)[0]].append(each)
     return [
         f"{accepted} of {len(found)} objects are accepted, {waiting} of them with a condition:",
         "",
-        "| Verdict | What is missing, or the way out | Formats | Objects |",
+        "| Verdict | What is missing (the message has the way out) | Formats | Objects |",
         "|---|---|---|---|",
         *(
             f"| {'accepted' if is_accepted else 'refused'} | {says} | {_formats(group)} |"
@@ -93,10 +93,6 @@ def table(found: Sequence[Sample]) -> list[str]:
             for (is_accepted, says), group in groups.items()
         ),
     ]
-
-
-def _shortened(says: str) -> str:
-    return re.sub(r"one of s3://\S+.*?, was", "a scheme, was", says)
 
 
 def _formats(group: Sequence[Sample]) -> str:

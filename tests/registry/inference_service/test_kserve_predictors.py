@@ -152,7 +152,7 @@ def test_a_logger_is_read_and_kept() -> None:
         ({"metadataHeaders": "x-user"}, "metadataHeaders must be a list"),
         ({"metadataHeaders": ["a b"]}, "names of headers"),
         ({"metadataHeaders": ["Authorization"]}, "has a credential"),
-        ({"storage": {}}, "logger.storage is not supported"),
+        ({"storage": {"path": "a"}}, "logger.storage is not supported"),
     ],
 )
 def test_mistakes_in_a_logger_are_named(change: dict[str, Any], says: str) -> None:

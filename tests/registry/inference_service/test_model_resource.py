@@ -69,7 +69,7 @@ def test_a_field_means_what_its_annotation_means(field: str) -> None:
 def test_mistakes_name_the_model_and_its_fields_all_together() -> None:
     wrong = model(deadline="-3s", polcy="auto", pin="true", minCopies=3, maxCopies=2, preload="off")
     wrong["metadata"]["annotations"] = {"pilotlight.io/queue-depth": "4"}
-    wrong["spec"]["predictor"] = {"model": {"modelFormat": {"name": "onnx"}}}
+    wrong["spec"]["predictor"] = {"model": {"modelFormat": {"name": "onnx"}, "storageUri": "m"}}
     found = "\n".join(problems_of(wrong))
     assert "Model team/iris: spec.deadline must be a positive duration" in found
     assert "spec may have the fields predictor, " in found

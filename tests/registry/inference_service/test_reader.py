@@ -241,9 +241,7 @@ def test_a_mistake_is_reported_with_file_object_field_and_value(change: Change, 
 @pytest.mark.parametrize(
     "uri",
     [
-        None,
         5,
-        "",
         "t5",
         "gs://",
         "https:///m",
@@ -283,7 +281,11 @@ def test_refuses_unsupported_storage_uris(uri: object) -> None:
         ("t5", "begin with one of s3://, file://, pvc://"),
         ("file://models/mine", "be an absolute path with three slashes, as file:///models/mine"),
         ("file:models", "be an absolute path with three slashes"),
-        ("s3://b/m", "name a bucket of at least 3 characters"),
+        ("s3://b/m", "name a bucket of 3 to 63 characters"),
+        ("s3://ml/m", "name a bucket of 3 to 63 characters"),
+        (f"s3://{'b' * 64}/m", "name a bucket of 3 to 63 characters"),
+        ("https://host/m.onnx?sig=a", "have no signature in its query"),
+        ("https://host/m.onnx?X-Amz-Signature=a", "have no signature in its query"),
         ("s3://bucket/m?x=1", "have no query"),
         ("s3://bucket/../m", "have no . or .. in its path"),
         ("s3://key@bucket/m", "have no credentials"),
@@ -309,6 +311,7 @@ def test_says_what_is_wrong_with_a_storage_uri(uri: str, rule: str) -> None:
         "hf://org/model:main",
         "gs://bucket/m",
         "https://host/m.tar.gz",
+        "https://host/m.onnx?raw=true",
         "oci://host/image:tag",
     ],
 )
@@ -489,10 +492,10 @@ def test_fields_that_ask_nothing_change_nothing(change: Change) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        pytest.param(_predictor(canaryTrafficPercent=0), "canaryTrafficPercent", id="no-traffic"),
-        pytest.param(_predictor(storageUris=[{"uri": "s3://a/b"}]), "storageUris", id="folders"),
-        pytest.param(_model(confidential={"enabled": True}), "confidential", id="confidential"),
-        pytest.param(_predictor(scaleMetric="rps"), "scaleMetric", id="another-measure"),
+        pytest.param(_predictor(canaryTrafficPercent=5), "canaryTrafficPercent", id="canary"),
+        pytest.param(
+            _model(confidential={"enabled": True}), "confidential.enabled", id="confidential"
+        ),
     ],
 )
 def test_fields_that_ask_for_what_is_not_served_are_refused(change: Change, field: str) -> None:
