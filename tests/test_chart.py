@@ -298,7 +298,8 @@ def test_parts_run_where_and_with_what_the_values_say(tmp_path: Path) -> None:
             {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "own", "key": "key"}}},
         ],
     }
-    given = dict.fromkeys(PARTS, values) | {"workflows": values | {"enabled": True}}
+    given: dict[str, Any] = dict.fromkeys(PARTS, values)
+    given["workflows"] = values | {"enabled": True}
     objects = render(tmp_path, pools=[POOL | values], **given)
     plain = render(tmp_path, workflows={"enabled": True})
     for name in PARTS.values():

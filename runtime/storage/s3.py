@@ -160,7 +160,8 @@ def _open_socket(connection: Any, hosts: frozenset[str]) -> socket.socket:
 def s3_problem(error: BaseException, client: S3Client) -> str:
     """The error with the endpoint, and what to set where that is known."""
     at = f"at {client.meta.endpoint_url}"
-    hint = _hint(error, is_anonymous=client.meta.config.signature_version is UNSIGNED)
+    signature = getattr(client.meta.config, "signature_version", None)
+    hint = _hint(error, is_anonymous=signature is UNSIGNED)
     return f"{at}: {' '.join(str(error).split())}{f'; {hint}' if hint else ''}"
 
 
