@@ -62,7 +62,6 @@ def on_stop_signals(stop: Callable[[int], object]) -> Iterator[None]:
 # Log lines of every process: a constant message, then the fields of the record.
 
 
-LOG_FORMATS: Final = ("text", "json")
 _STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {
     "message",
     "asctime",
@@ -97,12 +96,6 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             document["exception"] = self.formatException(record.exc_info)
         return json.dumps(document, default=str)
-
-
-def parse_log_format(text: str) -> str:
-    if text not in LOG_FORMATS:
-        raise ValueError(f"must be one of {', '.join(LOG_FORMATS)}, was {text!r}")
-    return text
 
 
 def configure_logs(

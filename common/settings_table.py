@@ -38,6 +38,15 @@ def parse_bool(text: str) -> bool:
     raise ValueError(f"must be true or false, was {text!r}")
 
 
+def parse_choice(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}, was {text!r}")
+        return text
+
+    return parse
+
+
 def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
     """A parser of whole numbers within bounds."""
     allowed = f"from {low} to {high}" if high is not None else f"of at least {low}"

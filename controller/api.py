@@ -77,6 +77,31 @@ async def connect(context: str | None = None) -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
+async def read_json(
+    api: client.ApiClient,
+    path: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    kind: str = "application/json",
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
+    """The document at a path, for which the client has no method. Raises KubernetesError.
+
+    `kind`: the media type to ask for.
+    """
+    with api_errors("read", path):
+        request = await api.param_serialize(
+            "GET",
+            path,
+            query_params=list((query or {}).items()),
+            header_params={"Accept": kind},
+            auth_settings=["BearerToken"],
+        )
+        response = await api.call_api(*request, _request_timeout=timeout_s)
+        await response.read()
+        return api.response_deserialize(response, {"200": "object"}).data
+
+
 class ClusterApi:
     """Patches InferenceServices and Models, and posts events, for controller and autoscaler."""
 

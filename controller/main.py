@@ -14,6 +14,7 @@ from common.probe_server import exposition, serving_probes
 from common.process import configure_logs, on_stop_signals
 from common.settings_table import read_settings
 from controller.api import ClusterApi, connect
+from controller.cluster_issuer import ClusterIssuerKeeper
 from controller.controller import Controller, Reconcile
 from controller.declaration_reconcilers import ApplicationReconciler, GraphReconciler
 from controller.informer import Informer
@@ -83,6 +84,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             tasks.create_task(act())
             tasks.create_task(PodSecretKeeper(client, settings).run())
             tasks.create_task(KServeVersion(client, on_kserve_change).run())
+            tasks.create_task(ClusterIssuerKeeper(client, settings).run())
             if webhooks is not None:
                 tasks.create_task(webhooks.run())
             election = Leadership(client, settings.namespace, identity, controller.set_leading)

@@ -261,6 +261,7 @@ class ModelReconciler:
             has_server=registry is not None and registry.state.has_server,
             component_problem=self._of(service).service_problem or "",
             kserve_problem=self._kserve_problem if service.kind is Kind.SERVICE else "",
+            is_open=self._settings.auth == "open",
         )
 
     def _registry(self, service: ServiceObject) -> PoolRegistry | None:

@@ -140,6 +140,8 @@ class ModelFacts:
     """Why the Service is missing at which transformer and explainer call the model."""
     kserve_problem: str = ""
     """What is wrong with KServe's version, which decides what it does beside us."""
+    is_open: bool = False
+    """Whether gateways ask no client for a credential."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,8 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         message += f"; {facts.kserve_problem}"
     if service.spec is not None and service.spec.warnings:
         message += f"; {'; '.join(service.spec.warnings)}"
+    if facts.is_open:
+        message += "; everyone who reaches the gateway may call it (PILOTLIGHT_AUTH=open)"
     return ReadyCondition(True, "Served", message)
 
 

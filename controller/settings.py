@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from common.settings_table import option, parse_int
+from common.settings_table import option, parse_choice, parse_int
 from registry.redis.server_address import parse_redis_url
 
 
@@ -51,6 +51,11 @@ class ControllerSettings:
         "http://pilotlight-gateway.pilotlight.svc.cluster.local/serving/{namespace}/{name}",
         _url_template,
         "template of a model's status.address.url, inside the cluster",
+    )
+    auth: str = option(
+        "auto",
+        parse_choice("auto", "open"),
+        "the gateways'; open: models' Ready says that everyone may call them",
     )
     log_level: str = option("INFO", str, "minimum level of log messages")
 

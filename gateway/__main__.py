@@ -27,6 +27,7 @@ from common.settings_table import read_settings
 from common.tls import PartTls
 from gateway.app import GatewayApp, Inference
 from gateway.authentication.access import create_access
+from gateway.authentication.issuers import LOOPBACK
 from gateway.console.pages import Console
 from gateway.dispatch.component_exchange import ComponentCalls
 from gateway.handler_selection import ExchangeChoice
@@ -126,7 +127,14 @@ async def running_app(
     telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
     connections = PodConnectionPool(PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir))
     components = ComponentCalls(telemetry)
-    access = create_access(api_keys=settings.api_keys, token_issuers=settings.token_issuers)
+    access = None
+    if settings.auth != "open":
+        access = create_access(
+            api_keys=settings.api_keys,
+            token_issuers=settings.token_issuers,
+            cluster_issuer=settings.cluster_issuer,
+            operators=settings.operator_accounts,
+        )
     names = KnownNames(domain=settings.ingress_domain)
     pools = GatewayPools(
         [
@@ -162,6 +170,7 @@ async def running_app(
         [each.explanations for each in pools.served],
         queued_total=lambda: shown.placer.queued_total,
         shutdown=shutdown,
+        is_open=access is None and settings.host not in LOOPBACK,
     )
     console.add_to(api)
     secret = connections.secret

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from common.pod_client import PodClient
 from gateway.dispatch.placer import Placer
@@ -216,7 +217,13 @@ def create_pool(
 def logger_rules(settings: GatewaySettings, *, is_guarded: bool) -> Callable[[str, str], bool]:
     """Whether a namespace's models may have their requests logged at a URL."""
     prefixes = settings.logger_prefixes
-    if prefixes == "auto":
-        prefixes = "" if is_guarded else "*=*"
-    rules = parse_rules(prefixes=prefixes)
+    if prefixes == "auto" and is_guarded:
+        return _is_own_service
+    rules = parse_rules(prefixes="*=*" if prefixes == "auto" else prefixes)
     return lambda namespace, url: rules.granting_prefix(namespace, url) is not None
+
+
+def _is_own_service(namespace: str, url: str) -> bool:
+    """Whether a URL is of a Service in the namespace."""
+    host = (urlsplit(url).hostname or "").removesuffix(".cluster.local").removesuffix(".svc")
+    return host.endswith(f".{namespace}") and host.count(".") == 1

@@ -7,8 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from common.pod_secret import parse_secret_file
-from common.process import parse_log_format
-from common.settings_table import option, parse_bool, parse_int, parse_seconds
+from common.settings_table import option, parse_bool, parse_choice, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from gateway.authentication import read_keys
@@ -136,7 +135,7 @@ class GatewaySettings:
         _parse_logger_prefixes,
         "URLs that models of each namespace may name in logger, such as"
         " 'team=http://broker.team.svc/; *=http://dumper.logs.svc/'; others get no events; auto:"
-        " all, or none where keys or tokens are required",
+        " all, or those of Services in the model's namespace where keys or tokens are required",
     )
     pod_secret_file: str = option(
         "",
@@ -171,6 +170,24 @@ class GatewaySettings:
         _readable_folder(read_issuers),
         "folder with a file of trusted token issuers for each tenant; empty: tokens are not read",
     )
+    cluster_issuer: str = option(
+        "",
+        str,
+        "folder with the cluster's issuer and jwks, which the controller keeps: a service account's"
+        " token of audience 'pilotlight' is valid for its namespace; empty: none is",
+    )
+    namespace: str = option("pilotlight", str, "the platform's, whose operators open all")
+    operators: str = option(
+        "pilotlight-operator",
+        str,
+        "service accounts of that namespace, separated by commas, whose tokens are an operator's:"
+        " metrics, console, explanations",
+    )
+    auth: str = option(
+        "auto",
+        parse_choice("auto", "open"),
+        "auto: a credential is needed where keys or issuers are configured; open: never",
+    )
     access_log: bool = option(
         False, parse_bool, "log a line per request: model, status, pod, reason, time"
     )
@@ -186,7 +203,7 @@ class GatewaySettings:
     )
     log_format: str = option(
         "text",
-        parse_log_format,
+        parse_choice("text", "json"),
         "text, or json: an object per line, with trace_id in the access log",
     )
     log_level: str = option("INFO", str, "minimum level of log messages")
@@ -194,6 +211,12 @@ class GatewaySettings:
     @property
     def pools(self) -> tuple[str, ...]:
         return tuple(self.pool.split(","))
+
+    @property
+    def operator_accounts(self) -> tuple[str, ...]:
+        """As `NAMESPACE:NAME`."""
+        names = (each.strip() for each in self.operators.split(","))
+        return tuple(f"{self.namespace}:{each}" for each in names if each)
 
 
 def tls_problems(settings: GatewaySettings) -> list[str]:

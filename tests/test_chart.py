@@ -145,6 +145,7 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
         ),
         pytest.param(["knative"], {"pools": [POOL | {"knative": True}]}, id="knative"),
         pytest.param(["grpc"], {"gateway": {"grpc": True}}, id="grpc"),
+        pytest.param(["open"], {"auth": {"mode": "open"}}, id="open"),
         pytest.param(["workflows"], {"workflows": {"enabled": True}}, id="workflows"),
         pytest.param(["one-model"], {"oneModel": {"enabled": True}}, id="one-model"),
         pytest.param(["ingress"], {"ingress": {"enabled": True}}, id="ingress"),
@@ -216,9 +217,10 @@ def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
     objects = render(
         tmp_path,
         storageSecret="mine",
-        gateway={"apiKeysSecret": "keys", "tokenIssuersConfigMap": "issuers"},
+        auth={"apiKeysSecret": "keys", "tokenIssuersConfigMap": "issuers", "operators": ["a", "b"]},
     )
     given = environment(objects, "Deployment", "pilotlight-gateway")
+    assert given["PILOTLIGHT_OPERATORS"] == "a,b"
     assert given["PILOTLIGHT_API_KEYS"] == "/etc/pilotlight/api-keys"
     assert given["PILOTLIGHT_TOKEN_ISSUERS"] == "/etc/pilotlight/token-issuers"
     pod = objects["Deployment", "pilotlight", "pilotlight-gateway"]["spec"]["template"]["spec"]

@@ -281,7 +281,7 @@ def test_alerts_fire_where_a_metric_is_missing() -> None:
 
 
 def test_metrics_of_gateways_are_read_where_no_key_is_needed() -> None:
-    objects = kustomized("monitoring", "api-keys")
+    objects = kustomized("monitoring")
     [endpoint] = objects["PodMonitor", "pilotlight-gateway"]["spec"]["podMetricsEndpoints"]
     [gateway] = containers(objects["Deployment", "pilotlight-gateway"])
     ports = {each["name"]: each["containerPort"] for each in gateway["ports"]}

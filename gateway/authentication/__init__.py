@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -34,16 +35,14 @@ def files_of(folder: Path) -> list[Path]:
     ]
 
 
-async def reread(read: Callable[[Path], T], folder: Path, previous: T) -> T:
-    """The folder's content after the reload interval; the previous if a file is invalid."""
+async def reread(read: Callable[[], T], previous: T) -> T:
+    """A folder's content after the reload interval; the previous if a file is invalid."""
     await asyncio.sleep(RELOAD_INTERVAL_S)
     try:
-        return await asyncio.to_thread(read, folder)
+        return await asyncio.to_thread(read)
     except (OSError, ValueError) as error:
         logger.warning(
-            "cannot read tenant files; the previous content stays in use",
-            extra={"folder": str(folder)},
-            exc_info=error,
+            "cannot read tenant files; the previous content stays in use", exc_info=error
         )
         return previous
 
@@ -53,12 +52,12 @@ class TenantKeys:
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError, ValueError as `read_keys`."""
-        self._folder = folder
-        self._digests = read_keys(folder)
+        self._read = partial(read_keys, folder)
+        self._digests = self._read()
 
     async def reload_periodically(self) -> None:
         while True:
-            self._digests = await reread(read_keys, self._folder, self._digests)
+            self._digests = await reread(self._read, self._digests)
 
     def contains(self, namespace: str, key: bytes) -> bool:
         return _is_among(hashlib.sha256(key).digest(), self._digests.get(namespace, ()))

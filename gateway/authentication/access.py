@@ -21,8 +21,22 @@ import jwt
 
 from common.pod_secret import PodSecret
 from gateway.authentication import OPERATOR, TenantKeys, reread
-from gateway.authentication.issuers import KeySet, TrustedIssuer, read_issuers
-from gateway.errors import Forbidden, GatewayError, InvalidToken, SignInNeeded, Unauthorized
+from gateway.authentication.issuers import (
+    CLUSTER_AUDIENCE,
+    MIN_REFRESH_INTERVAL_S,
+    Issuer,
+    KeySet,
+    read_cluster_issuer,
+    read_issuers,
+)
+from gateway.errors import (
+    Forbidden,
+    GatewayError,
+    InvalidToken,
+    NotReady,
+    SignInNeeded,
+    Unauthorized,
+)
 from gateway.http.headers import Headers
 from registry.domain.model import ModelName
 
@@ -47,19 +61,23 @@ class TenantTokens:
     """The trusted issuers of all tenants, their keys, and the verified tokens."""
 
     def __init__(
-        self, folder: Path, *, leeway_s: float = LEEWAY_S, clock: Callable[[], float] = time.time
+        self,
+        read: Callable[[], Sequence[Issuer]],
+        *,
+        leeway_s: float = LEEWAY_S,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """Raises OSError, ValueError as `read_issuers`."""
-        self._folder = folder
+        """Raises what `read` does: OSError, ValueError."""
+        self._read = read
         self._leeway_s = leeway_s
         self._clock = clock
         self._cache: OrderedDict[bytes, VerifiedToken] = OrderedDict()
         self._cache_clears = 0
         self._key_sets: dict[str, KeySet] = {}
-        self._issuers: list[TrustedIssuer] = []
-        self._set_issuers(read_issuers(folder))
+        self._issuers: Sequence[Issuer] = []
+        self._set_issuers(read())
 
-    def _set_issuers(self, issuers: list[TrustedIssuer]) -> None:
+    def _set_issuers(self, issuers: Sequence[Issuer]) -> None:
         issuers = sorted(issuers, key=lambda each: (each.jwks, each.tenant))
         if issuers == self._issuers:
             return
@@ -80,7 +98,7 @@ class TenantTokens:
             async with asyncio.TaskGroup() as group:
                 for key_set in self._key_sets.values():
                     group.create_task(key_set.refresh_if_old())
-            self._set_issuers(await reread(read_issuers, self._folder, self._issuers))
+            self._set_issuers(await reread(self._read, self._issuers))
 
     async def check(self, namespace: str, token: bytes) -> None:
         """Check that a token is valid for the tenant.
@@ -119,7 +137,13 @@ class TenantTokens:
         algorithm, key_id = header.get("alg"), header.get("kid")
         if not isinstance(algorithm, str) or not isinstance(key_id, str | None):
             raise InvalidToken("the token's alg and kid must be strings")
-        trusted = [each for each in self._issuers if each.issuer == issuer]
+        trusted = [each for each in self._issuers if issuer and each.issuer == issuer]
+        if not trusted and any(not each.issuer for each in self._issuers):
+            raise NotReady(
+                "the cluster's token issuer is not known yet: the log of pilotlight-controller"
+                " says why",
+                retry_after_s=MIN_REFRESH_INTERVAL_S,
+            )
         if not trusted:
             raise InvalidToken("the token's issuer is not trusted")
         candidates = [each for each in trusted if algorithm in each.algorithms]
@@ -128,7 +152,7 @@ class TenantTokens:
         return await self._verify_with(candidates, text, key_id, algorithm)
 
     async def _verify_with(
-        self, candidates: Sequence[TrustedIssuer], text: str, key_id: str | None, algorithm: str
+        self, candidates: Sequence[Issuer], text: str, key_id: str | None, algorithm: str
     ) -> VerifiedToken:
         """Verify against the keys of each possible issuer."""
         key_sets = self._key_sets
@@ -142,7 +166,7 @@ class TenantTokens:
             except GatewayError as error:
                 refusal = error
                 continue
-            tenants |= {each.tenant for each in issuers if each.accepts(claims)}
+            tenants.update(*(each.tenants_of(claims) for each in issuers))
         if tenants:
             return VerifiedToken(frozenset(tenants), expires_s)
         try:
@@ -210,7 +234,13 @@ _PREFIX: Final = b"pilotlight-callback"
 class Access:
     """Checks credentials by tenant. Results do not reveal whether a model exists."""
 
-    def __init__(self, keys: TenantKeys | None, tokens: TenantTokens | None) -> None:
+    def __init__(
+        self,
+        keys: TenantKeys | None,
+        tokens: TenantTokens | None,
+        operators: Sequence[str] | None = None,
+    ) -> None:
+        """`operators`: service accounts, as `NAMESPACE:NAME`; None: the cluster's open nothing."""
         self._keys = keys
         self._tokens = tokens
         accepted = []
@@ -219,6 +249,20 @@ class Access:
         if keys is not None:
             accepted.append("an API key (authorization: Bearer KEY, or x-api-key: KEY)")
         self._accepted = " or ".join(accepted)
+        self._operators = operators
+
+    def _way(self, tenant: str) -> str:
+        """The end of an error: the command that makes a token. It repeats nothing of a request."""
+        if self._operators is None:
+            return ""
+        accounts = self._operators if tenant == OPERATOR else ("NAMESPACE:default",)
+        if not accounts:
+            return ""
+        namespace, _, name = accounts[0].partition(":")
+        return (
+            f"; to get one: kubectl create token {name} -n {namespace} --audience"
+            f" {CLUSTER_AUDIENCE}"
+        )
 
     async def reload_periodically(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -234,13 +278,18 @@ class Access:
         """
         given = credential(headers)
         if given is None:
-            raise Unauthorized(f"{self._accepted} is needed")
+            raise Unauthorized(f"{self._accepted} is needed{self._way(namespace)}")
         _refuse_other_sites(headers)
         if self._keys is not None and self._keys.contains(namespace, given):
             return
         if self._tokens is None or not looks_like_token(given):
-            raise Unauthorized(f"{self._accepted} of namespace {namespace!r} is needed")
-        await self._tokens.check(namespace, given)
+            raise Unauthorized(
+                f"{self._accepted} of namespace {namespace!r} is needed{self._way(namespace)}"
+            )
+        try:
+            await self._tokens.check(namespace, given)
+        except InvalidToken as error:
+            raise InvalidToken(f"{error}{self._way(namespace)}") from None
 
     def knows(self, headers: Headers) -> bool:
         """Whether these methods answer at once: no token is to be verified."""
@@ -314,11 +363,27 @@ class Access:
         return None if namespace == OPERATOR else namespace
 
 
-def create_access(*, api_keys: str, token_issuers: str) -> Access | None:
-    """Access by the keys and issuers in these folders; None if both are empty."""
+def create_access(
+    *, api_keys: str, token_issuers: str, cluster_issuer: str = "", operators: Sequence[str] = ()
+) -> Access | None:
+    """Access by the keys and issuers in these folders; None if all are empty.
+
+    `operators`: service accounts, as `NAMESPACE:NAME`.
+    """
+
+    def read() -> list[Issuer]:
+        found: list[Issuer] = []
+        if token_issuers:
+            found += read_issuers(Path(token_issuers))
+        if cluster_issuer:
+            found.append(read_cluster_issuer(Path(cluster_issuer), frozenset(operators)))
+        return found
+
     keys = TenantKeys(Path(api_keys)) if api_keys else None
-    tokens = TenantTokens(Path(token_issuers)) if token_issuers else None
-    return Access(keys, tokens) if keys is not None or tokens is not None else None
+    tokens = TenantTokens(read) if token_issuers or cluster_issuer else None
+    if keys is None and tokens is None:
+        return None
+    return Access(keys, tokens, operators if cluster_issuer else None)
 
 
 def credential(headers: Headers) -> bytes | None:

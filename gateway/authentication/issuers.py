@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
 
@@ -19,7 +20,7 @@ from jwt import PyJWK, PyJWTError
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from common.shown_value import shown
-from gateway.authentication import files_of
+from gateway.authentication import OPERATOR, files_of
 from gateway.errors import InvalidToken, NotReady
 from registry.errors import InvalidYaml
 from registry.inference_service.documents import read_yaml
@@ -31,7 +32,7 @@ Algorithm: TypeAlias = Literal[
 ]
 """Only signatures with a private key: neither `none` nor shared secrets."""
 ALGORITHMS: Final[tuple[str, ...]] = get_args(Algorithm)
-_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 _RULES: Final = {
     "issuer": "must be a string, as in the token's iss",
     "audience": "must be a string or a list of strings",
@@ -47,7 +48,7 @@ def _is_location(value: str) -> bool:
         return PurePosixPath(value).name != "" and value.isprintable()
     try:
         url = httpx.URL(value)
-        schemes = ("https", "http") if url.host in _LOOPBACK else ("https",)
+        schemes = ("https", "http") if url.host in LOOPBACK else ("https",)
     except (httpx.InvalidURL, ValueError):
         return False
     return bool(url.host) and url.scheme in schemes and value.isprintable()
@@ -73,18 +74,58 @@ class TrustedIssuer(BaseModel, frozen=True):
     claims: dict[_Text, _Text] = {}
     """Further claims that a token must have, equal to the text or a list that contains it."""
 
-    def accepts(self, claims: Mapping[str, Any]) -> bool:
-        """True if verified claims meet the conditions."""
-        claimed = claims.get("aud")
-        audiences = {claimed} if isinstance(claimed, str) else _strings(claimed)
-        return bool(self.audience & audiences) and all(
+    def tenants_of(self, claims: Mapping[str, Any]) -> set[str]:
+        """The tenant, if verified claims meet the conditions."""
+        is_accepted = bool(self.audience & _audiences(claims)) and all(
             claims.get(name) == required or required in _strings(claims.get(name))
             for name, required in self.claims.items()
         )
+        return {self.tenant} if is_accepted else set()
 
 
 def _strings(value: object) -> set[str]:
     return {each for each in value if isinstance(each, str)} if isinstance(value, list) else set()
+
+
+def _audiences(claims: Mapping[str, Any]) -> set[str]:
+    claimed = claims.get("aud")
+    return {claimed} if isinstance(claimed, str) else _strings(claimed)
+
+
+CLUSTER_AUDIENCE: Final = "pilotlight"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIssuer:
+    """A cluster's own issuer: a token of a service account is valid for its namespace."""
+
+    issuer: str
+    jwks: str
+    operators: frozenset[str]
+    """Service accounts, as `NAMESPACE:NAME`."""
+    tenant: str = ""
+    algorithms: frozenset[str] = frozenset(("RS256", "ES256", "ES384", "ES512"))
+    """Those with which Kubernetes signs (`pkg/serviceaccount/jwt.go`)."""
+
+    def tenants_of(self, claims: Mapping[str, Any]) -> set[str]:
+        """The account's namespace, for a token of the audience; for an operator's that, too."""
+        kind, _, account = str(claims.get("sub")).partition("serviceaccount:")
+        if kind != "system:" or CLUSTER_AUDIENCE not in _audiences(claims):
+            return set()
+        return {account.partition(":")[0]} | ({OPERATOR} if account in self.operators else set())
+
+
+def read_cluster_issuer(folder: Path, operators: frozenset[str]) -> ClusterIssuer:
+    """Of the mounted ConfigMap; without a name while the controller has not read it.
+
+    Raises OSError.
+    """
+    file = folder / "issuer"
+    name = file.read_text("utf-8").strip() if file.exists() else ""
+    return ClusterIssuer(name, str(folder / "jwks"), operators)
+
+
+Issuer: TypeAlias = TrustedIssuer | ClusterIssuer
 
 
 def read_issuers(folder: Path) -> list[TrustedIssuer]:
@@ -190,8 +231,9 @@ class KeySet:
         return candidates[0]
 
     async def refresh_if_old(self) -> None:
-        """Read the keys again after `MAX_AGE_S`, or sooner if they could not be read."""
-        interval_s = MAX_AGE_S if self._has_read else MIN_REFRESH_INTERVAL_S
+        """Read the keys again after `MAX_AGE_S`; sooner those of a file, or after a failure."""
+        is_far = self._has_read and not self._location.startswith("/")
+        interval_s = MAX_AGE_S if is_far else MIN_REFRESH_INTERVAL_S
         if self._tried_s is None or self._clock() - self._tried_s >= interval_s:
             await self._refresh(unless=lambda: False)
 

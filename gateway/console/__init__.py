@@ -32,8 +32,10 @@ HEADERS: Final = {
 class Pages:
     """Renders templates."""
 
-    def __init__(self, gateway: str, folder: Path = Path(__file__).parent) -> None:
-        """`folder`: has `templates` and `assets`."""
+    def __init__(
+        self, gateway: str, folder: Path = Path(__file__).parent, *, is_open: bool = False
+    ) -> None:
+        """`folder`: has `templates` and `assets`; `is_open`: other machines need no credential."""
         self.assets = {
             each.name: (each.read_bytes(), _MEDIA_TYPES[each.suffix])
             for each in folder.joinpath("assets").iterdir()
@@ -48,7 +50,7 @@ class Pages:
             lstrip_blocks=True,
         )
         environment.filters |= _FILTERS
-        environment.globals |= {"gateway": gateway, "model_url": model_url}
+        environment.globals |= {"gateway": gateway, "is_open": is_open, "model_url": model_url}
         self._templates = {
             name: environment.get_template(name) for name in environment.list_templates()
         }

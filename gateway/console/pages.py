@@ -161,10 +161,12 @@ class Console:
     """Of each pool of the gateway; the others are of the first one."""
     queued_total: Callable[[], int]
     shutdown: Shutdown
+    is_open: bool
+    """Whether clients on other machines need no credential."""
 
     def __post_init__(self) -> None:
         registry = self.watch.registry
-        self._pages = Pages(self.explanations[0].gateway)
+        self._pages = Pages(self.explanations[0].gateway, is_open=self.is_open)
         self._log, self._workflow_log = AutoscalerLog(registry), WorkflowLog(registry)
         self._last_minute = LastMinute(self.recent, self.watch.state)
         traffic = Traffic(self.metrics, partial(present_level, self.watch))

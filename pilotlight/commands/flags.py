@@ -86,6 +86,7 @@ Key = Annotated[
         "KEY",
         "API key or token of the namespace, or of an operator, where the gateway needs one.",
         "--key",
+        "--token",
         show_default=False,
         callback=_check_key,
     ),

@@ -11,6 +11,7 @@ import typer
 
 from autoscaler.desired_pods import pool_problems
 from autoscaler.policy import Limits
+from gateway.authentication.issuers import LOOPBACK
 from pilotlight.commands import flags
 from pilotlight.commands.apply import check_policies, declare_and_check, models_of, read_declared
 from pilotlight.commands.kinds import Declared
@@ -57,12 +58,25 @@ def up(**given: Any) -> None:
     asyncio.run(wait_for_ports(settings.host, settings.port, settings.grpc_port))
     if settings.s3 and settings.objects == state_dir.objects:  # the user's own is left unchanged
         prepare_samples(settings.objects, output)
+    note_open(settings, output)
     with suppress(OSError):  # only simulations need it
         Machine.measure(state_dir.machine)
     if given["detach"]:
         run_detached(settings, output, specs)
     else:
         run_in_foreground(settings, output, specs)
+
+
+def note_open(settings: PlatformSettings, output: Output) -> None:
+    """Warn where clients on other machines need no credential."""
+    if settings.host not in LOOPBACK and not settings.gateway.keys() & {
+        "api_keys",
+        "token_issuers",
+    }:
+        output.note(
+            f"warning: whoever reaches {settings.host} may call every model, and read metrics and"
+            " console: give --api-keys (docs/tenants.md), or a --host of loopback"
+        )
 
 
 up.__signature__ = Signature(  # type: ignore[attr-defined]

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from kubernetes.aio import client
 
-from controller.api import LIST_TIMEOUT_S, Denied, Gone, api_errors
+from controller.api import LIST_TIMEOUT_S, Denied, Gone, api_errors, read_json
 
 Document = dict[str, Any]
 
@@ -71,17 +71,7 @@ async def _list(api: client.ApiClient, name: str, path: str) -> list[Document]:
         query: dict[str, str] = {"limit": str(_PAGE), **_SELECTORS.get(name, {})}
         if rest:
             query["continue"] = rest
-        with api_errors("list", name.replace("_", " ")):
-            page: Any = await api.call_api(
-                path,
-                "GET",
-                query_params=list(query.items()),
-                header_params={"Accept": accept},
-                response_type="object",
-                auth_settings=["BearerToken"],
-                _return_http_data_only=True,
-                _request_timeout=LIST_TIMEOUT_S,
-            )
+        page = await read_json(api, path, query=query, kind=accept, timeout_s=LIST_TIMEOUT_S)
         found += page["items"]
         rest = page["metadata"].get("continue") or ""
         if not rest:

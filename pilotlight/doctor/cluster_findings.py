@@ -155,6 +155,7 @@ def _installation(facts: ClusterFacts) -> Iterator[Finding]:
             )
         else:
             yield ok(name, f"{available} of {wanted} pods are available")
+    yield from _credentials(ours)
     secrets = {each["metadata"]["name"] for each in facts.items("secrets")}
     if "secrets" in facts.lists and "pilotlight-pods" not in secrets:
         yield problem(
@@ -181,6 +182,25 @@ def _installation(facts: ClusterFacts) -> Iterator[Finding]:
                 "webhooks",
                 "have no caBundle: every `kubectl apply` of a model is refused",
                 "the controller sets it within 20 s; see its log, and its rights",
+            )
+
+
+def _credentials(deployments: Iterable[Document]) -> Iterator[Finding]:
+    """Whether gateways ask clients for a key or token, as `gateway.settings` decides."""
+    for each in deployments:
+        if each["metadata"]["name"] != "pilotlight-gateway":
+            continue
+        given = {
+            variable["name"]: variable.get("value")
+            for variable in each["spec"]["template"]["spec"]["containers"][0].get("env", ())
+        }
+        asked = {"PILOTLIGHT_CLUSTER_ISSUER", "PILOTLIGHT_API_KEYS", "PILOTLIGHT_TOKEN_ISSUERS"}
+        if given.get("PILOTLIGHT_AUTH") == "open" or not any(map(given.get, asked)):
+            yield warning(
+                "clients",
+                "need no key or token: whoever reaches the gateway may call every model, and read"
+                " metrics and the console",
+                "leave out the component open (PILOTLIGHT_AUTH=open; the chart's auth.mode)",
             )
 
 

@@ -30,6 +30,9 @@ class ApiServer:
     """Paths of lists."""
     writes: list[tuple[str, str, int]] = field(default_factory=list)
     """Who, what and status of each patch."""
+    documents: dict[str, Any] = field(default_factory=dict)
+    """Of the issuer of tokens, by path."""
+    config_maps: dict[str, dict[str, Any]] = field(default_factory=dict)
     lease: dict[str, Any] | None = None
     fault: Callable[[web.Request], int | None] = lambda _: None
     """A status in place of the answer to a request; None: answer it."""
@@ -83,6 +86,8 @@ class ApiServer:
         plural = request.path.rpartition("/")[2]
         if plural in self.missing:
             return web.json_response({"message": "not installed"}, status=404)
+        if request.path in self.documents:
+            return web.json_response(self.documents[request.path])
         kind = _KINDS.get(plural)
         if "watch" in request.query:
             return await self._watch(request, kind)
@@ -149,6 +154,20 @@ class ApiServer:
         self.events.append(event["reason"])
         return web.json_response(event, status=201)
 
+    async def config_map(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            known = self.config_maps.get(request.match_info["name"])
+            return web.json_response(known or {}, status=200 if known else 404)
+        document = await request.json()
+        known = self.config_maps.get(document["metadata"]["name"])
+        version = document["metadata"].get("resourceVersion")
+        if version != (known and known["metadata"]["resourceVersion"]):
+            return web.json_response({"message": "conflict"}, status=409)
+        self.version += 1
+        document["metadata"]["resourceVersion"] = str(self.version)
+        self.config_maps[document["metadata"]["name"]] = document
+        return web.json_response(document, status=200 if known else 201)
+
     async def write_lease(self, request: web.Request) -> web.Response:
         if (status := self.fault(request)) is not None:
             return web.json_response({"message": "fault"}, status=status)
@@ -178,6 +197,9 @@ async def running(server: ApiServer) -> AsyncIterator[str]:
     leases = "/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
     for path in (leases, leases + "/{name}"):
         routes.router.add_route("*", path, server.write_lease)
+    config_maps = "/api/v1/namespaces/{ns}/configmaps"
+    for path in (config_maps, config_maps + "/{name}"):
+        routes.router.add_route("*", path, server.config_map)
     routes.router.add_patch(resource, server.patch)
     routes.router.add_patch(resource + "/status", server.patch)
     routes.router.add_post("/api/v1/namespaces/{ns}/events", server.post_event)

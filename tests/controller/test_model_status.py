@@ -61,6 +61,11 @@ def test_a_stopped_model_is_as_kserve_shows_it() -> None:
     assert "url" not in status
 
 
+def test_ready_says_that_everyone_may_call_the_model() -> None:
+    assert "PILOTLIGHT_AUTH=open" not in evaluate(MODEL, FACTS).message
+    assert "PILOTLIGHT_AUTH=open" in evaluate(MODEL, replace(FACTS, is_open=True)).message
+
+
 def test_a_format_without_an_engine_is_ready_where_a_model_server_is() -> None:
     document = service()
     document["spec"]["predictor"]["model"]["modelFormat"] = {"name": "tensorflow"}

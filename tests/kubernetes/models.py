@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import httpx
@@ -29,6 +30,16 @@ def model_object(
         },
         "spec": {"predictor": {"model": model}},
     }
+
+
+@cache
+def token(
+    kubectl: Kubectl, namespace: str, account: str = "default", audience: str = "pilotlight"
+) -> str:
+    """Of `kubectl create token`, for longer than the tests take."""
+    kubectl.wait("create", "-n", namespace, f"serviceaccount/{account}")
+    command = ("create", "token", account, "-n", namespace, "--audience", audience)
+    return kubectl(*command, "--duration", "12h").strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,10 @@ class Tenant:
         """Delete a model and wait until its object is gone."""
         self.kubectl("delete", "-n", self.namespace, "inferenceservice", name)
 
+    def credentials(self) -> dict[str, str]:
+        """The header of a request to the namespace's models, as docs/kubernetes.md makes it."""
+        return {"authorization": f"Bearer {token(self.kubectl, self.namespace)}"}
+
     def status(self, name: str) -> dict[str, Any]:
         found = self.kubectl.get("-n", self.namespace, "inferenceservice", name)
         return dict(found.get("status", {}))
@@ -87,7 +102,7 @@ class Gateway:
         return httpx.post(
             self.url + path,
             json={"instances": instances or ["hello"]},
-            headers=headers,
+            headers={**tenant.credentials(), **(headers or {})},
             timeout=CALL_TIMEOUT_S,
             trust_env=False,
             verify=False,  # plain HTTP; reading the CA certificates takes longer than the call

@@ -56,6 +56,7 @@ def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
         ("httproute", "gateway.networking.k8s.io"),
         ("cert-manager", "cert-manager.io"),
         ("api-keys", None),
+        ("open", None),
         ("tokens", None),
         ("one-model", None),
         ("gpu", None),

@@ -59,7 +59,9 @@ def test_a_graph_answers_as_kserves_router(
     body = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["hi"]}]}
 
     def call() -> httpx.Response:
-        return httpx.post(url, json=body, timeout=120, trust_env=False)
+        return httpx.post(
+            url, json=body, headers=tenant.credentials(), timeout=120, trust_env=False
+        )
 
     wait_until(lambda: call().status_code == 200, what="the graph answers", timeout_s=120)
     answer = call().json()

@@ -101,6 +101,7 @@ def test_a_response_is_streamed_through_the_queue_proxy(
     answer = httpx.post(
         serverless.gateway.url + path,
         json={"model": WRITER, "prompt": "hello", "max_tokens": 8, "stream": True},
+        headers=tenant.credentials(),
         timeout=CALL_TIMEOUT_S,
         trust_env=False,
     )

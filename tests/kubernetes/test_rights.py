@@ -139,6 +139,8 @@ OWN = {
     "secrets": {"create"},
     "secrets [pilotlight-pods]": {"get", "update"},
     "secrets [pilotlight-webhook]": {"get", "update"},
+    "configmaps": {"create"},
+    "configmaps [pilotlight-cluster-issuer]": {"get", "update"},
 }
 CA_BUNDLES = {
     "mutatingwebhookconfigurations.admissionregistration.k8s.io [defaults.pilotlight.io]": {

@@ -13,6 +13,7 @@
 {{- if and (hasKey $given "replicas") (not $given.autoscaling) }}{{ $_ := set $item.spec "replicas" $given.replicas }}{{ end -}}
 {{- if eq $part "gateway" -}}
 {{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_POOL" "value" (join "," .pools)) -}}
+{{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_OPERATORS" "value" (join "," $values.auth.operators)) -}}
 {{- else if eq $part "workflows" -}}
 {{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_POOL" "value" (first .pools)) -}}
 {{- else if eq $part "controller" -}}
@@ -49,8 +50,8 @@
 {{- define "pilotlight.volumes" -}}
 {{- $values := .root.Values -}}
 {{- range .volumes -}}
-{{- if eq .name "api-keys" }}{{ $_ := set .secret "secretName" $values.gateway.apiKeysSecret }}{{ end -}}
-{{- if eq .name "token-issuers" }}{{ $_ := set .configMap "name" $values.gateway.tokenIssuersConfigMap }}{{ end -}}
+{{- if eq .name "api-keys" }}{{ $_ := set .secret "secretName" $values.auth.apiKeysSecret }}{{ end -}}
+{{- if eq .name "token-issuers" }}{{ $_ := set .configMap "name" $values.auth.tokenIssuersConfigMap }}{{ end -}}
 {{- if and (eq .name "tls") $values.tls.existingSecret }}{{ $_ := set .secret "secretName" $values.tls.existingSecret }}{{ end -}}
 {{- end -}}
 {{- end -}}

@@ -46,7 +46,9 @@ class FakeLocation:
         def changed() -> None:
             self.changes += 1
 
-        return KeySet("/keys", changed, read=self.read, clock=lambda: self.now_s)
+        return KeySet(
+            "https://id.example.com/keys", changed, read=self.read, clock=lambda: self.now_s
+        )
 
 
 OLD, NEW = new_key(), new_key("RS256")

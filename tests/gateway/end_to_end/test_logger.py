@@ -53,9 +53,25 @@ def test_prefixes_bound_the_urls(flags: list[str], *, allowed: bool) -> None:
     assert logger_rules(settings, is_guarded=False)("team", "http://dumper/x") is allowed
 
 
-def test_a_guarded_gateway_sends_nothing_by_default() -> None:
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("http://dumper.team/x", True),
+        ("http://dumper.team.svc", True),
+        ("http://dumper.team.svc.cluster.local:8080/", True),
+        ("http://dumper/x", False),
+        ("http://dumper.other.svc/x", False),
+        ("http://team/x", False),
+        ("http://x.dumper.team.svc/x", False),
+        ("http://dumper.team@10.0.0.1/x", False),
+        ("http://169.254.169.254/team", False),
+    ],
+)
+def test_a_guarded_gateway_sends_to_services_of_the_models_namespace(
+    url: str, *, allowed: bool
+) -> None:
     settings = read_settings(GatewaySettings, [], {}, prog="gateway")
-    assert not logger_rules(settings, is_guarded=True)("team", "http://dumper/x")
+    assert logger_rules(settings, is_guarded=True)("team", url) is allowed
 
 
 def test_requests_and_responses_are_events_and_wait_for_none(

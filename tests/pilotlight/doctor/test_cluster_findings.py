@@ -1,5 +1,6 @@
 """What `pilotlight doctor` finds on clusters with one fault each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,9 +32,16 @@ def manager(version: str = "v0.20.0", **more: Any) -> dict[str, Any]:
     return made
 
 
-def ours(name: str = "pilotlight-gateway", **more: Any) -> dict[str, Any]:
+ASKS = {"name": "PILOTLIGHT_CLUSTER_ISSUER", "value": "/issuer"}
+OPEN = {"name": "PILOTLIGHT_AUTH", "value": "open"}
+
+
+def ours(
+    name: str = "pilotlight-gateway", environment: Sequence[object] = (ASKS,), **more: Any
+) -> dict[str, Any]:
     made = deployment(name, **more)
     made["metadata"]["labels"] = {"app.kubernetes.io/part-of": "pilotlight"}
+    made["spec"]["template"]["spec"]["containers"][0]["env"] = environment
     return made
 
 
@@ -156,6 +164,16 @@ FEATURES = {
             {"deployments": [manager(), ours(available=0)]},
             "problem pilotlight-gateway: 0 of 1 pods",
             id="gateway-is-down",
+        ),
+        pytest.param(
+            {"deployments": [manager(), ours(environment=(ASKS, OPEN))]},
+            "warning clients: need no key or token",
+            id="open",
+        ),
+        pytest.param(
+            {"deployments": [manager(), ours(environment=())]},
+            "warning clients: need no key or token",
+            id="nothing-is-asked",
         ),
         pytest.param(
             {"secrets": []}, "problem Secret pilotlight-pods: is missing", id="no-pod-secret"
