@@ -42,7 +42,7 @@ async def reread(read: Callable[[], T], previous: T) -> T:
         return await asyncio.to_thread(read)
     except (OSError, ValueError) as error:
         logger.warning(
-            "cannot read tenant files; the previous content stays in use", exc_info=error
+            "cannot read tenant files; the previous content stays in use", extra={"error": error}
         )
         return previous
 

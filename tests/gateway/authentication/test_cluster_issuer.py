@@ -208,7 +208,11 @@ def test_new_keys_of_the_cluster_replace_the_old_ones(
             timeout_s=60,
             what="the new key",
         )
-        assert send(guarded, PREDICT, before, method="POST").status_code == 401
+        wait_until(  # a connection's head is authorised anew every second
+            lambda: send(guarded, PREDICT, before, method="POST").status_code == 401,
+            timeout_s=60,
+            what="the old key is refused",
+        )
     finally:
         mount(folder, issuer)
     wait_until(  # without a request of an unknown key, too

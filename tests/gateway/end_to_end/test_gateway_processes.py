@@ -214,4 +214,4 @@ def test_fields_of_a_warning_are_in_the_log(redis: servers.RedisServer, tmp_path
         (keys / "team").write_text("short")
         servers.wait_until(lambda: "cannot read tenant files" in gateway.log, what="the warning")
         [line] = [each for each in gateway.log.splitlines() if "cannot read tenant" in each]
-    assert line.endswith(f"stays in use folder={keys}")
+    assert f"stays in use error={keys / 'team'}: a key must have 16 bytes" in line
