@@ -480,8 +480,9 @@ def test_prometheus_is_let_in_from_its_namespace(tmp_path: Path) -> None:
 def test_nothing_is_granted_by_default(tmp_path: Path) -> None:
     [pool] = [each for key, each in render(tmp_path).items() if key[0] == "InferenceService"]
     assert "pilotlight.io/storage-prefixes" not in pool["metadata"]["annotations"]
-    given = environment(render(tmp_path), "InferenceService", "pool")
-    assert given["AWS_EC2_METADATA_DISABLED"] == "true"
+    objects = render(tmp_path)
+    for kind, name in (("InferenceService", "pool"), ("Deployment", "pilotlight-gateway")):
+        assert environment(objects, kind, name)["AWS_EC2_METADATA_DISABLED"] == "true"
     allowed = [{"name": "AWS_EC2_METADATA_DISABLED", "value": "false"}]
     objects = render(tmp_path, pools=[POOL | {"extraEnv": allowed}])
     given = environment(objects, "InferenceService", "pool")
