@@ -20,6 +20,7 @@ MANIFESTS = REPOSITORY / "manifests"
 RUNTIME = MANIFESTS / "components" / "one-model" / "runtime.yaml"
 SAMPLE = MANIFESTS / "samples" / "kubernetes" / "one-model.yaml"
 READER = "reader"
+NAME = "restricted"
 
 
 def _account(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
@@ -50,6 +51,15 @@ def _account(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
         "secrets": [{"name": READER}],
     }
     return [secret, account]
+
+
+@pytest.fixture
+def tenant(node: Cluster) -> Tenant:
+    """A namespace that takes pods of Pod Security `restricted` only."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    metadata = {"name": NAME, "labels": labels}
+    node.admin.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
+    return Tenant(node.admin, NAME)
 
 
 def test_kserve_creates_a_deployment_whose_pod_serves_the_model(
