@@ -166,3 +166,13 @@ def _is_in_use(folder: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def write_private_file(file: Path, text: str) -> None:
+    """Replace a file atomically by one that only this user may read."""
+    aside = file.with_suffix(".tmp")
+    aside.unlink(missing_ok=True)
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(descriptor, "w") as stream:
+        stream.write(text)
+    aside.replace(file)

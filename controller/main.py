@@ -22,9 +22,9 @@ from controller.kserve_version import KServeVersion
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects
-from controller.pod_secret import PodSecretKeeper
 from controller.pools import PodPhases, PoolRegistries
 from controller.resources import Kind
+from controller.secret_keeper import pod_secret_keeper, redis_keeper
 from controller.settings import ControllerSettings
 from controller.webhook_server import WebhookServer
 
@@ -82,7 +82,8 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
 
             tasks.create_task(informer.run())
             tasks.create_task(act())
-            tasks.create_task(PodSecretKeeper(client, settings).run())
+            tasks.create_task(pod_secret_keeper(client, settings).run())
+            tasks.create_task(redis_keeper(client, settings).run())
             tasks.create_task(KServeVersion(client, on_kserve_change).run())
             tasks.create_task(ClusterIssuerKeeper(client, settings).run())
             if webhooks is not None:

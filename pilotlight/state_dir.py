@@ -19,6 +19,7 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from common.pod_secret import make_secret
+from common.process import write_private_file
 from pilotlight.errors import AlreadyRunning, NotRunning, StartFailed
 
 _MIN_ROOM_BYTES = 4 << 20
@@ -110,7 +111,7 @@ class StateDir:
             ) from error
 
     def write_pod_secret(self) -> None:
-        _write_private(self.pod_secret, make_secret() + "\n")
+        write_private_file(self.pod_secret, make_secret() + "\n")
 
     @property
     def machine(self) -> Path:
@@ -147,6 +148,10 @@ class StateDir:
     def redis(self) -> Path:
         """Working directory of the embedded Redis."""
         return self.root / "redis"
+
+    def redis_password(self, role: str) -> Path:
+        """The password of this run by which the role's processes log in to the embedded Redis."""
+        return self.redis / f"{role}-password"
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -216,7 +221,7 @@ class StateDir:
 
     def write_state(self, state: PlatformState) -> None:
         """Replace the state file atomically; the caller holds the lock."""
-        _write_private(self.state_file, json.dumps(asdict(state), indent=2) + "\n")
+        write_private_file(self.state_file, json.dumps(asdict(state), indent=2) + "\n")
 
     def already_running_error(self) -> AlreadyRunning:
         state = self.read_state() or PlatformState(pid=0, phase="starting")
@@ -225,13 +230,3 @@ class StateDir:
             f"a platform is already running in {self.root}: pid {state.pid}, "
             f"{state.phase}{address}; stop it with `pilotlight down`, or use another --home"
         )
-
-
-def _write_private(file: Path, text: str) -> None:
-    """Replace a file atomically by one that only this user may read."""
-    aside = file.with_suffix(".tmp")
-    aside.unlink(missing_ok=True)
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with open(descriptor, "w") as stream:
-        stream.write(text)
-    aside.replace(file)

@@ -11,14 +11,27 @@ class RegistryUnavailable(RegistryError):
     """Redis did not reply; the caller continues with its last copy."""
 
 
+_LOGIN = (
+    "name a user and its password in the Redis URL: redis://USER:PASSWORD@HOST:PORT, or"
+    " redis://USER@HOST:PORT?password_file=FILE"
+)
+_HINTS = {
+    "NOAUTH": _LOGIN,
+    "WRONGPASS": f"it knows no such user, or another password: {_LOGIN}",
+    "NOPERM": "the user has another role, or Redis the rules of another version:"
+    " `python -m registry.redis.acl` prints those of this one",
+}
+
+
 class RegistryRefused(RegistryUnavailable):
     """Redis replied with an error."""
 
     def __init__(self, reply: str) -> None:
-        super().__init__(f"Redis refused the call: {reply}")
         found = re.match(r"(@user_script: \d+: )*-?(\w+)", reply)  # an error within the script
         self.code = found[2] if found else ""
         """The first word of the error, such as `NOSCRIPT` or `READONLY`."""
+        parts = (f"Redis refused the call: {reply}", _HINTS.get(self.code))
+        super().__init__("; ".join(filter(None, parts)))
 
     @property
     def cannot_save(self) -> bool:

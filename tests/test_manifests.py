@@ -52,7 +52,7 @@ def test_an_overlays_images_are_those_of_every_container(components: tuple[str, 
     allowed = {f"registry.example.com/x/{each}:9" for each in names}
     objects = kustomized(*components, images=images)
     found = {each["image"] for item in objects.values() for each in containers(item)}
-    assert found - allowed == {"docker.io/library/redis:7.4-alpine"}
+    assert found - allowed == {"docker.io/library/redis:7.4.7-alpine"}
 
 
 EVERYTHING = (

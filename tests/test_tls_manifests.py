@@ -1,5 +1,6 @@
 """The components `tls`, `workflows-tls` and `redis-tls`, rendered."""
 
+import re
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from common.settings_table import settings_from_fields
 from common.tls import PART_NAME
 from gateway.settings import GatewaySettings, tls_problems
 from registry.errors import RegistryUnavailable
+from registry.redis.acl import Role, acl_file
 from registry.redis.client import Registry
 from registry.redis.server_address import find_server
 from tests.certificates import write_certificates
@@ -19,6 +21,7 @@ from tests.rendered import OBJECTS, kustomized
 from tests.servers import end_process, free_port, wait_until
 
 FOLDER, SECRET = "/etc/pilotlight/tls", "pilotlight-tls"
+USERS = "/etc/pilotlight/redis/users.acl"
 PARTS = {
     ("Deployment", "pilotlight-gateway"),
     ("Deployment", "pilotlight-autoscaler"),
@@ -101,7 +104,7 @@ async def test_all_reach_a_redis_that_speaks_tls_only(rendered: OBJECTS) -> None
     }
     hosts = rendered["Certificate", SECRET]["spec"]["dnsNames"]
     for url in urls:
-        address = await find_server(url, "k")
+        address = await find_server(re.sub("password_file=[^&]*&", "", url), "k")
         assert address.use_tls
         assert address.authorities_file == f"{FOLDER}/ca.crt"
         assert address.host in hosts
@@ -115,7 +118,9 @@ async def test_redis_serves_with_the_components_arguments(
         pytest.skip("needs a redis-server with TLS, such as Debian's")
     folder, port = write_certificates(tmp_path / "tls"), free_port()
     [container] = pod(rendered, ("Deployment", "pilotlight-redis"))["containers"]
-    texts = {"6379": str(port), "/tmp": str(tmp_path)}
+    users = tmp_path / "users.acl"
+    users.write_text(acl_file({role: ["a-password"] for role in map(str, Role)}))
+    texts = {"6379": str(port), "/tmp": str(tmp_path), USERS: str(users)}
     arguments = [texts.get(each, each.replace(FOLDER, str(folder))) for each in container["args"]]
     process = subprocess.Popen(  # noqa: ASYNC220 - before anything else runs
         [executable, *arguments], stdout=subprocess.DEVNULL
@@ -127,9 +132,14 @@ async def test_redis_serves_with_the_components_arguments(
 
     try:
         wait_until(listens, what="Redis listens")
-        trusted = f"rediss://localhost:{port}?ssl_ca_certs={folder}/ca.crt"
-        await (await Registry.connect(trusted, "p")).close()
-        for url in (f"rediss://localhost:{port}", f"redis://localhost:{port}"):
+        trusted = f"localhost:{port}?ssl_ca_certs={folder}/ca.crt"
+        login = "gateway:a-password@"
+        await (await Registry.connect(f"rediss://{login}{trusted}", "p")).close()
+        for url in (
+            f"rediss://{trusted}",
+            f"rediss://{login}localhost:{port}",
+            f"redis://{login}localhost:{port}",
+        ):
             with pytest.raises(RegistryUnavailable):
                 await Registry.connect(url, "p")
     finally:

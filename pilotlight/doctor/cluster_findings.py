@@ -157,9 +157,9 @@ def _installation(facts: ClusterFacts) -> Iterator[Finding]:
             yield ok(name, f"{available} of {wanted} pods are available")
     yield from _credentials(ours)
     secrets = {each["metadata"]["name"] for each in facts.items("secrets")}
-    if "secrets" in facts.lists and "pilotlight-pods" not in secrets:
+    for secret in sorted(_MADE_SECRETS - secrets if "secrets" in facts.lists else ()):
         yield problem(
-            "Secret pilotlight-pods",
+            f"Secret {secret}",
             "is missing: gateways, autoscalers and pods wait for it",
             "the controller makes it: see its log; a pool in another namespace needs one of yours",
         )
@@ -204,6 +204,10 @@ def _credentials(deployments: Iterable[Document]) -> Iterator[Finding]:
             )
 
 
+_MADE_SECRETS: Final = frozenset({"pilotlight-pods", "pilotlight-redis"})
+"""By the controller."""
+
+
 def _needed_secrets(deployments: Iterable[Document]) -> set[str]:
     found: set[str] = set()
     for each in deployments:
@@ -218,7 +222,7 @@ def _needed_secrets(deployments: Iterable[Document]) -> set[str]:
                 reference = (variable.get("valueFrom") or {}).get("secretKeyRef")
                 if reference and not reference.get("optional"):
                     found.add(reference["name"])
-    return found - {"pilotlight-pods"}
+    return found - _MADE_SECRETS
 
 
 def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:

@@ -39,6 +39,7 @@ from pilotlight.platform.settings import (
     PlatformSettings,
     autoscaler_spec,
     child_environment,
+    embedded_redis_url,
     gateway_spec,
     object_store_spec,
     placed_pod_settings,
@@ -49,6 +50,7 @@ from pilotlight.platform.settings import (
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
 from registry.domain.records import PlacedPod
+from registry.redis.acl import Role
 
 _LOOPBACK = "127.0.0.1"
 _START_TIMEOUT_S = 180.0
@@ -63,6 +65,7 @@ class Platform:
     ) -> None:
         self.settings = settings
         self.redis_url = settings.redis_url or ""
+        self._redis_url_of: Callable[[Role], str] = lambda _: self.redis_url
         self.gateway_url = ""
         self.grpc_address = ""
         self.s3_endpoint: str | None = None
@@ -154,7 +157,7 @@ class Platform:
             gateway_spec(
                 settings,
                 env,
-                redis_url=self.redis_url,
+                redis_url=self._redis_url_of(Role.GATEWAY),
                 host=host,
                 port=port,
                 workflows_url=self._scheduler_url,
@@ -165,7 +168,7 @@ class Platform:
             scheduler_spec(
                 settings,
                 env,
-                redis_url=self.redis_url,
+                redis_url=self._redis_url_of(Role.SCHEDULER),
                 port=scheduler_port,
                 gateway_url=self.gateway_url,
             ),
@@ -202,8 +205,10 @@ class Platform:
 
     async def _start_redis(self) -> None:
         path = self._exit_stack.enter_context(socket_folder()) / "redis.sock"
-        self.redis_url = f"unix://{path}"
-        redis = self._start_process(redis_spec(self.settings, path), lambda: is_redis_ready(path))
+        self._redis_url_of = partial(embedded_redis_url, self.settings, path)
+        self.redis_url = self._redis_url_of(Role.CONTROLLER)
+        spec = redis_spec(self.settings, path)
+        redis = self._start_process(spec, lambda: is_redis_ready(self.redis_url))
         await redis.wait_ready(timeout_s=_START_TIMEOUT_S)
         self._report_step(f"registry at {self.redis_url}")
 
@@ -236,7 +241,11 @@ class Platform:
             )
             self._tasks.append(self._group.create_task(placing))
         spec = autoscaler_spec(
-            self.settings, autoscaler, env, redis_url=self.redis_url, metrics_port=metrics_port
+            self.settings,
+            autoscaler,
+            env,
+            redis_url=self._redis_url_of(Role.AUTOSCALER),
+            metrics_port=metrics_port,
         )
         self._start_process(spec, returns_ok(self.autoscaler_metrics))
         self._report_step(f"autoscaler, metrics at {self.autoscaler_metrics}")
@@ -245,10 +254,12 @@ class Platform:
         return [f"pod-{index}" for index in range(self.settings.pods)]
 
     def _pod_settings(self, name: str) -> dict[str, Any]:
-        return pod_settings(self.settings, name, redis_url=self.redis_url, gpus=self._gpus)
+        url = self._redis_url_of(Role.POD)
+        return pod_settings(self.settings, name, redis_url=url, gpus=self._gpus)
 
     def _placed_pod_settings(self, pod: PlacedPod, taken: Sequence[int]) -> dict[str, Any]:
-        return placed_pod_settings(self.settings, pod, redis_url=self.redis_url, taken=taken)
+        url = self._redis_url_of(Role.POD)
+        return placed_pod_settings(self.settings, pod, redis_url=url, taken=taken)
 
     async def _fork_pods(self) -> None:
         if self._pods is None:

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,9 @@ from common.child_process import Command, KeptProcess
 from common.http_client import HttpClient, split_url
 from common.http_connection import HttpError
 from pilotlight.errors import StartFailed
+from registry.errors import RegistryUnavailable
+from registry.redis.redis_connection import RedisConnection
+from registry.redis.server_address import find_server
 
 _PORT_TIMEOUT_S: Final = 2.0
 """A platform that was just killed may keep the gateway's port for a moment."""
@@ -149,19 +153,23 @@ def redis_command(listen: Path | int, folder: Path) -> list[str]:
     ]
 
 
-async def is_redis_ready(path: Path) -> bool:
+def redis_version() -> int:
+    """The major version of the program."""
+    shown = subprocess.run([redis_binary(), "--version"], capture_output=True, check=True).stdout
+    return int(shown.partition(b"v=")[2].partition(b".")[0])
+
+
+async def is_redis_ready(url: str) -> bool:
     """Whether a Redis replies to PING; it does not while it reads its append-only file."""
+    connection = None
     try:
-        async with asyncio.timeout(1.0):
-            reader, writer = await asyncio.open_unix_connection(path)
-            try:
-                writer.write(b"PING\r\n")
-                await writer.drain()
-                return await reader.readline() == b"+PONG\r\n"
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
+        connection = await RedisConnection.open(await find_server(url, ""))
+        return bool(await connection.call("PING") == b"PONG")
+    except RegistryUnavailable:
         return False
+    finally:
+        if connection is not None:
+            connection.close()
 
 
 def object_store_command(port: int, root: Path, checksums: Path) -> list[str]:

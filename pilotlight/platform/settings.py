@@ -10,15 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 from common.child_process import Command, python_environment, python_module
+from common.pod_secret import make_secret
+from common.process import write_private_file
 from common.settings_table import as_flags
 from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
-from pilotlight.platform.processes import object_store_command, redis_command
+from pilotlight.platform.processes import object_store_command, redis_command, redis_version
 from pilotlight.state_dir import StateDir
 from registry.domain.model import PlacementName
 from registry.domain.pod import placed_slots
 from registry.domain.records import PlacedPod
+from registry.redis.acl import Role, acl_file
 
 POD_MEMORY_BYTES: Final = 4 * 2**30
 """Device memory for models of each pod, unless its settings say otherwise."""
@@ -79,11 +83,23 @@ def _command(settings: PlatformSettings, module: str, **values: object) -> list[
 
 
 def redis_spec(settings: PlatformSettings, path: Path) -> Command:
-    """An embedded Redis without any data."""
+    """An embedded Redis without any data, and a password for each role."""
     folder = settings.state_dir.redis
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
-    return _spec(settings, "redis", redis_command(path, folder), os.environ)
+    passwords = {str(role): [make_secret()] for role in Role}
+    for role, [password] in passwords.items():
+        write_private_file(settings.state_dir.redis_password(role), password)
+    users = folder / "users.acl"
+    write_private_file(users, acl_file(passwords, is_exact=redis_version() >= 7))
+    command = [*redis_command(path, folder), "--aclfile", str(users)]
+    return _spec(settings, "redis", command, os.environ)
+
+
+def embedded_redis_url(settings: PlatformSettings, path: Path, role: Role) -> str:
+    """Where `redis_spec` listens at `path`."""
+    file = settings.state_dir.redis_password(role)
+    return f"unix://{role}@{quote(str(path))}?password_file={quote(str(file))}"
 
 
 def object_store_spec(settings: PlatformSettings, port: int) -> Command:

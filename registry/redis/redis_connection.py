@@ -65,9 +65,14 @@ class RedisConnection(asyncio.Protocol):
         return connection
 
     async def _authenticate(self, address: ServerAddress) -> None:
-        if address.password:
-            user = [address.username] if address.username else []
-            await self.call("AUTH", *user, address.password)
+        user = [address.username] if address.username else []
+        for password in address.passwords:
+            try:
+                await self.call("AUTH", *user, password)
+                break
+            except RegistryRefused as error:
+                if error.code != "WRONGPASS" or password == address.passwords[-1]:
+                    raise
         if address.database:
             await self.call("SELECT", str(address.database))
 

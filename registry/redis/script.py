@@ -34,7 +34,8 @@ class ChannelVersions:
     news: int
 
 
-def _parts() -> list[bytes]:
+def script_parts() -> list[bytes]:
+    """The files of `scripts/`, in order."""
     folder = resources.files("registry.redis") / "scripts"
     found = [part for part in folder.iterdir() if part.name.endswith(".lua")]
     return [part.read_bytes() for part in sorted(found, key=lambda part: part.name)]
@@ -45,7 +46,7 @@ class ServerScript:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        shared, reservations, *others, run = _parts()
+        shared, reservations, *others, run = script_parts()
         define = (b"function define_others()", b"if remove_pod then return end", *others, b"end")
         self._source = b"\n".join((shared, reservations, *define, run))
         self._sha = hashlib.sha1(self._source, usedforsecurity=False).hexdigest()

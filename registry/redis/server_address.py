@@ -5,7 +5,8 @@ redis-py asks Sentinels and Clusters; it is imported only for these, since that 
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -21,6 +22,8 @@ _SENTINEL_LOGIN: Final = {"sentinel-user": "username", "sentinel-password": "pas
 """Parameters of the query, and redis-py's names of them."""
 _AUTHORITIES: Final = "ssl_ca_certs"
 """Parameter of the query with TLS, by redis-py's name."""
+_PASSWORDS: Final = "password_file"
+"""Parameter of the query: a file of passwords, one per line, the newest last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class ServerAddress:
     authorities_file: str = ""
     """Authorities to trust with TLS, in PEM; empty: those of the system, or of SSL_CERT_FILE."""
     username: str | None = None
-    password: str | None = None
+    passwords: tuple[str, ...] = ()
+    """In the order in which to try them."""
     database: int = 0
 
 
@@ -43,8 +47,11 @@ def check_url(url: str) -> SplitResult:
     """The parts of a Redis URL. Raises ValueError for a form that `find_server` cannot use."""
     parts = urlsplit(url)
     if parts.scheme == "unix":
-        if parts.netloc or not parts.path.strip("/"):
-            raise ValueError(f"the URL of a Unix socket must be unix:///PATH, was {url!r}")
+        if parts.hostname or not parts.path.strip("/"):
+            raise ValueError(
+                f"the URL of a Unix socket must be unix:///PATH or unix://USER@/PATH, was {url!r}"
+            )
+        _check_query(parts, url)
         return parts
     path = parts.path.strip("/")
     if parts.scheme in _SENTINEL:
@@ -81,16 +88,36 @@ def _query(parts: SplitResult) -> dict[str, str]:
 def _check_query(parts: SplitResult, url: str) -> None:
     """Raises ValueError for what the query may not have."""
     query = _query(parts)
-    allowed = [*_SENTINEL_LOGIN] if parts.scheme in _SENTINEL else []
+    allowed = [_PASSWORDS, *(_SENTINEL_LOGIN if parts.scheme in _SENTINEL else ())]
     if _uses_tls(parts):
         allowed.append(_AUTHORITIES)
     if query.keys() - set(allowed):
         raise ValueError(
-            f"the query of the Redis URL may have {', '.join(allowed) or 'nothing'}, has"
+            f"the query of the Redis URL may have {', '.join(allowed)}, has"
             f" {', '.join(sorted(query))} in {_hidden(url)!r}"
         )
-    if query.get(_AUTHORITIES) == "":
-        raise ValueError(f"{_AUTHORITIES} in the Redis URL must be a file, in {_hidden(url)!r}")
+    for name in (_AUTHORITIES, _PASSWORDS):
+        if query.get(name) == "":
+            raise ValueError(f"{name} in the Redis URL must be a file, in {_hidden(url)!r}")
+
+
+def password_file(url: str) -> str | None:
+    """The file of passwords that the URL names."""
+    return _query(urlsplit(url)).get(_PASSWORDS)
+
+
+def _passwords(parts: SplitResult) -> tuple[str, ...]:
+    """Those to try: the file's, small and in memory, read for each connection; else the URL's."""
+    file = _query(parts).get(_PASSWORDS)
+    if file is None:
+        return (unquote(parts.password),) if parts.password else ()
+    try:
+        found = Path(file).read_text("ascii").split()
+    except (OSError, ValueError) as error:
+        raise RegistryUnavailable(f"Redis' {_PASSWORDS} {file} cannot be read: {error}") from error
+    if not found:
+        raise RegistryUnavailable(f"Redis' {_PASSWORDS} {file} is empty: it needs a password")
+    return tuple(reversed(found))
 
 
 def _authorities_file(parts: SplitResult) -> str:
@@ -125,37 +152,45 @@ async def find_server(url: str, routing_key: str) -> ServerAddress:
     a query `?sentinel-user=…&sentinel-password=…` has the Sentinels' own login.
     `redis+cluster://[user:pw@]host:port` asks the Cluster which node holds `routing_key`.
     With `rediss` and `rediss+` all connections are encrypted; `?ssl_ca_certs=FILE`, or
-    SSL_CERT_FILE for all of a process, names authorities of one's own.
+    SSL_CERT_FILE for all of a process, names authorities of one's own. `?password_file=FILE` has
+    the user's passwords, of which Redis must know one.
 
     Raises:
-        RegistryUnavailable: when no Sentinel or node of the Cluster gives an address.
+        RegistryUnavailable: when no Sentinel or node of the Cluster gives an address, or the file
+            of passwords cannot be read.
         ValueError: when the URL has another form.
     """
     parts = check_url(url)
-    if parts.scheme == "unix":
-        return ServerAddress(host="", port=0, path=unquote(parts.path))
-    username = unquote(parts.username) if parts.username else None
-    password = unquote(parts.password) if parts.password else None
-    if parts.scheme in ("redis", "rediss"):
-        return ServerAddress(
-            host=parts.hostname or "127.0.0.1",
-            port=parts.port or 6379,
-            use_tls=_uses_tls(parts),
-            authorities_file=_authorities_file(parts),
-            username=username,
-            password=password,
-            database=int(parts.path.strip("/") or 0),
-        )
+    named = ServerAddress(
+        host=parts.hostname or "127.0.0.1",
+        port=0 if parts.scheme in ("unix", *_SENTINEL) else parts.port or 6379,
+        path=unquote(parts.path) if parts.scheme == "unix" else "",
+        use_tls=_uses_tls(parts),
+        authorities_file=_authorities_file(parts),
+        username=unquote(parts.username) if parts.username else None,
+        passwords=_passwords(parts),
+        database=_database(parts),
+    )
+    if parts.scheme not in (*_SENTINEL, *_CLUSTER):
+        return named
     import redis
     from redis.exceptions import RedisClusterException  # not a subclass of RedisError
 
     try:
         async with asyncio.timeout(DISCOVERY_TIMEOUT_S * (1 + len(_hosts(parts)))):
             if parts.scheme in _SENTINEL:
-                return await _ask_sentinels(parts, username, password)
-            return await _ask_cluster(parts, routing_key, username, password)
+                return await _ask_sentinels(parts, named)
+            return await _ask_cluster(parts, routing_key, named)
     except (redis.RedisError, RedisClusterException, OSError) as error:  # OSError: timeouts, too
         raise RegistryUnavailable(f"no Redis found through {parts.scheme}: {error}") from error
+
+
+def _database(parts: SplitResult) -> int:
+    """The last part of the path, of a Sentinel's URL after the service."""
+    path = parts.path.strip("/")
+    if parts.scheme in _SENTINEL:
+        path = path.partition("/")[2]
+    return 0 if parts.scheme in ("unix", *_CLUSTER) else int(path or 0)
 
 
 def _uses_tls(parts: SplitResult) -> bool:
@@ -173,14 +208,12 @@ def _host_and_port(text: str, default_port: int) -> tuple[str, int]:
     return parts.hostname or "127.0.0.1", parts.port or default_port
 
 
-async def _ask_sentinels(
-    parts: SplitResult, username: str | None, password: str | None
-) -> ServerAddress:
+async def _ask_sentinels(parts: SplitResult, named: ServerAddress) -> ServerAddress:
     import redis.asyncio
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
 
-    service, _, database = parts.path.strip("/").partition("/")
+    service = parts.path.strip("/").partition("/")[0]
     sentinel = redis.asyncio.Sentinel(  # type: ignore[no-untyped-call]  # redis-py has no types
         [_host_and_port(each, 26379) for each in _hosts(parts)],
         sentinel_kwargs={
@@ -196,27 +229,17 @@ async def _ask_sentinels(
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
-    return ServerAddress(
-        host=str(host),
-        port=int(port),
-        use_tls=_uses_tls(parts),
-        authorities_file=_authorities_file(parts),
-        username=username,
-        password=password,
-        database=int(database or 0),
-    )
+    return replace(named, host=str(host), port=int(port))
 
 
-async def _ask_cluster(
-    parts: SplitResult, routing_key: str, username: str | None, password: str | None
-) -> ServerAddress:
+async def _ask_cluster(parts: SplitResult, routing_key: str, named: ServerAddress) -> ServerAddress:
     import redis.asyncio
 
     cluster = redis.asyncio.RedisCluster(
-        host=parts.hostname or "127.0.0.1",
-        port=parts.port or 6379,
-        username=username,
-        password=password,
+        host=named.host,
+        port=named.port,
+        username=named.username,
+        password=named.passwords[0] if named.passwords else None,
         **_tls_options(parts),
         socket_timeout=DISCOVERY_TIMEOUT_S,
         socket_connect_timeout=DISCOVERY_TIMEOUT_S,
@@ -226,13 +249,6 @@ async def _ask_cluster(
         node = cluster.get_node_from_key(routing_key)
         if node is None:
             raise RegistryUnavailable("the Redis Cluster has no node for the pool's slot")
-        return ServerAddress(
-            host=str(node.host),
-            port=int(node.port),
-            use_tls=_uses_tls(parts),
-            authorities_file=_authorities_file(parts),
-            username=username,
-            password=password,
-        )
+        return replace(named, host=str(node.host), port=int(node.port))
     finally:
         await cluster.aclose()

@@ -1,5 +1,6 @@
 """The number of a pool's pods: the autoscaler, the pool's bounds, `pilotlight scale`."""
 
+import base64
 import contextlib
 import os
 import subprocess
@@ -31,9 +32,12 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and conditions.get("Ready") == "True"
 
 
-def redis_url(kubectl: Kubectl) -> str:
+def redis_url(kubectl: Kubectl, role: str = "controller") -> str:
+    """Of the role's user, with its newest password."""
     service = kubectl.get(*IN_NAMESPACE, "service", "pilotlight-redis")
-    return f"redis://{service['spec']['clusterIP']}:6379"
+    passwords = kubectl.get(*IN_NAMESPACE, "secret", "pilotlight-redis")["data"][role]
+    password = base64.b64decode(passwords).decode().split()[-1]
+    return f"redis://{role}:{password}@{service['spec']['clusterIP']}:6379"
 
 
 @dataclass(frozen=True, slots=True)

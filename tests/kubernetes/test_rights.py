@@ -138,6 +138,7 @@ OWN = {
     "leases.coordination.k8s.io [pilotlight-controller]": {"get", "update", "patch"},
     "secrets": {"create"},
     "secrets [pilotlight-pods]": {"get", "update"},
+    "secrets [pilotlight-redis]": {"get", "update"},
     "secrets [pilotlight-webhook]": {"get", "update"},
     "configmaps": {"create"},
     "configmaps [pilotlight-cluster-issuer]": {"get", "update"},

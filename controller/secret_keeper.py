@@ -1,0 +1,173 @@
+"""Makes and rotates the Secrets that processes mount: the pods' secret, and Redis' passwords.
+
+A rotation adds a new secret, and takes the old one away when every kubelet has had time to update
+the mounted files. A Secret without the annotation is somebody else's and stays as it is.
+"""
+
+import asyncio
+import base64
+import datetime
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from kubernetes.aio import client
+
+from common.pod_secret import make_secret, parse_secrets
+from common.process import write_private_file
+from controller.api import FAILURES, TIMEOUT_S, Changed, Gone, KubernetesError, api_errors
+from controller.settings import ControllerSettings
+from registry.errors import RegistryUnavailable
+from registry.redis.acl import Role, acl_file, set_users
+from registry.redis.server_address import password_file
+
+logger = logging.getLogger(__name__)
+
+PODS: Final = "pilotlight-pods"
+PODS_ENTRY: Final = "secrets"
+REDIS: Final = "pilotlight-redis"
+REDIS_USERS: Final = "users.acl"
+"""Redis' `aclfile`, beside an entry of passwords for each role."""
+CHANGED_AT: Final = "pilotlight.io/changed-at"
+PERIOD_S: Final = 86_400.0
+"""After which a secret is replaced: a copy of it that leaked is of use for a day."""
+OVERLAP_S: Final = 3600.0
+"""A kubelet updates a mounted Secret within two minutes; one without the API server, later."""
+POLL_INTERVAL_S: Final = 60.0
+RETRY_INTERVAL_S: Final = 2.0
+
+Secrets = Mapping[str, Sequence[str]]
+"""By entry, the newest last."""
+
+
+def pod_secret_keeper(api: client.ApiClient, settings: ControllerSettings) -> "SecretKeeper":
+    return SecretKeeper(api, settings.namespace, PODS, [PODS_ENTRY])
+
+
+def redis_keeper(api: client.ApiClient, settings: ControllerSettings) -> "SecretKeeper":
+    async def use(passwords: Secrets) -> None:
+        """Log in with them, and have Redis accept them; not if the Redis is the operator's."""
+        if file := password_file(settings.redis_url):
+            own = "\n".join(passwords[Role.CONTROLLER])
+            await asyncio.to_thread(write_private_file, Path(file), own)
+            await set_users(settings.redis_url, passwords)
+
+    return SecretKeeper(
+        api,
+        settings.namespace,
+        REDIS,
+        list(Role),
+        derive=lambda passwords: {REDIS_USERS: acl_file(passwords)},
+        on_kept=use,
+    )
+
+
+class SecretKeeper:
+    """Any replica of the controller may act: the API server refuses a write that came second."""
+
+    def __init__(
+        self,
+        api: client.ApiClient,
+        namespace: str,
+        name: str,
+        entries: Sequence[str],
+        *,
+        derive: Callable[[Secrets], Mapping[str, str]] = lambda _: {},
+        on_kept: Callable[[Secrets], Awaitable[None]] | None = None,
+    ) -> None:
+        """Each entry has secrets of its own, one per line; `derive` makes further entries of them.
+
+        `on_kept` gets the secrets in force whenever they have been read.
+        """
+        self._core = client.CoreV1Api(api)
+        self._namespace = namespace
+        self._name = name
+        self._entries = entries
+        self._derive = derive
+        self._on_kept = on_kept
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            pause_s = POLL_INTERVAL_S
+            try:
+                secrets = await self.keep(datetime.datetime.now(datetime.UTC))
+                if secrets is not None and self._on_kept is not None:
+                    await self._on_kept(secrets)
+            except Changed:  # another replica was faster
+                pause_s = RETRY_INTERVAL_S
+            except (KubernetesError, RegistryUnavailable) as error:
+                FAILURES.labels(cause=type(error).__name__).inc()
+                what = f"the Secret {self._name} could not be kept; retrying"
+                logger.warning(what, exc_info=error)
+                pause_s = RETRY_INTERVAL_S
+            await asyncio.sleep(pause_s)
+
+    async def keep(self, now: datetime.datetime) -> Secrets | None:
+        """Make the Secret if it is missing, or take the next step of its rotation.
+
+        Returns the secrets in force; None for a Secret of somebody else's.
+        """
+        try:
+            with api_errors("read the Secret", self._name):
+                stored = await self._core.read_namespaced_secret(
+                    self._name, self._namespace, _request_timeout=TIMEOUT_S
+                )
+        except Gone:
+            made = {each: (make_secret(),) for each in self._entries}
+            return await self._write(made, now.isoformat(), version=None)
+        changed_at = (stored.metadata.annotations or {}).get(CHANGED_AT)
+        if changed_at is None:
+            return None
+        texts = {
+            name: base64.b64decode(text).decode("ascii", "replace")
+            for name, text in (stored.data or {}).items()
+        }
+        age_s = (now - datetime.datetime.fromisoformat(changed_at)).total_seconds()
+        given = {each: texts.get(each, "") for each in self._entries}
+        steps = {name: next_secrets(text, age_s, PERIOD_S) for name, text in given.items()}
+        secrets = {name: step or parse_secrets(given[name]) for name, step in steps.items()}
+        if self._data(secrets) == texts:
+            return secrets
+        if any(steps.values()):  # else this version derives other entries
+            changed_at = now.isoformat()
+        return await self._write(secrets, changed_at, version=stored.metadata.resource_version)
+
+    def _data(self, secrets: Secrets) -> dict[str, str]:
+        texts = {name: "\n".join(each) for name, each in secrets.items()}
+        return {**texts, **self._derive(secrets)}
+
+    async def _write(self, secrets: Secrets, changed_at: str, *, version: str | None) -> Secrets:
+        body = client.V1Secret(
+            metadata=client.V1ObjectMeta(
+                name=self._name, annotations={CHANGED_AT: changed_at}, resource_version=version
+            ),
+            string_data=self._data(secrets),
+        )
+        with api_errors("write the Secret", self._name):
+            if version is None:
+                await self._core.create_namespaced_secret(
+                    self._namespace, body, _request_timeout=TIMEOUT_S
+                )
+            else:
+                await self._core.replace_namespaced_secret(
+                    self._name, self._namespace, body, _request_timeout=TIMEOUT_S
+                )
+        logger.info("the Secret was changed", extra={"secret": self._name})
+        return secrets
+
+
+def next_secrets(text: str, age_s: float, period_s: float) -> tuple[str, ...] | None:
+    """What follows a Secret's text that was written `age_s` ago; None: nothing yet.
+
+    A new secret is added `period_s` after the last change, or at once if there is no valid one;
+    `OVERLAP_S` later it is the only one.
+    """
+    try:
+        secrets = parse_secrets(text)
+    except ValueError:
+        return (make_secret(),)
+    if len(secrets) > 1:
+        return secrets[-1:] if age_s >= OVERLAP_S else None
+    return (*secrets, make_secret()) if age_s >= period_s else None
