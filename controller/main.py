@@ -24,7 +24,7 @@ from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects
 from controller.pools import PodPhases, PoolRegistries
 from controller.resources import Kind
-from controller.secret_keeper import pod_secret_keeper, redis_keeper
+from controller.secret_keeper import PODS, PODS_ENTRY, SecretKeeper, redis_keeper
 from controller.settings import ControllerSettings
 from controller.webhook_server import WebhookServer
 
@@ -82,7 +82,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
 
             tasks.create_task(informer.run())
             tasks.create_task(act())
-            tasks.create_task(pod_secret_keeper(client, settings).run())
+            tasks.create_task(SecretKeeper(client, settings.namespace, PODS, [PODS_ENTRY]).run())
             tasks.create_task(redis_keeper(client, settings).run())
             tasks.create_task(KServeVersion(client, on_kserve_change).run())
             tasks.create_task(ClusterIssuerKeeper(client, settings).run())

@@ -41,10 +41,6 @@ Secrets = Mapping[str, Sequence[str]]
 """By entry, the newest last."""
 
 
-def pod_secret_keeper(api: client.ApiClient, settings: ControllerSettings) -> "SecretKeeper":
-    return SecretKeeper(api, settings.namespace, PODS, [PODS_ENTRY])
-
-
 def redis_keeper(api: client.ApiClient, settings: ControllerSettings) -> "SecretKeeper":
     async def use(passwords: Secrets) -> None:
         """Log in with them, and have Redis accept them; not if the Redis is the operator's."""

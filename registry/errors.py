@@ -11,15 +11,11 @@ class RegistryUnavailable(RegistryError):
     """Redis did not reply; the caller continues with its last copy."""
 
 
-_LOGIN = (
-    "name a user and its password in the Redis URL: redis://USER:PASSWORD@HOST:PORT, or"
-    " redis://USER@HOST:PORT?password_file=FILE"
-)
+_LOGIN = "the Redis URL names a user and a password: redis://USER@HOST?password_file=FILE"
 _HINTS = {
     "NOAUTH": _LOGIN,
-    "WRONGPASS": f"it knows no such user, or another password: {_LOGIN}",
-    "NOPERM": "the user has another role, or Redis the rules of another version:"
-    " `python -m registry.redis.acl` prints those of this one",
+    "WRONGPASS": f"it knows no such user, or another password; {_LOGIN}",
+    "NOPERM": "`python -m registry.redis.acl` prints the rights of each role",
 }
 
 

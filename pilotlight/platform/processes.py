@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -161,15 +162,13 @@ def redis_version() -> int:
 
 async def is_redis_ready(url: str) -> bool:
     """Whether a Redis replies to PING; it does not while it reads its append-only file."""
-    connection = None
-    try:
+    with suppress(RegistryUnavailable):
         connection = await RedisConnection.open(await find_server(url, ""))
-        return bool(await connection.call("PING") == b"PONG")
-    except RegistryUnavailable:
-        return False
-    finally:
-        if connection is not None:
+        try:
+            return bool(await connection.call("PING") == b"PONG")
+        finally:
             connection.close()
+    return False
 
 
 def object_store_command(port: int, root: Path, checksums: Path) -> list[str]:

@@ -70,20 +70,14 @@ def _keys(role: Role, access: str) -> list[str]:
     return [_PREFIX + key for keys in found for key in keys]
 
 
-def rules(role: Role, *, is_exact: bool = True) -> list[str]:
-    """What the user may do, as arguments of `ACL SETUSER`.
-
-    A Redis before version 7 knows no rights to read only: without `is_exact` the user may also
-    write all that it reads.
-    """
+def rules(role: Role) -> list[str]:
+    """What the user may do, as arguments of `ACL SETUSER`."""
     if role is Role.ADMIN:
         return ["resetkeys", "resetchannels", "-@all", "+acl|setuser"]
     in_scripts = re.findall(rb"redis\.p?call\(\s*'(\w+)'", b"\n".join(script_parts()))
     commands = sorted({*_COMMANDS, *(each.decode().lower() for each in in_scripts)})
     channels = [f"&{_PREFIX}changes", f"&{_PREFIX}news"]
     found = ["resetkeys", "resetchannels", *channels, "-@all", *(f"+{each}" for each in commands)]
-    if not is_exact:
-        return [*found, *(f"~{each}" for each in _keys(role, "rdw"))]
     found += [f"~{each}" for each in _keys(role, "w")]
     found += [f"%R~{each}" for each in _keys(role, "rd")]
     deletable = " ".join(f"~{each}" for each in _keys(role, "d"))
@@ -91,12 +85,15 @@ def rules(role: Role, *, is_exact: bool = True) -> list[str]:
 
 
 def acl_file(passwords: Mapping[str, Sequence[str]], *, is_exact: bool = True) -> str:
-    """The users by role, for Redis' `aclfile`; nobody gets in without a password."""
-    lines = ["user default off"]
-    for role in Role:
-        words = [f"user {role} on", *_hashes(passwords[role]), *rules(role, is_exact=is_exact)]
-        lines.append(" ".join(words))
-    return "\n".join(lines) + "\n"
+    """The users by role, for Redis' `aclfile`; nobody gets in without a password.
+
+    Not `is_exact`: for a Redis before 7, where users may also write what they read.
+    """
+    users = [
+        " ".join(["user", role, "on", *_hashes(passwords[role]), *rules(role)]) for role in Role
+    ]
+    text = "\n".join(["user default off", *users, ""])
+    return text if is_exact else re.sub(r" \(.*\)", "", text).replace("%R~", "~")
 
 
 def _hashes(passwords: Sequence[str]) -> list[str]:

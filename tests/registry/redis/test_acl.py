@@ -244,7 +244,7 @@ async def test_nobody_gets_in_without_a_password(guarded: Guarded) -> None:
 
 async def test_a_wrong_password_is_refused_with_the_way_out(guarded: Guarded) -> None:
     (guarded.folder / Role.POD).write_text(make_secret())
-    with pytest.raises(RegistryRefused, match=r"WRONGPASS.*name a user and its password"):
+    with pytest.raises(RegistryRefused, match=r"WRONGPASS.*names a user and a password"):
         await guarded.registry(Role.POD)
 
 
