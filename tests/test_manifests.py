@@ -79,7 +79,7 @@ def test_the_documented_overlay_names_every_image_anew(tmp_path: Path) -> None:
     )
     found = {each["image"] for item in objects.values() for each in containers(item)}
     ours = {each for each in found if each.startswith("registry.example.com/ml/")}
-    assert found - ours == {"docker.io/library/redis:7.4-alpine"}
+    assert found - ours == {"docker.io/library/redis:7.4.7-alpine"}
     assert {each.rpartition("/")[2] for each in ours} == {
         f"{name}:0.1.0" for name in ("platform", "runtime", "runtime-cuda")
     }

@@ -99,7 +99,7 @@ def test_a_released_chart_names_its_registry_and_version(tools: Path) -> None:
     assert found == {
         f"{REGISTRY}/platform:{VERSION}",
         f"{REGISTRY}/runtime:{VERSION}",
-        "docker.io/library/redis:7.4-alpine",
+        "docker.io/library/redis:7.4.7-alpine",
     }
 
 
