@@ -496,6 +496,7 @@ def test_nothing_is_granted_by_default(tmp_path: Path) -> None:
         pytest.param({"gateways": {}}, "gateways", id="a name with a typo"),
         pytest.param({"gateway": {"replica": 2}}, "replica", id="below another"),
         pytest.param({"pools": [{"name": "a", "gpu": 1}]}, "gpu", id="in a pool"),
+        pytest.param({"pools": [{"gpus": 1}]}, "name", id="a pool by --set pools[0].gpus=1"),
         pytest.param({"pools": [{"name": "a", "tiers": {"disk": "80"}}]}, "disk", id="no unit"),
         pytest.param({"gateway": {"url": "models.example.com"}}, "url", id="no scheme"),
         pytest.param(
