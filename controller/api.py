@@ -58,6 +58,7 @@ TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
 _JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
+_APPLY_PATCH = "application/apply-patch+yaml"
 _MAX_MESSAGE = 1024
 """The API server refuses events with longer messages."""
 
@@ -106,6 +107,7 @@ class ClusterApi:
     """Patches InferenceServices and Models, and posts events, for controller and autoscaler."""
 
     def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
+        self._client = api
         self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._component = component
@@ -127,35 +129,52 @@ class ClusterApi:
         version = service.resource_version if is_shared else None
         return read_service(await self._write_status(service, status, version=version))
 
-    async def make_predictor_service(self, service: ServiceObject, host: str) -> str:
-        """Make `NAME-predictor`, another name of the gateway's `host`, owned by the object.
+    async def apply_owned(self, wanted: Mapping[str, Any]) -> None:
+        """Make or change an object of a model (server-side apply).
 
-        Returns what is wrong, such as a Service of another's with that name; empty: nothing.
+        Raises Denied, also for one of that name that is not the model's, KubernetesError.
         """
-        name, namespace = f"{service.name.name}-predictor", service.name.namespace
-        api_version, kind = service.reference
-        owner = client.V1OwnerReference(
-            api_version=api_version, kind=kind, name=service.name.name, uid=service.uid
-        )
-        body = client.V1Service(
-            metadata=client.V1ObjectMeta(name=name, owner_references=[owner]),
-            spec=client.V1ServiceSpec(type="ExternalName", external_name=host),
-        )
-        try:
-            with api_errors("make the Service", name):
-                await self._core.create_namespaced_service(
-                    namespace, body, _request_timeout=TIMEOUT_S
+        metadata = wanted["metadata"]
+        with suppress(Gone):
+            found = await self.call_owned("GET", wanted)
+            owners = [each["uid"] for each in found["metadata"].get("ownerReferences", ())]
+            owner = metadata["ownerReferences"][0]
+            if owner["uid"] not in owners:
+                raise Denied(
+                    f"{wanted['kind']} {metadata['name']} exists and is not that of this "
+                    f"{owner['kind']}"
                 )
-        except Denied as error:
-            return str(error)
-        except Changed:  # it exists
-            with api_errors("read the Service", name):
-                found = await self._core.read_namespaced_service(
-                    name, namespace, _request_timeout=TIMEOUT_S
-                )
-            if service.uid not in [each.uid for each in found.metadata.owner_references or ()]:
-                return f"Service {name} exists and is not that of this {kind}"
-        return ""
+        await self.call_owned("PATCH", wanted)
+
+    async def delete_owned(self, unwanted: Mapping[str, Any]) -> None:
+        """Unless it is not there, or not the model's. Raises KubernetesError."""
+        uid = unwanted["metadata"]["ownerReferences"][0]["uid"]
+        with suppress(Gone):
+            found = await self.call_owned("GET", unwanted)
+            if uid in [each["uid"] for each in found["metadata"].get("ownerReferences", ())]:
+                await self.call_owned("DELETE", unwanted)
+
+    async def call_owned(self, method: str, about: Mapping[str, Any]) -> Any:
+        """Read, apply or delete. Raises Gone, KubernetesError."""
+        metadata, version = about["metadata"], about["apiVersion"]
+        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        plural = f"{about['kind'].lower()}s"
+        is_patch = method == "PATCH"
+        options = [("fieldManager", self._component), ("force", "true")] if is_patch else []
+        with api_errors(method.lower(), f"{about['kind']} {metadata['name']}"):
+            request = await self._client.param_serialize(
+                method,
+                f"{root}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}",
+                query_params=options,
+                header_params={"Accept": "application/json", "Content-Type": _APPLY_PATCH},
+                body=about if is_patch else None,
+                auth_settings=["BearerToken"],
+            )
+            response = await self._client.call_api(*request, _request_timeout=TIMEOUT_S)
+            body = await response.read()
+            if response.status >= HTTPStatus.BAD_REQUEST:
+                raise ApiException(response.status, response.reason, body=body)
+        return json.loads(body)
 
     async def _write_status(
         self,

@@ -7,18 +7,20 @@ any outage.
 import datetime
 import logging
 import time
-from dataclasses import dataclass, replace
-from urllib.parse import urlsplit
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from controller.api import STATUS_WRITES, ClusterApi, Gone
+from controller.api import STATUS_WRITES, Changed, ClusterApi, Denied, Gone
+from controller.component_objects import component_objects, predictor_service, removed_objects
 from controller.model_status import (
     WRITE_INTERVAL_S,
     CanaryVersion,
     ModelFacts,
     ReadyCondition,
+    component_condition,
     count_copies,
     evaluate,
-    has_components,
     make_status,
     seconds_until_write,
 )
@@ -28,6 +30,7 @@ from controller.resources import FINALIZER, Kind, Role, ServiceObject, name_prob
 from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
 from registry.errors import InvalidModel
+from registry.inference_service.components import COMPONENTS
 from registry.inference_service.tenant_quotas import access_problem, quota_problem
 
 logger = logging.getLogger(__name__)
@@ -36,8 +39,9 @@ UNLOAD_POLL_INTERVAL_S = 0.5
 UNLOAD_TIMEOUT_S = 60.0
 """For a deleted model to leave all pods: longer than the requests that hold it; `kubectl` waits."""
 REFUSED_POLL_INTERVAL_S = 30.0
-"""Until a model is tried again that the pool refused, or whose Service could not be made: the
-pool's autoscaler, or the controller's rights, may have changed."""
+"""Until a model is tried again that the pool refused, and between looks at ready components."""
+COMPONENT_POLL_INTERVAL_S = 2.0
+"""Between looks at components that are not ready."""
 
 
 class NotAdmitted(InvalidModel):
@@ -53,9 +57,10 @@ class _Known:
     """When its status was written last."""
     deleted_s: float | None = None
     """When it was first seen as deleted; None: it is not."""
-    service_problem: str | None = None
-    """What is wrong with the Service of a model with a transformer; empty: nothing; None: not made
-    yet."""
+    components: dict[str, ReadyCondition] = field(default_factory=dict)
+    """The readiness of transformer and explainer."""
+    applied: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """What the API server has of them."""
     last_event: tuple[str, str] | None = None
     """An equal event is not posted again."""
     due_event: ReadyCondition | None = None
@@ -80,6 +85,11 @@ class ModelReconciler:
         self._registries = registries
         self._known: dict[Key, _Known] = {}
         self._kserve_problem = ""
+        account = f"{settings.namespace}:pilotlight-controller"
+        self._way_out = (
+            "a namespace allows it by: kubectl create rolebinding pilotlight-transformers"
+            f" --clusterrole=pilotlight-transformers --serviceaccount={account}"
+        )
 
     def set_kserve_problem(self, problem: str) -> None:
         """For the status of InferenceServices."""
@@ -156,8 +166,7 @@ class ModelReconciler:
             self._objects.update_by_reply(service)
         if registry is not None and not registry.is_synced:
             return None  # the last status stays until it is
-        if has_components(service.spec):
-            await self._make_predictor_service(service)
+        await self._make_components(service)
         if service.spec is not None and registry is not None:
             try:
                 self._check_rules(service)
@@ -169,20 +178,44 @@ class ModelReconciler:
                 wait_s = await self._write_status(refused, registry)
                 return REFUSED_POLL_INTERVAL_S if wait_s is None else wait_s
         wait_s = await self._write_status(service, registry)
-        if wait_s is None and self._of(service).service_problem:
-            return REFUSED_POLL_INTERVAL_S
+        if wait_s is None and service.components:
+            are_ready = all(each.is_ready for each in self._of(service).components.values())
+            return REFUSED_POLL_INTERVAL_S if are_ready else COMPONENT_POLL_INTERVAL_S
         return wait_s
 
-    async def _make_predictor_service(self, service: ServiceObject) -> None:
-        """The Service at which KServe's transformer and explainer call the model: the gateway's.
+    async def _make_components(self, service: ServiceObject) -> None:
+        """Make, change or delete what transformer and explainer consist of, and see what is ready.
 
-        Once in the life of this process: nothing else of ours changes it.
+        Those that a model no longer has are in its last status.
         """
-        known = self._of(service)
-        if known.service_problem == "":
-            return
-        host = urlsplit(self._settings.address).hostname or ""
-        known.service_problem = await self._api.make_predictor_service(service, host)
+        known, gateway = self._of(service), self._settings.address
+        for component in COMPONENTS:
+            if component in service.components:
+                wanted = component_objects(service, component, gateway)
+                wanted.append(predictor_service(service, gateway))
+                known.components[component] = await self._make_component(known, component, wanted)
+            elif component in service.status.get("components", {}) and service.spec is not None:
+                for unwanted in removed_objects(service, component):
+                    await self._api.delete_owned(unwanted)
+                known.components.pop(component, None)
+                known.applied.pop(component, None)
+
+    async def _make_component(
+        self, known: _Known, component: str, wanted: Sequence[Mapping[str, Any]]
+    ) -> ReadyCondition:
+        try:
+            if known.applied.get(component) != wanted:
+                for each in wanted:
+                    await self._api.apply_owned(each)
+                known.applied[component] = wanted
+            return component_condition(component, await self._api.call_owned("GET", wanted[0]))
+        except Gone:  # somebody has deleted it: it is made again
+            known.applied.pop(component, None)
+            return component_condition(component, {})
+        except (Denied, Changed) as error:
+            way_out = f"; {self._way_out}" if isinstance(error, Denied) else ""
+            problem = f"its objects cannot be made: {error}{way_out}"
+            return ReadyCondition(False, f"{component.capitalize()}NotReady", problem)
 
     def _check_rules(self, service: ServiceObject) -> None:
         """Raises InvalidModel, and NotAdmitted if the pool's rules forbid the model."""
@@ -225,8 +258,7 @@ class ModelReconciler:
         )
         if wait_s is None or wait_s > 0:
             return wait_s
-        is_shared = has_components(service.spec)
-        written = await self._api.write_status(service, status, is_shared=is_shared)
+        written = await self._api.write_status(service, status)
         self._objects.update_by_reply(written)
         STATUS_WRITES.inc()
         known.written_s = time.monotonic()
@@ -259,7 +291,7 @@ class ModelReconciler:
             address=self._settings.address.format(**names),
             canaries=_canaries(registry, service.name) if registry is not None else (),
             has_server=registry is not None and registry.state.has_server,
-            component_problem=self._of(service).service_problem or "",
+            components=self._of(service).components if service.components else {},
             kserve_problem=self._kserve_problem if service.kind is Kind.SERVICE else "",
             is_open=self._settings.auth == "open",
         )

@@ -4,101 +4,32 @@ Ready means that the model can be served, perhaps after a cold start. It does no
 would change with every eviction. Every write makes KServe reconcile, so changes that do not affect
 readiness are batched: at most one write in `WRITE_INTERVAL_S`.
 
-KServe writes the status of a model with a transformer as well. It makes the pods of transformer and
-explainer once `components.predictor.url` is set, passes its host to them, and writes `url`,
-`address`, `observedGeneration`, the conditions of both and IngressReady; Ready follows from
-PredictorReady and IngressReady at each of its reconciliations. So these are left as they are: what
-we write differently, it would write again, without end. The components' readiness is part of our
-PredictorReady.
+A model with a transformer has no `components.predictor.url`: KServe would make pods of the
+transformer and explainer (in Knative alone), and write conditions of its own, once it is set.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from controller.resources import MODEL_MODE, Kind, ServiceObject
 from registry.domain.canaries import TOTAL_PERCENT
-from registry.domain.model import STOPPED, LoadFailure, ModelName, ModelSpec, Tier
+from registry.domain.model import STOPPED, LoadFailure, ModelSpec, Tier
 from registry.domain.pod_index import Residency
-from registry.inference_service.components import component_address
+from registry.inference_service.components import TRANSFORMER, component_address
 from registry.inference_service.predictors import needs_in_pool
 
-PREDICTOR: Final = "predictor"
-_READY_OF: Final = {"transformer": "TransformerReady", "explainer": "ExplainerReady"}
-_OURS: Final = ("PredictorReady", "Warm")
-_KSERVES: Final = ("IngressReady", "Ready")
-"""Written by us only where they are missing: KServe expects Ready in every list."""
 
-
-def has_components(spec: ModelSpec | None) -> bool:
-    return spec is not None and bool(spec.transformer)
-
-
-def predictor_url(name: ModelName, address: str) -> str:
-    """What KServe passes to transformers as `--predictor_host`: a name of the gateway.
-
-    KServe passes no path, so the Host names the model. `address`: a URL of the gateway.
-    """
-    host = component_address(name, PREDICTOR).partition(":")[0]
-    port = urlsplit(address).port
-    return f"http://{host}" if port is None else f"http://{host}:{port}"
-
-
-def unready_component(
-    spec: ModelSpec, status: Mapping[str, Any]
-) -> tuple[bool | None, str, str] | None:
-    """Readiness (None: unknown), reason and message of a component that is not ready; None: none.
-
-    By the conditions that KServe wrote.
-    """
-    conditions = {each.get("type"): each for each in status.get("conditions") or ()}
-    for component, kind in _READY_OF.items():
-        if not getattr(spec, component):
-            continue
-        found = conditions.get(kind) or {}
-        if found.get("status") == "True":
-            continue
-        detail = found.get("message") or found.get("reason") or "KServe has not reported it yet"
-        is_false = found.get("status") == "False"
-        reason = f"{component.capitalize()}NotReady"
-        return False if is_false else None, reason, f"the {component} is not ready: {detail}"
-    return None
-
-
-def shared_status(before: Mapping[str, Any], own: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """`own` as a status that has no other writer, put into the one that KServe writes as well."""
-    predictor = {**own.get("components", {}).get(PREDICTOR, {}), "url": url}
-    merged = dict(before)
-    merged.update(
-        deploymentMode=own["deploymentMode"],
-        modelStatus=_as_kserve_writes(own["modelStatus"]),
-        conditions=_merged(before.get("conditions") or (), own["conditions"]),
-        components={**(before.get("components") or {}), PREDICTOR: predictor},
-    )
-    return merged
-
-
-def _as_kserve_writes(model_status: Mapping[str, Any]) -> dict[str, Any]:
-    """Without a number of copies that is 0, which KServe leaves out when it writes the status."""
-    copies = {
-        key: value for key, value in model_status["copies"].items() if value or key != "totalCopies"
-    }
-    return {**model_status, "copies": copies}
-
-
-def _merged(
-    before: Sequence[Mapping[str, Any]], own: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    ours = {each["type"]: each for each in own}
-    present = {each.get("type") for each in before}
-    merged = [dict(ours[each["type"]] if each.get("type") in _OURS else each) for each in before]
-    merged += [dict(ours[kind]) for kind in _OURS if kind not in present]
-    for kind in _KSERVES:
-        if kind not in present:
-            since = ours[kind]["lastTransitionTime"]
-            merged.append({"type": kind, "status": "Unknown", "lastTransitionTime": since})
-    return merged
+def component_condition(component: str, deployment: Mapping[str, Any]) -> "ReadyCondition":
+    """By the Deployment's own conditions."""
+    found = {each["type"]: each for each in deployment.get("status", {}).get("conditions", ())}
+    available = found.get("Available", {})
+    if available.get("status") == "True":
+        return ReadyCondition(True, "Available", "")
+    failing = next((each for each in found.values() if each["status"] == "False"), available)
+    detail = failing.get("message") or "its pods are starting"
+    reason, text = f"{component.capitalize()}NotReady", f"the {component} is not ready: {detail}"
+    return ReadyCondition(False if available else None, reason, text)
 
 
 WRITE_INTERVAL_S = 5.0
@@ -136,8 +67,8 @@ class ModelFacts:
     canaries: "Sequence[CanaryVersion]" = ()
     has_server: bool = False
     """Whether a pod of the pool has a model server, which reads formats without an engine here."""
-    component_problem: str = ""
-    """Why the Service is missing at which transformer and explainer call the model."""
+    components: "Mapping[str, ReadyCondition]" = field(default_factory=dict)
+    """The readiness of transformer and explainer."""
     kserve_problem: str = ""
     """What is wrong with KServe's version, which decides what it does beside us."""
     is_open: bool = False
@@ -192,10 +123,9 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
         return ReadyCondition(False, failure.reason, f"{attempt}{failure.message}")
     if needs := needs_in_pool(facts.serving, has_server=facts.has_server):
         return ReadyCondition(False, "NoSupportingRuntime", needs)
-    if facts.component_problem:
-        return ReadyCondition(False, "PredictorServiceFailed", facts.component_problem)
-    if service.spec is not None and (unready := unready_component(service.spec, service.status)):
-        return ReadyCondition(*unready)
+    for condition in facts.components.values():
+        if not condition.is_ready:
+            return condition
     message = f"pool {service.pool!r} serves the model"
     if facts.kserve_problem:
         message += f"; {facts.kserve_problem}"
@@ -209,10 +139,11 @@ def evaluate(service: ServiceObject, facts: ModelFacts) -> ReadyCondition:
 def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str, Any]:
     """The whole status of a model; `now` (RFC 3339) becomes the time of changed conditions."""
     condition = evaluate(service, facts)
-    ready = {None: "Unknown", True: "True", False: "False"}[condition.is_ready]
+    of_components = {f"{name.capitalize()}Ready": of for name, of in facts.components.items()}
+    kinds = dict.fromkeys(("PredictorReady", "IngressReady", "Ready"), condition) | of_components
     conditions = [
-        _condition(kind, ready, condition.reason, condition.message)
-        for kind in ("PredictorReady", "IngressReady", "Ready")
+        _condition(kind, _STATUS[each.is_ready], each.reason, each.message)
+        for kind, each in kinds.items()
     ]
     warm = _condition(
         "Warm",
@@ -234,10 +165,18 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
     if not service.problems and condition.reason != "Stopped":
         status["url"] = facts.url
         status["address"] = {"url": facts.address}
-        status["components"] = {"predictor": _predictor(facts)}
-    if has_components(service.spec):
-        return shared_status(service.status, status, predictor_url(service.name, facts.address))
+        status["components"] = {"predictor": _predictor(facts)} | {
+            name: {"url": f"http://{component_address(service.name, name)}"}
+            for name in facts.components
+        }
+        if TRANSFORMER in facts.components:
+            del status["components"]["predictor"]["url"]
+    elif "components" in service.status:  # of the last good declaration, which serves on
+        status["components"] = service.status["components"]
     return status
+
+
+_STATUS: Final = {None: "Unknown", True: "True", False: "False"}
 
 
 def _condition(kind: str, status: str, reason: str, message: str) -> dict[str, Any]:

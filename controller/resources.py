@@ -6,7 +6,7 @@ Graphs with the annotation are served by that pool; KServe writes the status of 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Final, TypeAlias, TypeVar
 
@@ -18,6 +18,7 @@ from registry.errors import InvalidModel
 from registry.inference_service import graph_reader
 from registry.inference_service.annotations import PREFIX, parse_annotations
 from registry.inference_service.components import (
+    COMPONENTS,
     EXPLAINER,
     TRANSFORMER,
     cluster_needs,
@@ -107,6 +108,8 @@ class ServiceObject:
     rules: TenantRules | None = None
     """Of a pool without mistakes."""
     kind: Kind = Kind.SERVICE
+    components: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Transformer and explainer of a model, as declared."""
 
     @property
     def reference(self) -> tuple[str, str]:
@@ -169,6 +172,9 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         status=status,
         rules=rules,
         kind=next((k for k, name in _NAMES.items() if name == document.get("kind")), Kind.SERVICE),
+        components={}
+        if spec is None or spec.is_stopped
+        else {k: v for k, v in document["spec"].items() if k in COMPONENTS and v.get("containers")},
     )
 
 
@@ -204,18 +210,19 @@ def declared_model(document: Mapping[str, Any]) -> ModelSpec:
     """The model that an object declares, with its `OWNER`. Raises InvalidModel."""
     spec = read_object({"apiVersion": API_VERSION, "kind": KIND, **document})
     declared = document["spec"]
-    needs = join_needs(needs_without(spec.needs, machine_needs(declared)), cluster_needs(declared))
-    transformer = component_address(spec.name, TRANSFORMER) if declared.get(TRANSFORMER) else ""
+    address = {
+        each: component_address(spec.name, each) for each in COMPONENTS if declared.get(each)
+    }
     kept = [pair for pair in spec.annotations if pair[0] not in _DROPPED_ANNOTATIONS]
     kept.append((OWNER, str(document["metadata"].get("uid", ""))))
     return replace(
         spec,
         annotations=tuple(sorted(kept)),
-        needs=needs,
-        transformer=transformer,
-        explainer=component_address(spec.name, EXPLAINER)
-        if transformer and declared.get(EXPLAINER)
-        else "",
+        needs=join_needs(
+            needs_without(spec.needs, machine_needs(declared)), cluster_needs(declared)
+        ),
+        transformer=address.get(TRANSFORMER, ""),
+        explainer=address.get(EXPLAINER, ""),
     )
 
 

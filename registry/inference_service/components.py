@@ -1,7 +1,6 @@
 """`spec.transformer` and `spec.explainer`: KServe's components beside a predictor. Pure.
 
-They are containers of the user's. In mode ModelMesh KServe makes their pods on a cluster, those of
-an explainer only beside a transformer (KServe 0.20, `controller.go` and `components/`).
+They are containers of the user's. On a cluster the controller makes their pods.
 """
 
 import re
@@ -39,10 +38,15 @@ def component_problems(spec: Mapping[str, Any], name: ModelName, policy: ModelPo
             problems.append(f"{path} must be an object, was {shown(found)}")
             continue
         containers = found.get("containers")
-        if component == TRANSFORMER and not _is_list_of_objects(containers):
+        if not _is_list_of_objects(containers) and (component == TRANSFORMER or containers):
             problems.append(
                 f"{path}.containers must be a list with a container, was {shown(containers)}"
             )
+        problems += [
+            f"{path}.{key} is not supported; write spec.predictor.{key}"
+            for key in ("logger", "batcher")
+            if found.get(key)
+        ]
         if policy.application is not None:
             problems.append(
                 f"{path} is not supported with pilotlight.io/application: requests to an"
@@ -74,14 +78,10 @@ def machine_needs(spec: Mapping[str, Any]) -> str:
 
 
 def cluster_needs(spec: Mapping[str, Any]) -> str:
-    """What a cluster with KServe lacks for the components; empty: nothing."""
-    if spec.get(EXPLAINER) and not spec.get(TRANSFORMER):
-        return (
-            "spec.explainer has no spec.transformer beside it, without which KServe makes no pods"
-            " of an explainer in mode ModelMesh: add a transformer that passes requests on, such as"
-            " kserve.Model"
-        )
-    return ""
+    """What a cluster lacks for the components; empty: nothing."""
+    if not spec.get(EXPLAINER) or spec[EXPLAINER].get("containers"):
+        return ""
+    return "spec.explainer has no containers: write KServe's explainer for art as one"
 
 
 def _is_list_of_objects(value: object) -> bool:

@@ -49,7 +49,7 @@ _CANARY: Final = "pilotlight.io/canary-of and pilotlight.io/canary-percent"
 _SERVICE: Final = f"""
 [spec]
 honoured predictor
-not-ready transformer explainer: KServe makes their pods on a cluster; not here else
+not-ready transformer explainer: the controller makes their pods on a cluster; not here else
 refused canary: declare each as an InferenceService with the annotations {_CANARY}
 [spec.predictor]
 honoured model {" ".join(LEGACY_KINDS)}: the model; what is said of `model` holds of all

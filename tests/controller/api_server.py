@@ -21,6 +21,8 @@ class ApiServer:
     version: int = 10
     objects: dict[str, dict[str, Any]] = field(default_factory=dict)
     """InferenceServices by `namespace/name`, Models by `models/namespace/name`."""
+    owned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What was made of components, by path."""
     missing: frozenset[str] = frozenset()
     """Plurals of kinds that are not installed."""
     graphs: list[dict[str, Any]] = field(default_factory=list)
@@ -147,6 +149,18 @@ class ApiServer:
             self._store(path, changed, "MODIFIED")
         return 200
 
+    async def serve_owned(self, request: web.Request) -> web.Response:
+        if (status := self.fault(request)) is not None:
+            return web.json_response({"message": "fault"}, status=status)
+        known = self.owned.get(request.path)
+        if request.method == "PATCH":
+            applied = json.loads(await request.text())
+            self.owned[request.path] = {"status": (known or {}).get("status", {}), **applied}
+        elif request.method == "DELETE":
+            self.owned.pop(request.path, None)
+        found = self.owned.get(request.path) or known
+        return web.json_response(found or {}, status=404 if found is None else 200)
+
     async def post_event(self, request: web.Request) -> web.Response:
         if (status := self.fault(request)) is not None:
             return web.json_response({"message": "fault"}, status=status)
@@ -200,6 +214,12 @@ async def running(server: ApiServer) -> AsyncIterator[str]:
     config_maps = "/api/v1/namespaces/{ns}/configmaps"
     for path in (config_maps, config_maps + "/{name}"):
         routes.router.add_route("*", path, server.config_map)
+    for path in (
+        "/apis/apps/v1/namespaces/{ns}/deployments/{name}",
+        "/apis/autoscaling/v2/namespaces/{ns}/horizontalpodautoscalers/{name}",
+        "/api/v1/namespaces/{ns}/services/{name}",
+    ):
+        routes.router.add_route("*", path, server.serve_owned)
     routes.router.add_patch(resource, server.patch)
     routes.router.add_patch(resource + "/status", server.patch)
     routes.router.add_post("/api/v1/namespaces/{ns}/events", server.post_event)

@@ -1,6 +1,5 @@
-"""The status of a model with a transformer, of which KServe writes parts as well."""
+"""The status of a model with a transformer or explainer, whose pods the controller makes."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,146 +7,94 @@ import pytest
 from controller.model_status import (
     Copies,
     ModelFacts,
+    ReadyCondition,
+    component_condition,
     evaluate,
     make_status,
-    predictor_url,
-    seconds_until_write,
 )
 from controller.resources import ServiceObject, read_service
-from registry.domain.model import ModelName
 from tests.controller.objects import service
 
-NOW, LATER = "2026-01-01T00:00:10Z", "2026-01-01T00:00:20Z"
+NOW = "2026-01-01T00:00:10Z"
 ADDRESS = "http://gateway.pilotlight.svc.cluster.local/serving/team/translate"
+READY = ReadyCondition(True, "Available", "")
+STARTING = ReadyCondition(None, "ExplainerNotReady", "the explainer is not ready: starting")
 
 
-def model(status: dict[str, Any] | None = None, *, explainer: bool = False) -> ServiceObject:
+def model(*components: str, status: dict[str, Any] | None = None) -> ServiceObject:
     document = service(status=status)
-    document["spec"]["transformer"] = {"containers": [{"image": "mine"}]}
-    if explainer:
-        document["spec"]["explainer"] = {"art": {"type": "SquareAttack"}}
+    for each in components:
+        document["spec"][each] = {"containers": [{"image": "mine"}]}
     return read_service(document)
 
 
-def facts(found: ServiceObject) -> ModelFacts:
-    return ModelFacts(True, found.spec, None, Copies(), ADDRESS, ADDRESS)
+def status_of(found: ServiceObject, **components: ReadyCondition) -> dict[str, Any]:
+    facts = ModelFacts(True, found.spec, None, Copies(), ADDRESS, ADDRESS, components=components)
+    return make_status(found, facts, NOW)
 
 
-def condition(kind: str, status: str = "True", **more: str) -> dict[str, Any]:
-    return {"type": kind, "status": status, "lastTransitionTime": NOW, **more}
+def conditions_of(status: dict[str, Any]) -> dict[str, str]:
+    return {each["type"]: each["status"] for each in status["conditions"]}
 
 
-KSERVES: dict[str, Any] = {
-    "url": "http://translate-transformer.team.example.com",
-    "address": {"url": "http://translate-transformer.team.svc.cluster.local"},
-    "observedGeneration": 1,
-    "conditions": [
-        condition("IngressReady"),
-        condition("Ready"),
-        condition("Stopped", "False"),
-        condition("TransformerReady", severity="Info"),
-    ],
-    "components": {"transformer": {"url": "http://translate-transformer.team.example.com"}},
-}
-
-
-def test_kserve_is_told_the_predictors_host() -> None:
-    assert predictor_url(ModelName("team", "m"), ADDRESS) == "http://m-predictor.team.svc"
-    port = "http://gateway.example:8080/serving/team/m"
-    assert predictor_url(ModelName("team", "m"), port) == "http://m-predictor.team.svc:8080"
-    found = model()
-    status = make_status(found, facts(found), NOW)
-    assert status["components"]["predictor"]["url"] == "http://translate-predictor.team.svc"
-
-
-def test_the_first_status_has_every_condition_that_kserve_expects() -> None:
-    found = model()
-    status = make_status(found, facts(found), NOW)
-    kinds = {each["type"]: each["status"] for each in status["conditions"]}
-    assert kinds == {
-        "PredictorReady": "Unknown",
-        "Warm": "False",
-        "IngressReady": "Unknown",
-        "Ready": "Unknown",
-    }
-    assert "url" not in status
-    assert "observedGeneration" not in status
-    assert status["deploymentMode"] == "ModelMesh"
-
-
-def test_what_kserve_writes_stays_as_it_is() -> None:
-    found = model(KSERVES)
-    status = make_status(found, facts(found), LATER)
-    for key in ("url", "address", "observedGeneration"):
-        assert status[key] == KSERVES[key]
-    assert status["components"]["transformer"] == KSERVES["components"]["transformer"]
-    assert status["conditions"][:4] == KSERVES["conditions"]
-    again = model(status)
-    assert make_status(again, facts(again), LATER) == status
-    assert seconds_until_write(again, status, age_s=99, since_last_s=99) is None
-
-
-def test_the_order_in_which_kserve_sorts_conditions_is_kept() -> None:
-    found = model(KSERVES)
-    status = make_status(found, facts(found), LATER)
-    status["conditions"].sort(key=lambda each: str(each["type"]))
-    again = model(status)
-    assert make_status(again, facts(again), LATER) == status
-
-
-def test_numbers_that_kserve_leaves_out_are_not_written() -> None:
-    found = model(KSERVES)
-    loaded = replace(facts(found), copies=Copies(device=2))
-    assert make_status(found, facts(found), NOW)["modelStatus"]["copies"] == {"failedCopies": 0}
-    assert make_status(found, loaded, NOW)["modelStatus"]["copies"]["totalCopies"] == 2
+def deployment(**conditions: tuple[str, str]) -> dict[str, Any]:
+    listed = [{"type": k, "status": v, "message": m} for k, (v, m) in conditions.items()]
+    return {"status": {"conditions": listed}}
 
 
 @pytest.mark.parametrize(
-    ("conditions", "is_ready", "reason", "says"),
+    ("found", "is_ready", "says"),
     [
-        pytest.param([], None, "TransformerNotReady", "has not reported", id="unknown"),
+        pytest.param({}, None, "its pods are starting", id="new"),
+        pytest.param(deployment(Available=("False", "no pod")), False, "no pod", id="no-pod"),
         pytest.param(
-            [condition("TransformerReady", "False", message="no image")],
+            deployment(Progressing=("False", "timed out"), Available=("False", "no pod")),
             False,
-            "TransformerNotReady",
-            "no image",
-            id="no transformer",
+            "timed out",
+            id="stuck",
         ),
         pytest.param(
-            [condition("TransformerReady"), condition("ExplainerReady", "False", reason="Bad")],
-            False,
-            "ExplainerNotReady",
-            "Bad",
-            id="no explainer",
-        ),
-        pytest.param(
-            [condition("TransformerReady"), condition("ExplainerReady")],
+            deployment(Progressing=("False", "quota"), Available=("True", "ok")),
             True,
-            "Served",
-            "serves the model",
-            id="both",
+            "",
+            id="old-pods-serve",
         ),
     ],
 )
-def test_the_model_is_ready_with_its_components(
-    conditions: list[dict[str, Any]], is_ready: bool | None, reason: str, says: str
+def test_a_component_is_ready_by_its_deployment(
+    found: dict[str, Any], is_ready: bool | None, says: str
 ) -> None:
-    found = model({"conditions": conditions}, explainer=True)
-    ready = evaluate(found, facts(found))
-    assert (ready.is_ready, ready.reason) == (is_ready, reason)
-    assert says in ready.message
+    condition = component_condition("transformer", found)
+    assert condition.is_ready is is_ready
+    assert says in condition.message
 
 
-def test_a_change_of_readiness_is_written_at_once() -> None:
-    before = model(KSERVES)
-    status = make_status(before, facts(before), NOW)
-    gone = [each for each in status["conditions"] if each["type"] != "TransformerReady"]
-    found = model({**status, "conditions": [*gone, condition("TransformerReady", "False")]})
-    after = make_status(found, facts(found), LATER)
-    assert seconds_until_write(found, after, age_s=99, since_last_s=0.1) == 0.0
+def test_the_model_is_ready_with_its_components() -> None:
+    found = model("transformer", "explainer")
+    waiting = status_of(found, transformer=READY, explainer=STARTING)
+    assert conditions_of(waiting) == {
+        "PredictorReady": "Unknown",
+        "IngressReady": "Unknown",
+        "Ready": "Unknown",
+        "TransformerReady": "True",
+        "ExplainerReady": "Unknown",
+        "Warm": "False",
+    }
+    facts = ModelFacts(True, found.spec, None, Copies(), "", "", components={"x": STARTING})
+    assert evaluate(found, facts) == STARTING
+    assert set(conditions_of(status_of(found, transformer=READY)).values()) == {"True", "False"}
 
 
-def test_a_service_that_could_not_be_made_is_said() -> None:
-    found = model(KSERVES)
-    ready = evaluate(found, replace(facts(found), component_problem="Service x exists"))
-    assert (ready.is_ready, ready.message) == (False, "Service x exists")
+def test_kserve_is_not_told_the_url_at_which_it_would_make_a_transformer() -> None:
+    """`components.predictor.url`, for which it waits (KServe 0.20, `transformer.go`)."""
+    components = status_of(model("transformer"), transformer=READY)["components"]
+    assert "url" not in components["predictor"]
+    assert components["transformer"] == {"url": "http://translate-transformer.team.svc:80"}
+    assert status_of(model("explainer"), explainer=READY)["components"]["predictor"]["url"]
+
+
+def test_a_mistake_keeps_the_components_in_the_status() -> None:
+    """By which they are found once the model no longer has them."""
+    wrong = service(status={"components": {"transformer": {"url": "x"}}})
+    wrong["metadata"]["annotations"]["pilotlight.io/policy"] = "fastest"
+    assert status_of(read_service(wrong))["components"] == {"transformer": {"url": "x"}}

@@ -12,7 +12,7 @@ from registry.inference_service.reader import read_object
 from tests.controller.objects import service
 
 TRANSFORMER = {"containers": [{"name": "kserve-container", "image": "mine"}]}
-EXPLAINER = {"art": {"type": "SquareAttack"}}
+EXPLAINER = {"containers": [{"image": "explains"}]}
 
 
 def document(annotations: dict[str, str] | None = None, **parts: Any) -> dict[str, Any]:
@@ -62,10 +62,16 @@ def test_components_leave_the_generation_as_it_is() -> None:
     assert on_a_cluster(transformer=TRANSFORMER).key == on_a_cluster().key
 
 
-def test_an_explainer_alone_is_not_made_by_kserve() -> None:
+def test_an_explainer_alone_is_called_at_its_address() -> None:
     found = on_a_cluster(explainer=EXPLAINER)
-    assert "spec.explainer has no spec.transformer beside it" in found.needs
-    assert (found.transformer, found.explainer) == ("", "")
+    assert found.needs == ""
+    assert (found.transformer, found.explainer) == ("", "translate-explainer.team.svc:80")
+
+
+def test_an_explainer_that_kserve_has_an_image_for_needs_one_here() -> None:
+    assert (
+        "spec.explainer has no containers" in on_a_cluster(explainer={"art": {"type": "x"}}).needs
+    )
 
 
 def test_other_needs_stay_on_a_cluster() -> None:
@@ -85,6 +91,12 @@ def test_other_needs_stay_on_a_cluster() -> None:
         ({"transformer": {"containers": []}}, {}, "spec.transformer.containers must be a list"),
         ({"transformer": {"containers": [1]}}, {}, "spec.transformer.containers must be a list"),
         ({"explainer": "alibi"}, {}, "spec.explainer must be an object"),
+        ({"explainer": {"containers": "x"}}, {}, "spec.explainer.containers must be a list"),
+        (
+            {"transformer": {**TRANSFORMER, "logger": {"url": "http://x"}}},
+            {},
+            "spec.transformer.logger is not supported; write spec.predictor.logger",
+        ),
         (
             {"transformer": TRANSFORMER},
             {"pilotlight.io/canary-of": "other", "pilotlight.io/canary-percent": "5"},

@@ -13,7 +13,7 @@ from aiohttp import web
 from common.settings_table import settings_from_fields
 from controller import controller as loop
 from controller import informer as reflector
-from controller import leader_election
+from controller import leader_election, model_reconciler, model_status
 from controller.api import ClusterApi
 from controller.controller import FEW_CONFLICTS, Controller, WorkQueue
 from controller.declaration_reconcilers import GraphReconciler
@@ -203,6 +203,45 @@ async def test_deployments_out_of_reach_are_no_pools(stage: Stage) -> None:
     stage.server.put(stage.model())
     async with replica(stage.url, stage.redis_url):
         await until(stage.is_ready, what="the model is ready")
+
+
+async def test_a_transformer_is_made_watched_and_deleted(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_reconciler, "COMPONENT_POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(model_reconciler, "REFUSED_POLL_INTERVAL_S", 0.05)
+    monkeypatch.setattr(model_status, "WRITE_INTERVAL_S", 0.05)
+    deployment = "/apis/apps/v1/namespaces/team/deployments/translate-transformer"
+    document = stage.model()
+    document["spec"]["transformer"] = {"containers": [{"image": "mine"}]}
+    stage.server.fault = lambda request: 403 if request.path == deployment else None
+    stage.server.put(document)
+
+    def condition(kind: str) -> dict[str, Any]:
+        conditions = stage.status().get("conditions") or []
+        return {each["type"]: each for each in conditions}.get(kind, {})
+
+    async with replica(stage.url, stage.redis_url):
+        await until(
+            lambda: "rolebinding" in condition("Ready").get("message", ""),
+            what="the missing right is named",
+        )
+        assert condition("Ready")["status"] == "False"
+        stage.server.fault = lambda _: None
+        await until(lambda: len(stage.server.owned) == 4, what="its objects are made")
+        await until(lambda: condition("Ready").get("status") == "Unknown", what="it starts")
+        available = {"type": "Available", "status": "True"}
+        stage.server.owned[deployment]["status"] = {"conditions": [available]}
+        await until(stage.is_ready, what="the model is ready with it")
+        del stage.server.owned[deployment]  # by somebody
+        await until(lambda: deployment in stage.server.owned, what="it is made again")
+        changed = stage.server.objects[PATH]
+        del changed["spec"]["transformer"]
+        stage.server.put(changed)
+        await until(
+            lambda: not any("transformer" in each for each in stage.server.owned),
+            what="what is no longer declared is deleted",
+        )
 
 
 async def test_of_two_objects_of_one_name_the_older_is_served(stage: Stage) -> None:

@@ -99,12 +99,23 @@ class Objects:
         for item in self.of_kind("Service"):
             name, namespace = item["metadata"]["name"], item["metadata"]["namespace"]
             address = item["spec"].get("clusterIP", "")
+            if item["spec"]["type"] == "ExternalName":
+                address = self._address_of(item["spec"]["externalName"])
             addresses = {address} if address != "None" else self._pods(namespace, name)
             qualified = f"{name}.{namespace}"
             for text in sorted(addresses - {""}):
                 names = [f"{qualified}.svc.cluster.local", f"{qualified}.svc", qualified]
                 lines.append(" ".join([text, *names, *([name] if namespace == home else [])]))
         return "\n".join([*lines, ""])
+
+    def _address_of(self, host: str) -> str:
+        """Of the service with this name in the cluster; empty: there is none."""
+        name, namespace, *_ = *host.split("."), ""
+        metadata = {"name": name, "namespace": namespace}
+        for item in self.of_kind("Service"):
+            if metadata.items() <= item["metadata"].items():
+                return str(item["spec"].get("clusterIP", ""))
+        return ""
 
     def _pods(self, namespace: str, service: str) -> set[str]:
         return {

@@ -1,5 +1,6 @@
-"""The Service `NAME-predictor`; the API server is a small one over real HTTP."""
+"""Objects that the controller makes for a model; the API server is a small one over real HTTP."""
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,37 +9,42 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from controller.api import Changed, ClusterApi, ClusterUnreachable
+from controller.api import Changed, ClusterApi, ClusterUnreachable, Denied
+from controller.component_objects import predictor_service
 from controller.resources import ServiceObject, read_service
 from tests.controller.objects import service
 
-GATEWAY = "gateway.pilotlight.svc.cluster.local"
+GATEWAY = "http://gateway.pilotlight.svc.cluster.local/serving"
 MODEL: ServiceObject = read_service(service())
+WANTED = predictor_service(MODEL, GATEWAY)
+PATH = "/api/v1/namespaces/team/services/translate-predictor"
 
 
 @dataclass
 class ApiServer:
-    """Keeps Services by name, and the patches of statuses."""
+    """Keeps objects by path."""
 
-    services: dict[str, dict[str, Any]] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
     status: int = 0
     """In place of every answer, if it is not 0."""
     patches: list[list[dict[str, Any]]] = field(default_factory=list)
+    applied: list[dict[str, str]] = field(default_factory=list)
+    """Query and type of each server-side apply."""
 
-    async def create(self, request: web.Request) -> web.Response:
+    async def serve(self, request: web.Request) -> web.Response:
         if self.status:
             return web.json_response({"message": "refused"}, status=self.status)
-        made = await request.json()
-        name = made["metadata"]["name"]
-        if name in self.services:
-            return web.json_response({"message": "exists"}, status=409)
-        self.services[name] = made
-        return web.json_response(made, status=201)
+        if request.method == "PATCH":
+            self.applied.append({**request.query, "type": request.headers["content-type"]})
+            self.objects[request.path] = json.loads(await request.text())
+        if request.path not in self.objects:
+            return web.json_response({"message": "not found"}, status=404)
+        found = self.objects[request.path]
+        if request.method == "DELETE":
+            del self.objects[request.path]
+        return web.json_response(found)
 
-    async def read(self, request: web.Request) -> web.Response:
-        return web.json_response(self.services[request.match_info["name"]])
-
-    async def patch(self, request: web.Request) -> web.Response:
+    async def patch_status(self, request: web.Request) -> web.Response:
         self.patches.append(await request.json())
         return web.json_response(service(), status=self.status or 200)
 
@@ -46,10 +52,9 @@ class ApiServer:
 @pytest.fixture
 async def stage() -> AsyncIterator[tuple[ApiServer, ClusterApi]]:
     server, app = ApiServer(), web.Application()
-    app.router.add_post("/api/v1/namespaces/team/services", server.create)
-    app.router.add_get("/api/v1/namespaces/team/services/{name}", server.read)
     path = "/apis/serving.kserve.io/v1beta1/namespaces/team/inferenceservices/{name}/status"
-    app.router.add_patch(path, server.patch)
+    app.router.add_patch(path, server.patch_status)
+    app.router.add_route("*", "/{path:.*}", server.serve)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -61,49 +66,40 @@ async def stage() -> AsyncIterator[tuple[ApiServer, ClusterApi]]:
     await runner.cleanup()
 
 
-async def test_it_is_another_name_of_the_gateway_and_goes_with_its_model(
-    stage: tuple[ApiServer, ClusterApi],
-) -> None:
+async def test_they_are_applied_and_deleted(stage: tuple[ApiServer, ClusterApi]) -> None:
     server, api = stage
-    assert await api.make_predictor_service(MODEL, GATEWAY) == ""
-    made = server.services["translate-predictor"]
-    assert made["spec"] == {"type": "ExternalName", "externalName": GATEWAY}
-    [owner] = made["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"], owner["uid"]) == (
-        "InferenceService",
-        "translate",
-        MODEL.uid,
-    )
+    await api.apply_owned(WANTED)
+    await api.apply_owned(WANTED)
+    assert server.objects == {PATH: WANTED}
+    apply = {"fieldManager": "controller", "force": "true", "type": "application/apply-patch+yaml"}
+    assert server.applied == [apply, apply]
+    await api.delete_owned(WANTED)
+    assert server.objects == {}
+    await api.delete_owned(WANTED)
 
 
-async def test_it_may_be_there_already(stage: tuple[ApiServer, ClusterApi]) -> None:
-    _, api = stage
-    await api.make_predictor_service(MODEL, GATEWAY)
-    assert await api.make_predictor_service(MODEL, GATEWAY) == ""
-
-
-async def test_another_service_of_that_name_is_left_alone(
+async def test_another_s_object_of_that_name_is_left_alone(
     stage: tuple[ApiServer, ClusterApi],
 ) -> None:
     server, api = stage
     other = {"metadata": {"name": "translate-predictor"}, "spec": {"clusterIP": "10.0.0.1"}}
-    server.services["translate-predictor"] = other
-    problem = await api.make_predictor_service(MODEL, GATEWAY)
-    assert problem == (
-        "Service translate-predictor exists and is not that of this InferenceService"
-    )
-    assert server.services["translate-predictor"] == other
+    server.objects[PATH] = other
+    with pytest.raises(Denied, match="exists and is not that of this InferenceService"):
+        await api.apply_owned(WANTED)
+    await api.delete_owned(WANTED)
+    assert server.objects == {PATH: other}
 
 
-async def test_a_missing_right_is_said_and_an_outage_is_tried_again(
+async def test_a_missing_right_and_an_outage_are_told_apart(
     stage: tuple[ApiServer, ClusterApi],
 ) -> None:
     server, api = stage
     server.status = 403
-    assert "could not make the Service" in await api.make_predictor_service(MODEL, GATEWAY)
+    with pytest.raises(Denied, match="Service translate-predictor"):
+        await api.apply_owned(WANTED)
     server.status = 500
     with pytest.raises(ClusterUnreachable):
-        await api.make_predictor_service(MODEL, GATEWAY)
+        await api.apply_owned(WANTED)
 
 
 async def test_a_shared_status_is_written_to_the_version_that_was_read(
