@@ -219,7 +219,7 @@ async def test_a_transformer_is_made_watched_and_deleted(
 
     def condition(kind: str) -> dict[str, Any]:
         conditions = stage.status().get("conditions") or []
-        return {each["type"]: each for each in conditions}.get(kind, {})
+        return dict(next((each for each in conditions if each["type"] == kind), {}))
 
     async with replica(stage.url, stage.redis_url):
         await until(
@@ -253,7 +253,7 @@ async def test_of_two_objects_of_one_name_the_older_is_served(stage: Stage) -> N
 
     def condition() -> dict[str, Any]:
         conditions = stage.server.objects[path].get("status", {}).get("conditions", [])
-        return {each["type"]: each for each in conditions}.get("Ready", {})
+        return dict(next((each for each in conditions if each["type"] == "Ready"), {}))
 
     async with replica(stage.url, stage.redis_url) as one:
         await until(stage.is_ready, what="the older is ready")

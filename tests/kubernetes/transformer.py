@@ -8,7 +8,7 @@ from typing import Any
 from kserve import Model, ModelServer, model_server
 
 
-class Greeting(Model):
+class Greeting(Model):  # type: ignore[misc]  # kserve has no types
     def preprocess(self, payload: Any, headers: Any = None) -> Any:
         return {"instances": ["hello" for _ in payload["instances"]]}
 
