@@ -67,13 +67,13 @@ def kustomized(folder: str) -> OBJECTS:
     return by_name(run_kubectl(str(MANIFESTS / folder)))
 
 
-def with_components(folder: Path, *components: str) -> OBJECTS:
+def with_components(folder: Path, *components: str, pools: Iterable[str] = ()) -> OBJECTS:
     """The overlay minimal with components, by kustomize."""
     own = folder / "own"
     own.mkdir(exist_ok=True)
     here = os.path.relpath(MANIFESTS, own.resolve())
     content = {
-        "resources": [f"{here}/overlays/minimal"],
+        "resources": [f"{here}/overlays/minimal", *(f"{here}/pools/{each}" for each in pools)],
         "components": [f"{here}/components/{each}" for each in components],
     }
     (own / "kustomization.yaml").write_text(yaml.safe_dump(content))
@@ -163,6 +163,13 @@ def test_a_value_is_the_component_of_kustomize(
 ) -> None:
     expected = with_components(tmp_path, *components)
     assert differences(render(tmp_path, **values), expected, but=["Namespace"]) == []
+
+
+def test_two_pools_with_tls_are_those_of_kustomize(tmp_path: Path) -> None:
+    expected = with_components(tmp_path, "pools", "tls", "redis-tls", pools=["gpu"])
+    gpu = {"name": "gpu", "minReplicas": 1, "maxReplicas": 8, "gpus": 1}
+    mine = render(tmp_path, pools=[POOL, gpu], tls={"enabled": True})
+    assert differences(mine, expected, but=["Namespace"]) == []
 
 
 def test_another_namespace_is_everywhere(tmp_path: Path) -> None:
