@@ -118,7 +118,7 @@ def bind_near(device: torch.device) -> None:
 
     Not where the process has been given only a part of the node's cores.
     """
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)  # torch's types lack the address
     address = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}.0"
     cores = cores_near(address)
     if cores and cores < os.sched_getaffinity(0):

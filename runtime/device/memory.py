@@ -37,8 +37,6 @@ class CpuMemory:
     has_bfloat16 = False
     """Of a device that multiplies such numbers in software."""
     graphs: GraphMaker | None = None
-    fills_host = False
-    """The files' pages are the model's memory; a copy beside them would double it."""
 
     def put(self, source: WeightSource, ticket: LoadTicket | None = None) -> DeviceWeights:
         """The tensors of `source`; raises DeviceFull, LoadFailed."""
@@ -55,12 +53,6 @@ class CpuMemory:
 
     def register(self, image: WeightSource) -> None:
         """A CPU reads all memory alike."""
-
-    def drop_registered(self) -> bool:
-        return False
-
-    def drop_registered_later(self) -> None:
-        """See `register`."""
 
     def check(self) -> None:
         """A CPU does not fail for good."""

@@ -32,16 +32,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Registrar(Protocol):
-    """A device's driver. Methods block and are thread-safe."""
-
-    def register(self, region: torch.Tensor) -> None:
-        """Pin memory that the device only reads; raises the driver's error."""
-
-    def unregister(self, region: torch.Tensor) -> None:
-        """Undo `register`."""
-
-
 @dataclass(eq=False, slots=True)
 class _Registered:
     """Mutable: guarded by the lock of the images."""
@@ -57,8 +47,8 @@ class RegisteredImages:
     needs the room. Where the driver refuses, bytes go through the ring of buffers. Thread-safe.
     """
 
-    def __init__(self, registrar: Registrar) -> None:
-        self._registrar = registrar
+    def __init__(self, engine: CopyEngine) -> None:
+        self._engine = engine
         self._lock = threading.Lock()
         self._by_name: OrderedDict[str, _Registered] = OrderedDict()
         """The least recently used first."""
@@ -97,7 +87,7 @@ class RegisteredImages:
             if (name := next(unused, None)) is None:
                 return False
             image = self._by_name.pop(name)
-        self._registrar.unregister(image.region)
+        self._engine.unregister(image.region)
         return True
 
     def close(self) -> None:
@@ -115,7 +105,7 @@ class RegisteredImages:
         if name in self._by_name:
             return
         try:
-            self._registrar.register(region)
+            self._engine.register(region)
         except RuntimeError as error:
             extra = {"image": name, "bytes": region.nbytes, "error": error}
             logger.warning("host image not registered, copied through buffers", extra=extra)
@@ -266,9 +256,6 @@ class _SlabEnds:
 
 class StagedMemory:
     """Slabs on a device. All loads of the pod share one ring."""
-
-    fills_host = True
-    """Whether a load leaves a copy in tier `host`: what was read of its files is read no more."""
 
     def __init__(
         self,

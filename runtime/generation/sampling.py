@@ -84,7 +84,9 @@ class PerRequestSampling(ContinuousBatchingLogitsProcessor):  # type: ignore[mis
 
 def _text(state: RequestState, given: Mapping[str, Any]) -> Sequence[int]:
     """Prompt and new tokens; of equal length alone where nothing reads them, as mostly."""
-    sampling, first, then = given["sampling"], state.initial_tokens, state.generated_tokens
+    sampling: Sampling = given["sampling"]
+    first: list[int] = state.initial_tokens
+    then: list[int] = state.generated_tokens
     is_read = given["processors"] or sampling.repetition_penalty != 1
     if is_read or sampling.frequency_penalty or sampling.presence_penalty:
         return first + then

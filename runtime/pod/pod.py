@@ -36,6 +36,7 @@ from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget, pod_share
 from runtime.device.memory import DeviceMemory
 from runtime.device.queue import GPU_SEQUENCES
+from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
@@ -243,7 +244,7 @@ class Pod:
         )
 
         def on_added(entry: StoreEntry) -> None:
-            if memory.fills_host:
+            if isinstance(memory, StagedMemory):  # on a CPU the files' pages are the model's memory
                 demotions.offer(entry.model.spec)
 
         def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
@@ -291,7 +292,8 @@ class Pod:
             lease_ttl_s=settings.lease_ttl,
         )
         agent.is_held = self._opened.server is not None  # until the server answers
-        host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
+        if isinstance(memory, StagedMemory):
+            host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
         processors = Processors(
             cache,
             self.load_threads,
