@@ -31,6 +31,7 @@ from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
 from registry.errors import InvalidModel
 from registry.inference_service.components import COMPONENTS
+from registry.inference_service.rollouts import rolled_out_of, rollout_of, trial_of
 from registry.inference_service.tenant_quotas import access_problem, quota_problem
 
 logger = logging.getLogger(__name__)
@@ -232,16 +233,24 @@ class ModelReconciler:
 
     async def _withdraw(self, service: ServiceObject, registry: PoolRegistry) -> None:
         """Delete a model that an earlier change of the rules, or of itself, has made forbidden."""
-        record = registry.state.models.get(service.name)
-        if record is not None and owner_of(record.spec) == service.uid:
-            await registry.client.delete_models([service.name])
+        models = registry.state.models
+        await registry.client.delete_models(
+            name
+            for name in (service.name, trial_of(service.name, models) or service.name)
+            if name in models and owner_of(models[name].spec) == service.uid
+        )
 
     async def _put_model(self, service: ServiceObject, registry: PoolRegistry) -> None:
-        record = registry.state.models.get(service.name)
-        if service.spec is None or (record is not None and record.spec == service.spec):
+        if service.spec is None:
             return
-        [outcome] = await registry.client.put_models([service.spec])
-        logger.info("model %s", outcome, extra={"model": str(service.name)})
+        models = registry.state.models
+        rollout = rollout_of(service.spec, models)
+        name = rollout.put.name
+        if name not in models or models[name].spec != rollout.put:
+            [outcome] = await registry.client.put_models([rollout.put])
+            logger.info("model %s", outcome, extra={"model": str(name)})
+        if rollout.ended:
+            await registry.client.delete_models([rollout.ended])
 
     async def _write_status(
         self, service: ServiceObject, registry: PoolRegistry | None
@@ -364,7 +373,7 @@ class ModelReconciler:
                 name
                 for name, record in registry.state.models.items()
                 if (uid := owner_of(record.spec)) is not None
-                and not self._is_declared(name, uid, pool)
+                and not self._is_declared(rolled_out_of(record.spec) or name, uid, pool)
             ]
             if orphans:
                 await registry.client.delete_models(orphans)

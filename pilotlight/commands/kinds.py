@@ -18,12 +18,13 @@ from registry.domain.application import ApplicationSpec
 from registry.domain.cluster import ClusterState
 from registry.domain.graph import KIND as GRAPH_DEFINITION
 from registry.domain.graph import GraphSpec
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import ModelName, ModelRecord, ModelSpec
 from registry.errors import InvalidModel
 from registry.inference_service.graph_reader import read_graphs
 from registry.inference_service.model_resource import KIND as MODEL_KIND
 from registry.inference_service.model_resource import declaring_kind
 from registry.inference_service.reader import read_documents
+from registry.inference_service.rollouts import rollout_of, trial_of
 from registry.redis.client import Registry
 from registry.redis.workflow_log import WorkflowLog
 from variants.application import read_applications
@@ -142,10 +143,34 @@ async def _delete_graphs(registry: Registry, names: Iterable[ModelName]) -> list
     return absent
 
 
+async def _put_models(registry: Registry, specs: Sequence[ModelSpec]) -> list[str]:
+    """With the canaries of their rollouts. Raises InvalidModel."""
+    if not specs:
+        return []
+    models = {spec.name: ModelRecord(spec) for spec in specs}
+    models |= (await registry.cluster()).models
+    rollouts = [rollout_of(spec, models) for spec in specs]
+    outcomes = await registry.put_models([each.put for each in rollouts])
+    await registry.delete_models([each.ended for each in rollouts if each.ended])
+    return [
+        "configured" if outcome == "created" and each.put is not spec else outcome
+        for spec, each, outcome in zip(specs, rollouts, outcomes, strict=True)
+    ]
+
+
+async def _delete_models(registry: Registry, names: list[ModelName]) -> list[ModelName]:
+    """Returns the names that did not exist."""
+    models = (await registry.cluster()).models if names else {}
+    await registry.delete_models([trial for name in names if (trial := trial_of(name, models))])
+    return await registry.delete_models(names)
+
+
 async def _present_model(
     _: Registry, state: ClusterState, spec: ModelSpec
 ) -> tuple[object, object]:
-    return getattr(state.models.get(spec.name), "spec", None), spec
+    put = rollout_of(spec, state.models).put
+    present = state.models.get(put.name) or state.models.get(spec.name)
+    return getattr(present, "spec", None), put
 
 
 async def _present_application(
@@ -179,9 +204,7 @@ MODEL: Final = Kind(
     ),
     views.view_models,
     complete=flags.complete_model,
-    declared=Declaring(
-        ModelSpec, read_documents, Registry.put_models, _present_model, Registry.delete_models
-    ),
+    declared=Declaring(ModelSpec, read_documents, _put_models, _present_model, _delete_models),
     other_resource="model.pilotlight.io",
 )
 APPLICATION: Final = Kind(

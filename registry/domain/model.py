@@ -225,6 +225,8 @@ class ModelSpec:
     explainer: str = ""
     """`host:port` of the explainer that serves `:explain`; empty: none."""
     options: TaskOptions = OWN
+    rollout_percent: int | None = None
+    """Of its requests, which a changed version gets at first (`rollouts`); None: all."""
     served_name: str = ""
     """A second name, by which it is called at its own Host and prefix; empty: none."""
 

@@ -45,12 +45,11 @@ STOP: Final = "serving.kserve.io/stop"
 ENABLE_AUTH: Final = "security.opendatahub.io/enable-auth"
 _POD: Final = "the pods of the pool have their own"
 _SCALING: Final = "pods follow the load of all models of the pool"
-_CANARY: Final = "pilotlight.io/canary-of and pilotlight.io/canary-percent"
 _SERVICE: Final = f"""
 [spec]
 honoured predictor
 not-ready transformer explainer: the controller makes their pods on a cluster; not here else
-refused canary: declare each as an InferenceService with the annotations {_CANARY}
+refused canary: declare each as an object of its own
 [spec.predictor]
 honoured model {" ".join(LEGACY_KINDS)}: the model; what is said of `model` holds of all
 honoured minReplicas maxReplicas: copies of the model; without it 0, where KServe has 1
@@ -60,8 +59,7 @@ honoured batcher logger
 honoured storageUris: the one mounted at /mnt/models is the model; others are warned of
 honoured serviceAccountName: its storage credentials
 honoured automountServiceAccountToken: no pod is started that could have a token
-refused canaryTrafficPercent: declare the new version as a model of its own, with the annotations
-    {_CANARY}
+honoured canaryTrafficPercent: of a changed model; the version before serves the other requests
 not-ready containers: a pool runs no containers of yours
 no-effect scaleTarget: it counts percent of CPU, or what scaleMetric says; write scaleMetric:
     concurrency, or pilotlight.io/target-ongoing-requests
@@ -146,7 +144,6 @@ honoured name serviceName serviceUrl nodeName data weight condition dependency
     mapPredictionsToInstances: as in KServe's router
 """
 _HARMLESS: Final[Mapping[str, object]] = {
-    "canaryTrafficPercent": 100,
     "scaleMetric": "concurrency",
     "scaleMetricType": "AverageValue",
     ENABLE_AUTH: "false",

@@ -55,6 +55,7 @@ class Predictor:
     wants_probabilities: bool = False
     """Of scikit-learn: KServe's server reads it from the environment variable PREDICT_PROBA."""
     arguments: ServerArguments = field(default_factory=ServerArguments)
+    rollout_percent: int | None = None
     needs: str = ""
     """What is missing for it to be served; empty: nothing."""
     problems: list[str] = field(default_factory=list)
@@ -198,6 +199,8 @@ def _read_policy(found: Predictor, predictor: Mapping[str, Any]) -> None:
             f" maxReplicas {high_copies}"
         )
         del found.policy["min_copies"]
+    percent = _number(found, predictor, "canaryTrafficPercent", low=0, high=100)
+    found.rollout_percent = None if percent == 100 else percent
     if timeout := _number(found, predictor, "timeout", low=0, high=_MAX_SECONDS):
         found.policy["deadline_s"] = float(timeout)
     batcher = predictor.get("batcher")

@@ -35,6 +35,7 @@ from registry.inference_service.predictors import (
     join_needs,
     read_predictor,
 )
+from registry.inference_service.rollouts import canary_objects
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
@@ -180,6 +181,7 @@ class _Reader:
             format=self._format(model) or CUSTOM_FORMAT,
             task=self._task(predictor, parsed),
             protocol=self._protocol(model),
+            rollout_percent=self._rollout(predictor, parsed),
             pool=parsed.pool,
             precision=self._precision(predictor, parsed),
             base=parsed.base,
@@ -197,7 +199,8 @@ class _Reader:
         found = list(review(document, KIND))
         for each in found:
             if each.is_refused:
-                self.checks.add(each.line)
+                is_canary = each.line.startswith("spec.canary ")
+                self.checks.add(each.line + (f": {canary_objects(document)}" if is_canary else ""))
         return [each.line for each in found if not each.is_refused]
 
     def _strings(self, metadata: Mapping[str, Any], key: str) -> dict[str, str]:
@@ -224,6 +227,15 @@ class _Reader:
         for problem in found.problems:
             self.checks.add(problem)
         return found
+
+    def _rollout(self, predictor: Predictor, parsed: ParsedAnnotations) -> int | None:
+        policy = parsed.policy
+        if predictor.rollout_percent is not None and (policy.canary_of or policy.application):
+            self.checks.add(
+                "spec.predictor.canaryTrafficPercent must be absent beside pilotlight.io/canary-of"
+                " and pilotlight.io/application"
+            )
+        return predictor.rollout_percent
 
     def _precision(self, predictor: Predictor, parsed: ParsedAnnotations) -> Precision | None:
         by_argument = None if parsed.base else predictor.arguments.precision

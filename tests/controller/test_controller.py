@@ -379,6 +379,38 @@ async def test_a_graph_whose_event_is_refused_keeps_no_other_from_being_reported
     assert stage.server.events == ["NotServed"]
 
 
+async def test_a_rollout_keeps_the_version_before_until_all_traffic_moves(stage: Stage) -> None:
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the model is ready")
+        before = stage.state(one).models[NAME].spec
+
+        def put(percent: int | None) -> None:
+            document = stage.server.objects[PATH]
+            predictor = document["spec"]["predictor"]
+            predictor["model"]["storageUri"] = "s3://models/v2"
+            predictor["canaryTrafficPercent"] = percent
+            stage.server.put(document)
+
+        def shares() -> list[tuple[str, int]]:
+            predictor = stage.status().get("components", {}).get("predictor", {})
+            return [(x["revisionName"], x["percent"]) for x in predictor.get("traffic", [])]
+
+        put(10)
+        await until(lambda: len(shares()) == 2, what="the canary is shown")
+        models = stage.state(one).models
+        trial = ModelName(NAME.namespace, f"{NAME.name}-canary")
+        assert models[NAME].spec == before
+        assert models[trial].spec.storage_uri == "s3://models/v2"
+        assert [percent for _, percent in shares()] == [10, 90]
+        await one.models.reconcile(Key(Kind.SERVICE, None))  # the canary is no orphan
+        assert trial in stage.state(one).models
+        put(None)
+        await until(lambda: trial not in stage.state(one).models, what="the rollout has ended")
+        assert stage.state(one).models[NAME].spec.storage_uri == "s3://models/v2"
+        await until(lambda: [p for _, p in shares()] == [100], what="all traffic is shown")
+
+
 async def test_an_earlier_model_that_uses_the_quota_later_displaces_a_later_one(
     stage: Stage,
 ) -> None:

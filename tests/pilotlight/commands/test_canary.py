@@ -153,3 +153,33 @@ def test_a_changed_model_keeps_its_age_and_a_new_one_begins(trial: Cli, tmp_path
     trial("delete", "iris")
     trial("apply", "-f", str(tmp_path / "more"), "--no-check")
     assert created("iris") > created("iris-v2")
+
+
+def _version(folder: str, percent: int | None = None) -> str:
+    share = "" if percent is None else f"    canaryTrafficPercent: {percent}\n"
+    return SERVICE.format(name="iris", folder=folder).rstrip() + f"\n{share}"
+
+
+def test_a_rollout_by_kserves_field_is_a_canary_until_it_ends(
+    redis: servers.RedisServer, verb: Cli, tmp_path: Path
+) -> None:
+    def apply(folder: str, percent: int | None = None, *flags: str) -> str:
+        path = write_yaml(tmp_path / "yaml", a=_version(folder, percent))
+        return verb("apply", "-f", path, *flags).out.strip().rpartition("/")[2]
+
+    def uris() -> dict[str, str]:
+        return {key.name: each.spec.storage_uri for key, each in _records(redis.url).items()}
+
+    assert apply("one", 10) == "iris created"
+    assert uris() == {"iris": "s3://models/one"}
+    assert apply("two", 10, "--dry-run") == "iris configured (dry run)"
+    assert apply("two", 10) == "iris configured"
+    assert apply("two", 10) == "iris unchanged"
+    assert uris() == {"iris": "s3://models/one", "iris-canary": "s3://models/two"}
+    assert "90 %, iris-canary 10 %" in verb("get", "models").out
+    assert apply("two", 100) == "iris configured"
+    assert uris() == {"iris": "s3://models/two"}
+    apply("three", 0)
+    assert uris() == {"iris": "s3://models/two", "iris-canary": "s3://models/three"}
+    assert verb("delete", "iris").status == 0
+    assert uris() == {}

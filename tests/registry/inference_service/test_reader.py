@@ -219,10 +219,8 @@ def _top(**changes: object) -> Change:
             id="its-own-canary",
         ),
         pytest.param(
-            lambda declared: declared["spec"]["predictor"].update(canaryTrafficPercent=9),
-            "spec.predictor.canaryTrafficPercent is not supported; declare the new "
-            "version as a model of its own, with the annotations pilotlight.io/canary-of "
-            "and pilotlight.io/canary-percent",
+            lambda declared: declared["spec"]["predictor"].update(canaryTrafficPercent=101),
+            "spec.predictor.canaryTrafficPercent must be a whole number from 0 to 100, was 101",
             id="kserves-canary",
         ),
         pytest.param(
@@ -492,10 +490,9 @@ def test_fields_that_ask_nothing_change_nothing(change: Change) -> None:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        pytest.param(_predictor(canaryTrafficPercent=5), "canaryTrafficPercent", id="canary"),
         pytest.param(
             _model(confidential={"enabled": True}), "confidential.enabled", id="confidential"
-        ),
+        )
     ],
 )
 def test_fields_that_ask_for_what_is_not_served_are_refused(change: Change, field: str) -> None:
