@@ -31,6 +31,7 @@ from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
 from registry.errors import InvalidModel
 from registry.inference_service.components import COMPONENTS
+from registry.inference_service.fields import auth_problem
 from registry.inference_service.rollouts import rolled_out_of, rollout_of, trial_of
 from registry.inference_service.tenant_quotas import access_problem, quota_problem
 
@@ -228,6 +229,8 @@ class ModelReconciler:
         problem = access_problem(service.spec, pool.rules, service.pool) or quota_problem(
             service.spec, self._objects.earlier_models(service), pool.rules
         )
+        if problem is None and self._settings.auth == "open":
+            problem = auth_problem(service.spec)
         if problem is not None:
             raise NotAdmitted([problem])
 

@@ -278,8 +278,13 @@ class WebhookServer:
     async def run(self) -> None:
         certificates = await self._first_certificates()
         context = make_context(certificates)
-        namesake = self._objects.model_of_other_kind
-        application = admission_app(partial(validate, rules_of=self._rules, namesake=namesake))
+        check = partial(
+            validate,
+            rules_of=self._rules,
+            namesake=self._objects.model_of_other_kind,
+            asks_clients=self._settings.auth != "open",
+        )
+        application = admission_app(check)
         self._server = HttpServer(application, port=self._settings.webhook_port, tls=context)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._server.serve())

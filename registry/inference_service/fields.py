@@ -111,20 +111,9 @@ honoured serving.kserve.io/storageSecretName: the Secret of `storage.key`
 honoured {STOP}: `true`: unloaded, not served, Ready False with reason `Stopped`
 refused {ENABLE_AUTH}: clients of this gateway are asked for no keys or tokens: ask them, or leave
     it out
-no-effect serving.kserve.io/autoscalerClass serving.kserve.io/metrics autoscaling.knative.dev/*
-    serving.kserve.io/targetUtilizationPercentage serving.knative.dev/*: {_SCALING}
-no-effect serving.kserve.io/enable-metric-aggregation serving.kserve.io/enable-prometheus-scraping
-    prometheus.kserve.io/* prometheus.io/*: gateway and pods have metrics of all models
-no-effect serving.kserve.io/gke-accelerator serving.kserve.io/gpu-resource-types
-    serving.kserve.io/exp-dra-device-class serving.kserve.io/exp-dra-cel-selector
-    serving.kserve.io/exp-dra-device-count serving.kserve.io/exp-dra-container-name
-    serving.kserve.io/nodegroup serving.kserve.io/disable-localmodel storage.kserve.io/readonly
-    serving.kserve.io/disable-auto-update serving.knative.openshift.io/enablePassthrough: {_POD}
-no-effect serving.kserve.io/logger-secret-name serving.kserve.io/logger-secret-path
-    serving.kserve.io/logger-secret-file: events go to spec.predictor.logger.url alone
-no-effect serving.kserve.io/enable-tag-routing serving.kserve.io/inferencepool-migrated: the
-    gateway serves each version under its own name
-no-effect serving.kserve.io/*: KServe 0.20 has no such annotation
+no-effect serving.kserve.io/* storage.kserve.io/* prometheus.kserve.io/* prometheus.io/*
+    autoscaling.knative.dev/* serving.knative.dev/* serving.knative.openshift.io/*: a model has no
+    pods, metrics, scaler and revisions of its own
 [{LABELS}]
 no-effect networking.kserve.io/visibility: a model is as visible as the gateway
 """

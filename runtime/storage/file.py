@@ -6,8 +6,10 @@ read are mounted below one folder, each under its name.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -22,6 +24,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from common.parent_death import dies_with_this_thread
+from registry.domain.model import ModelSpec
 from runtime.errors import DiskFull, ModelChanged, ModelInvalid, StorageFailed
 from runtime.storage.access import StorageAccess
 from runtime.storage.library_fetch import HUB_SCHEME
@@ -30,6 +33,8 @@ from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile, file_bytes, folder_bytes
 from runtime.storage.ranged_download import BandwidthUse, download_ranges
 
+_LOCAL: Final = "internal.serving.kserve.io/localmodel"
+_CLAIM: Final = re.compile("[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 MAX_FILE_READERS: Final = 2
 """Of a file on this machine, whose limit is the CPU or the disk."""
 
@@ -126,6 +131,26 @@ class ClaimStorage(FolderStorage):
                 f"{uri}: the claim {claim!r} is not mounted at {mount}; mount it into the pods"
             )
         super().__init__(uri, _named(mount, path), bounds=bounds or mount)
+
+
+def mounted_model(spec: ModelSpec, mounts: Path) -> FolderStorage | None:
+    """What a volume of the pod has of a model, in place of a download; None: no volume has it.
+
+    An image is mounted at `oci/HOST/REPOSITORY/TAG`, whole or its folder `models`; the claim of a
+    LocalModelCache, which KServe's webhook names, has the model's files where KServe's jobs put
+    them. Source: KServe 0.20, `pkg/utils/storage.go` and `storage_initializer_injector.go`.
+    """
+    uri, notes = spec.storage_uri, dict(spec.annotations)
+    claim, source = notes.get(f"{_LOCAL}-pvc-name", ""), notes.get(f"{_LOCAL}-sourceuri", "")
+    if uri.startswith("oci://"):
+        mount = mounts / "oci" / uri.removeprefix("oci://").replace(":", "/")
+        folder = mount / "models" if (mount / "models").is_dir() else mount
+    elif _CLAIM.fullmatch(claim) and (uri == source or uri.startswith(f"{source}/")):
+        mount = mounts / claim / "models" / hashlib.sha256(source.encode()).hexdigest()[:16]
+        folder = mount / uri.removeprefix(source).strip("/")
+    else:
+        return None
+    return FolderStorage(uri, folder, bounds=mount) if folder.exists() else None
 
 
 def _named(below: Path, path: str) -> Path:

@@ -15,7 +15,7 @@ from registry.inference_service.documents import LIBRARY_SCHEMES, SECRET_BUCKET,
 from registry.inference_service.tenant_quotas import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, storage_access
-from runtime.storage.file import ClaimStorage, FileStorage, fetched_folder
+from runtime.storage.file import ClaimStorage, FileStorage, fetched_folder, mounted_model
 from runtime.storage.listing import MAX_WEIGHT_BYTES, RemoteFile
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.partial_file import PartialFile
@@ -90,6 +90,8 @@ class Storages:
         options, uri = self._options, spec.storage_uri
         access = storage_access(spec, options.rules, options.environment, options.secrets)
         scheme = urlsplit(uri).scheme
+        if access.is_pool and (found := mounted_model(spec, options.claim_mounts)) is not None:
+            return found
         match scheme:
             case "s3":
                 if f"//{SECRET_BUCKET}/" in uri:

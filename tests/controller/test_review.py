@@ -62,6 +62,29 @@ def test_fields_that_have_no_effect_are_warned_of() -> None:
     ]
 
 
+def test_a_model_that_wants_clients_asked_needs_a_gateway_that_asks() -> None:
+    document = service()
+    document["metadata"]["annotations"]["security.opendatahub.io/enable-auth"] = "true"
+    refused = checked(request(document))
+    assert not refused["allowed"]
+    assert "enable-auth] is not supported; clients of this" in refused["status"]["message"]
+    assert validate(request(document), {"default": RULES}.get, asks_clients=True)["allowed"]
+
+
+def test_warnings_of_a_graph_are_the_webhooks() -> None:
+    steps = {"routerType": "Sequence", "steps": [{"serviceName": "a"}]}
+    graph = {
+        "apiVersion": "serving.kserve.io/v1alpha1",
+        "kind": "InferenceGraph",
+        "metadata": {"name": "chain", "annotations": POOL},
+        "spec": {"nodes": {"root": steps}, "minReplicas": 2},
+    }
+    [warning] = checked(request(graph))["warnings"]
+    assert (
+        warning == "InferenceGraph team/chain: spec.minReplicas has no effect: graphs have no pods"
+    )
+
+
 def test_an_environment_that_is_read_is_not_warned_of() -> None:
     document = service()
     document["spec"]["predictor"]["model"]["env"] = [{"name": "PREDICT_PROBA", "value": "true"}]

@@ -1,12 +1,10 @@
 """The fields of KServe's schemas, and the table of docs/compatibility.md.
 
-`kserve_fields.txt` has the names of the fields of each object that `fields.OBJECTS` has, and of the
-annotations of KServe's source: a line for each. `python -m
+`kserve_fields.txt` has the names of the fields of each object that `fields.OBJECTS` has. `python -m
 tests.registry.inference_service.kserve_fields` writes it from KServe's Go module, where
 `scripts/kubernetes/build` unpacks it, and prints the table.
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +16,6 @@ from tests.registry.inference_service.kserve_samples import SOURCES, module_fold
 
 LIST: Final = Path(__file__).with_name("kserve_fields.txt")
 CRDS: Final = "config/crd/full/serving.kserve.io_{}s.yaml"
-CONSTANTS: Final = "pkg/constants/constants.go"
 
 
 def read_list() -> dict[tuple[str, str], frozenset[str]]:
@@ -32,7 +29,7 @@ def read_list() -> dict[tuple[str, str], frozenset[str]]:
 
 def fields_of_module(module: Path) -> dict[tuple[str, str], frozenset[str]]:
     """The same from KServe's module."""
-    found = {("InferenceService", ANNOTATIONS): frozenset(_annotations(module))}
+    found = {}
     for kind, objects in OBJECTS.items():
         spec = _schema(module, kind)["properties"]["spec"]
         for path in objects.keys() - {ANNOTATIONS, LABELS}:
@@ -64,16 +61,6 @@ def _names(schema: Mapping[str, Any], path: list[str]) -> Iterator[str]:
             yield from _names(inner[key.removesuffix("[]")]["items"], rest)
         elif each == key or not rest or rest[0] in inner[each]["properties"]:
             yield from _names(inner[each], rest)
-
-
-def _annotations(module: Path) -> Iterator[str]:
-    source = (module / CONSTANTS).read_text()
-    start = source.index("// InferenceService Annotations")
-    block = source[start : source.index("\n)\n", start)]
-    groups = {"KServeAPIGroupName": "serving.kserve.io"}
-    for group, name in re.findall(r'(\w+APIGroupName) *\+ *"(/[\w-]+)"', block):
-        yield groups.get(group, "serving.knative.dev") + name
-    yield from re.findall(r'"([\w.]+\.[a-z]+/[\w-]+)"', block)
 
 
 def table() -> list[str]:
