@@ -1,7 +1,7 @@
 """Paths and network addresses of the suite: programs, sources, the cluster's networks."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -35,9 +35,12 @@ class Build:
 
 
 def builds() -> dict[str, Build]:
-    """The lines of `versions`, by name of the program."""
+    """The lines of `versions`, by name of the program; KServe as KSERVE_VERSION says."""
     lines = [line.split() for line in VERSIONS.read_text().splitlines() if line[:1] != "#"]
-    return {fields[0]: Build(*fields[:3]) for fields in lines if fields}
+    found = {fields[0]: Build(*fields[:3]) for fields in lines if fields}
+    kserve = found["kserve-controller"]
+    version = os.environ.get("KSERVE_VERSION") or kserve.version
+    return {**found, kserve.name: replace(kserve, version=version)}
 
 
 def cache_folder() -> Path:

@@ -59,6 +59,7 @@ def kinds(installed: Kubectl, node: Cluster) -> frozenset[str]:
         ("open", None),
         ("tokens", None),
         ("one-model", None),
+        ("gpu without-kserve", None),
         ("gpu", None),
         ("gpu-mps", None),
         ("node-cache", None),
