@@ -190,6 +190,12 @@ _AZURE = ("AZURE_", "AZ_")
 _IRSA = "eks.amazonaws.com/role-arn"
 
 
+HOW_TO_GRANT: Final = (
+    "for the pool's credentials, its operator may grant the prefix in the pool's annotation"
+    " pilotlight.io/storage-prefixes (the chart's pools[].storagePrefixes)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StorageAccess:
     """The environment of one model's downloads, and the hosts they may connect to."""
@@ -204,7 +210,11 @@ class StorageAccess:
     google: str = field(default="", repr=False)
     """A file of Google's credentials."""
     credentials: str = ""
-    """For messages: what was used."""
+    """For messages: what was used, if not the pool's."""
+
+    def describe(self) -> str:
+        """With what a model was read, and how the pool's credentials would be; empty: with them."""
+        return f"it was read with {self.credentials}; {HOW_TO_GRANT}" if self.credentials else ""
 
 
 def storage_access(

@@ -285,7 +285,10 @@ class _Fetch:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
             shutil.rmtree(self.staging, ignore_errors=True)
             reason = "".join(last) or "no reason given"
-            raise StorageFailed(f"{self.uri} cannot be fetched: {reason}")
+            used = self.access.describe()
+            raise StorageFailed(
+                f"{self.uri} cannot be fetched: {reason}{f'; {used}' if used else ''}"
+            )
 
     def _environment(self, google: int | None) -> dict[str, str]:
         """Of the process; a model's own credentials share no cache of the hub with others."""

@@ -40,7 +40,7 @@ from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError, NewConnectionError
 
 from runtime.errors import ModelChanged, ModelInvalid, StorageFailed
-from runtime.storage.access import connect_publicly
+from runtime.storage.access import HOW_TO_GRANT, connect_publicly
 from runtime.storage.listing import MAX_LISTED, RemoteFile, checked_listing
 from runtime.storage.partial_file import PartialFile
 from runtime.storage.ranged_download import BandwidthUse, download_ranges
@@ -173,11 +173,7 @@ def _hint(error: BaseException, *, is_anonymous: bool) -> str:
         if code in _UNKNOWN_KEY:
             return f"the store does not accept the keys: check {_KEYS} {_WHERE}"
         if code in _DENIED and is_anonymous:
-            return (
-                "it was read without credentials: for the pool's, its operator may grant the prefix"
-                " in the pool's annotation pilotlight.io/storage-prefixes (the chart's"
-                f" pools[].storagePrefixes); or set {_KEYS} {_WHERE}"
-            )
+            return f"it was read without credentials: {HOW_TO_GRANT}; or set {_KEYS} {_WHERE}"
         if code in _DENIED:
             return (
                 f"the keys may not read this: grant them s3:ListBucket and s3:GetObject, or set"

@@ -266,6 +266,24 @@ def test_a_google_storage_that_fails_is_given_up_before_its_library_stops_trying
     assert len(asked) > 1, "the library did not try again"
 
 
+def test_a_refused_fetch_says_with_what_it_was_read_and_who_grants_the_pools(
+    tmp_path: Path,
+) -> None:
+    class Private(Handler):
+        def do_GET(self) -> None:
+            self.answer(401)
+
+        do_HEAD = do_GET
+
+    with http_server(Private) as address:
+        environment = {**os.environ, "HF_ENDPOINT": f"http://{address}"}
+        access = StorageAccess(environment, is_pool=False, credentials="no credentials")
+        with pytest.raises(StorageFailed, match="cannot be fetched") as caught:
+            fetched_folder("hf://team/private", tmp_path / "staging", access)
+    assert "it was read with no credentials" in str(caught.value)
+    assert "pilotlight.io/storage-prefixes" in str(caught.value)
+
+
 def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:
     folder.mkdir()
     with tarfile.open(folder / "model.tar", "w") as archive:
