@@ -61,6 +61,7 @@ def test_models_are_served_and_pods_scaled_without_kserve(
 ) -> None:
     assert node.plane is not None
     installed("delete", "inferenceservices", "-A", "--all", "--timeout=300s")
+    installed.wait("delete", *IN_NAMESPACE, "deployment/pool-predictor")
     node.plane.stop(PROGRAM)
     for kind in ("validatingwebhookconfigurations", "mutatingwebhookconfigurations"):
         names = installed("get", kind, "-o", "name").split()
@@ -75,10 +76,10 @@ def test_models_are_served_and_pods_scaled_without_kserve(
     answer = gateway.predict(tenant, "alone")
     assert answer.status_code == 200, answer.text
     installed(
-        *("annotate", *IN_NAMESPACE, "deployment/pool", "--overwrite"),
+        *("annotate", *IN_NAMESPACE, "deployment/pool-predictor", "--overwrite"),
         "pilotlight.io/min-replicas=2",
     )
-    installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, "deployment/pool")
+    installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, "deployment/pool-predictor")
 
 
 def _objects(folder: Path) -> list[dict[str, Any]]:
@@ -93,7 +94,7 @@ def _objects(folder: Path) -> list[dict[str, Any]]:
         ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True
     )
     objects = list(yaml.safe_load_all(made.stdout))
-    (pool,) = (each for each in objects if each["metadata"]["name"] == "pool")
+    (pool,) = (each for each in objects if each["metadata"]["name"] == "pool-predictor")
     for each in (pool, pool["spec"]["template"]):
         each["metadata"]["annotations"] |= GRANT
     return objects
