@@ -79,26 +79,18 @@ async def connect(context: str | None = None) -> client.ApiClient:
 
 
 async def read_json(
-    api: client.ApiClient,
-    path: str,
-    *,
-    query: Mapping[str, str] | None = None,
-    kind: str = "application/json",
-    timeout_s: float = TIMEOUT_S,
+    api: client.ApiClient, path: str, *, kind: str = "application/json", **query: str
 ) -> Any:
-    """The document at a path, for which the client has no method. Raises KubernetesError.
-
-    `kind`: the media type to ask for.
-    """
+    """The document at a path, in a media type. Raises KubernetesError."""
     with api_errors("read", path):
         request = await api.param_serialize(
             "GET",
             path,
-            query_params=list((query or {}).items()),
+            query_params=list(query.items()),
             header_params={"Accept": kind},
             auth_settings=["BearerToken"],
         )
-        response = await api.call_api(*request, _request_timeout=timeout_s)
+        response = await api.call_api(*request, _request_timeout=LIST_TIMEOUT_S)
         await response.read()
         return api.response_deserialize(response, {"200": "object"}).data
 

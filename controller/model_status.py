@@ -72,7 +72,7 @@ class ModelFacts:
     kserve_problem: str = ""
     """What is wrong with KServe's version, which decides what it does beside us."""
     is_open: bool = False
-    """Whether gateways ask no client for a credential."""
+    """Whether gateways ask nobody for a credential."""
 
 
 @dataclass(frozen=True, slots=True)

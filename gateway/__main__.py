@@ -127,14 +127,8 @@ async def running_app(
     telemetry = RequestTelemetry(metrics, name, logs_requests=settings.access_log, tracer=tracer)
     connections = PodConnectionPool(PodSecret(settings.pod_secret_file), PartTls(settings.tls_dir))
     components = ComponentCalls(telemetry)
-    access = None
-    if settings.auth != "open":
-        access = create_access(
-            api_keys=settings.api_keys,
-            token_issuers=settings.token_issuers,
-            cluster_issuer=settings.cluster_issuer,
-            operators=settings.operator_accounts,
-        )
+    files = settings.api_keys, settings.token_issuers, settings.cluster_issuer
+    access = None if settings.auth == "open" else create_access(*files, settings.operators)
     names = KnownNames(domain=settings.ingress_domain)
     pools = GatewayPools(
         [

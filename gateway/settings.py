@@ -171,17 +171,12 @@ class GatewaySettings:
         "folder with a file of trusted token issuers for each tenant; empty: tokens are not read",
     )
     cluster_issuer: str = option(
-        "",
-        str,
-        "folder with the cluster's issuer and jwks, which the controller keeps: a service account's"
-        " token of audience 'pilotlight' is valid for its namespace; empty: none is",
+        "", str, "folder with the cluster's issuer and jwks, whose tokens of accounts are accepted"
     )
-    namespace: str = option("pilotlight", str, "the platform's, whose operators open all")
     operators: str = option(
-        "pilotlight-operator",
+        "pilotlight:pilotlight-operator",
         str,
-        "service accounts of that namespace, separated by commas, whose tokens are an operator's:"
-        " metrics, console, explanations",
+        "service accounts, NAMESPACE:NAME, separated by commas, whose tokens are an operator's",
     )
     auth: str = option(
         "auto",
@@ -211,12 +206,6 @@ class GatewaySettings:
     @property
     def pools(self) -> tuple[str, ...]:
         return tuple(self.pool.split(","))
-
-    @property
-    def operator_accounts(self) -> tuple[str, ...]:
-        """As `NAMESPACE:NAME`."""
-        names = (each.strip() for each in self.operators.split(","))
-        return tuple(f"{self.namespace}:{each}" for each in names if each)
 
 
 def tls_problems(settings: GatewaySettings) -> list[str]:

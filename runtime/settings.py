@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.pod_secret import parse_secret_file
-from common.settings_table import option, parse_bool, parse_int, parse_seconds
+from common.settings_table import option, parse_bool, parse_choice, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
@@ -44,12 +44,6 @@ def _percentage(text: str) -> float:
     if not 0 <= value <= 100:
         raise ValueError(f"must be from 0 to 100 %, was {text!r}")
     return value
-
-
-def _device(text: str) -> str:
-    if text not in {"auto", "cpu", "cuda"}:
-        raise ValueError(f"must be auto, cpu or cuda, was {text!r}")
-    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +117,7 @@ class RuntimeSettings:
     )
     device: str = option(
         "auto",
-        _device,
+        parse_choice("auto", "cpu", "cuda"),
         "cpu, cuda (without one the pod ends, with the reason), or auto: cuda if"
         " the pod can use one",
     )

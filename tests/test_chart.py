@@ -186,6 +186,8 @@ def test_another_namespace_is_everywhere(tmp_path: Path) -> None:
     assert "namespace: pilotlight\n" not in text
     assert not re.search(r"pilotlight-[a-z]+\.pilotlight\b|-n pilotlight\b", text)
     given = environment(objects, "Deployment", "pilotlight-controller")
+    gateway = environment(objects, "Deployment", "pilotlight-gateway")
+    assert gateway["PILOTLIGHT_OPERATORS"] == "models:pilotlight-operator"
     assert given["PILOTLIGHT_URL"].startswith("https://pilotlight-gateway.models.svc")
     assert given["PILOTLIGHT_ADDRESS"].startswith("http://pilotlight-gateway.models.svc")
 
@@ -224,10 +226,14 @@ def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
     objects = render(
         tmp_path,
         storageSecret="mine",
-        auth={"apiKeysSecret": "keys", "tokenIssuersConfigMap": "issuers", "operators": ["a", "b"]},
+        auth={
+            "apiKeysSecret": "keys",
+            "tokenIssuersConfigMap": "issuers",
+            "operators": ["a", "b:c"],
+        },
     )
     given = environment(objects, "Deployment", "pilotlight-gateway")
-    assert given["PILOTLIGHT_OPERATORS"] == "a,b"
+    assert given["PILOTLIGHT_OPERATORS"] == "pilotlight:a,b:c"
     assert given["PILOTLIGHT_API_KEYS"] == "/etc/pilotlight/api-keys"
     assert given["PILOTLIGHT_TOKEN_ISSUERS"] == "/etc/pilotlight/token-issuers"
     pod = objects["Deployment", "pilotlight", "pilotlight-gateway"]["spec"]["template"]["spec"]

@@ -13,6 +13,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,14 +22,7 @@ import jwt
 
 from common.pod_secret import PodSecret
 from gateway.authentication import OPERATOR, TenantKeys, reread
-from gateway.authentication.issuers import (
-    CLUSTER_AUDIENCE,
-    MIN_REFRESH_INTERVAL_S,
-    Issuer,
-    KeySet,
-    read_cluster_issuer,
-    read_issuers,
-)
+from gateway.authentication.issuers import Issuer, KeySet, read_all_issuers, way_to_token
 from gateway.errors import (
     Forbidden,
     GatewayError,
@@ -100,19 +94,11 @@ class TenantTokens:
                     group.create_task(key_set.refresh_if_old())
             self._set_issuers(await reread(self._read, self._issuers))
 
-    async def check(self, namespace: str, token: bytes) -> None:
-        """Check that a token is valid for the tenant.
-
-        Raises:
-            InvalidToken: the token is not valid for any tenant.
-            Forbidden: it is valid for other tenants.
-            NotReady: its issuer's keys could not be read yet.
-        """
-        if namespace not in await self.namespaces_of(token):
-            raise Forbidden("the token is not valid for the tenant of the requested model or path")
-
     async def namespaces_of(self, token: bytes) -> frozenset[str]:
-        """Those that it is valid for. Raises InvalidToken, NotReady."""
+        """Those that it is valid for.
+
+        Raises InvalidToken, or NotReady if its issuer's keys could not be read yet.
+        """
         digest = hashlib.sha256(token).digest()
         verified = self._cache.get(digest)
         if verified is None or verified.expires_s <= self._clock():
@@ -138,14 +124,10 @@ class TenantTokens:
         if not isinstance(algorithm, str) or not isinstance(key_id, str | None):
             raise InvalidToken("the token's alg and kid must be strings")
         trusted = [each for each in self._issuers if issuer and each.issuer == issuer]
-        if not trusted and any(not each.issuer for each in self._issuers):
-            raise NotReady(
-                "the cluster's token issuer is not known yet: the log of pilotlight-controller"
-                " says why",
-                retry_after_s=MIN_REFRESH_INTERVAL_S,
-            )
-        if not trusted:
+        if not trusted and all(each.issuer for each in self._issuers):
             raise InvalidToken("the token's issuer is not trusted")
+        if not trusted:
+            raise NotReady("the controller has not read the cluster's token issuer: see its log")
         candidates = [each for each in trusted if algorithm in each.algorithms]
         if not candidates:
             raise InvalidToken(f"the token's algorithm {algorithm[:20]!r} is not trusted")
@@ -235,34 +217,18 @@ class Access:
     """Checks credentials by tenant. Results do not reveal whether a model exists."""
 
     def __init__(
-        self,
-        keys: TenantKeys | None,
-        tokens: TenantTokens | None,
-        operators: Sequence[str] | None = None,
+        self, keys: TenantKeys | None, tokens: TenantTokens | None, way: Callable[[str], str]
     ) -> None:
-        """`operators`: service accounts, as `NAMESPACE:NAME`; None: the cluster's open nothing."""
+        """`way`: how to get a credential of a tenant, the end of an error; it may be empty."""
         self._keys = keys
         self._tokens = tokens
+        self._way = way
         accepted = []
         if tokens is not None:
             accepted.append("a token (authorization: Bearer TOKEN)")
         if keys is not None:
             accepted.append("an API key (authorization: Bearer KEY, or x-api-key: KEY)")
         self._accepted = " or ".join(accepted)
-        self._operators = operators
-
-    def _way(self, tenant: str) -> str:
-        """The end of an error: the command that makes a token. It repeats nothing of a request."""
-        if self._operators is None:
-            return ""
-        accounts = self._operators if tenant == OPERATOR else ("NAMESPACE:default",)
-        if not accounts:
-            return ""
-        namespace, _, name = accounts[0].partition(":")
-        return (
-            f"; to get one: kubectl create token {name} -n {namespace} --audience"
-            f" {CLUSTER_AUDIENCE}"
-        )
 
     async def reload_periodically(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -277,19 +243,19 @@ class Access:
         Raises Unauthorized, Forbidden, NotReady.
         """
         given = credential(headers)
-        if given is None:
-            raise Unauthorized(f"{self._accepted} is needed{self._way(namespace)}")
         _refuse_other_sites(headers)
-        if self._keys is not None and self._keys.contains(namespace, given):
+        if given is not None and self._keys is not None and self._keys.contains(namespace, given):
             return
-        if self._tokens is None or not looks_like_token(given):
+        if given is None or self._tokens is None or not looks_like_token(given):
             raise Unauthorized(
                 f"{self._accepted} of namespace {namespace!r} is needed{self._way(namespace)}"
             )
         try:
-            await self._tokens.check(namespace, given)
+            found = await self._tokens.namespaces_of(given)
         except InvalidToken as error:
             raise InvalidToken(f"{error}{self._way(namespace)}") from None
+        if namespace not in found:
+            raise Forbidden("the token is not valid for the tenant of the requested model or path")
 
     def knows(self, headers: Headers) -> bool:
         """Whether these methods answer at once: no token is to be verified."""
@@ -364,26 +330,16 @@ class Access:
 
 
 def create_access(
-    *, api_keys: str, token_issuers: str, cluster_issuer: str = "", operators: Sequence[str] = ()
+    api_keys: str, token_issuers: str, cluster_issuer: str = "", operators: str = ""
 ) -> Access | None:
-    """Access by the keys and issuers in these folders; None if all are empty.
-
-    `operators`: service accounts, as `NAMESPACE:NAME`.
-    """
-
-    def read() -> list[Issuer]:
-        found: list[Issuer] = []
-        if token_issuers:
-            found += read_issuers(Path(token_issuers))
-        if cluster_issuer:
-            found.append(read_cluster_issuer(Path(cluster_issuer), frozenset(operators)))
-        return found
-
+    """Access by the keys and issuers in these folders, of the gateway's settings; None: of none."""
+    accounts = [each.strip() for each in operators.split(",")]
+    read = partial(read_all_issuers, token_issuers, cluster_issuer, frozenset(accounts))
     keys = TenantKeys(Path(api_keys)) if api_keys else None
     tokens = TenantTokens(read) if token_issuers or cluster_issuer else None
     if keys is None and tokens is None:
         return None
-    return Access(keys, tokens, operators if cluster_issuer else None)
+    return Access(keys, tokens, partial(way_to_token, cluster_issuer, accounts[0]))
 
 
 def credential(headers: Headers) -> bytes | None:

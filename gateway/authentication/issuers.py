@@ -105,7 +105,7 @@ class ClusterIssuer:
     """Service accounts, as `NAMESPACE:NAME`."""
     tenant: str = ""
     algorithms: frozenset[str] = frozenset(("RS256", "ES256", "ES384", "ES512"))
-    """Those with which Kubernetes signs (`pkg/serviceaccount/jwt.go`)."""
+    """Those with which Kubernetes signs."""
 
     def tenants_of(self, claims: Mapping[str, Any]) -> set[str]:
         """The account's namespace, for a token of the audience; for an operator's that, too."""
@@ -116,16 +116,27 @@ class ClusterIssuer:
 
 
 def read_cluster_issuer(folder: Path, operators: frozenset[str]) -> ClusterIssuer:
-    """Of the mounted ConfigMap; without a name while the controller has not read it.
-
-    Raises OSError.
-    """
+    """Of the mounted ConfigMap; without a name until the controller has read it. Raises OSError."""
     file = folder / "issuer"
     name = file.read_text("utf-8").strip() if file.exists() else ""
     return ClusterIssuer(name, str(folder / "jwks"), operators)
 
 
+def way_to_token(cluster_issuer: str, operator: str, tenant: str) -> str:
+    """The command that makes a token of the cluster, as the end of an error."""
+    account = operator if tenant == OPERATOR else "NAMESPACE:default"
+    namespace, _, name = account.partition(":")
+    way = f"; to get one: kubectl create token {name} -n {namespace} --audience {CLUSTER_AUDIENCE}"
+    return way if cluster_issuer and name else ""
+
+
 Issuer: TypeAlias = TrustedIssuer | ClusterIssuer
+
+
+def read_all_issuers(folder: str, cluster: str, operators: frozenset[str]) -> list[Issuer]:
+    """Those of a folder and of the cluster. Raises OSError, ValueError as `read_issuers`."""
+    found = [read_cluster_issuer(Path(cluster), operators)] if cluster else []
+    return [*found, *(read_issuers(Path(folder)) if folder else ())]
 
 
 def read_issuers(folder: Path) -> list[TrustedIssuer]:

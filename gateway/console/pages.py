@@ -162,7 +162,6 @@ class Console:
     queued_total: Callable[[], int]
     shutdown: Shutdown
     is_open: bool
-    """Whether clients on other machines need no credential."""
 
     def __post_init__(self) -> None:
         registry = self.watch.registry

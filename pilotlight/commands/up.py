@@ -68,14 +68,11 @@ def up(**given: Any) -> None:
 
 
 def note_open(settings: PlatformSettings, output: Output) -> None:
-    """Warn where clients on other machines need no credential."""
-    if settings.host not in LOOPBACK and not settings.gateway.keys() & {
-        "api_keys",
-        "token_issuers",
-    }:
+    is_asking = settings.gateway.keys() & {"api_keys", "token_issuers"}
+    if settings.host not in LOOPBACK and not is_asking:
         output.note(
-            f"warning: whoever reaches {settings.host} may call every model, and read metrics and"
-            " console: give --api-keys (docs/tenants.md), or a --host of loopback"
+            f"warning: whoever reaches {settings.host} may call every model and read the console:"
+            " give --api-keys (docs/tenants.md), or a --host of loopback"
         )
 
 

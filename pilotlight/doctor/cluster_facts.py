@@ -71,7 +71,7 @@ async def _list(api: client.ApiClient, name: str, path: str) -> list[Document]:
         query: dict[str, str] = {"limit": str(_PAGE), **_SELECTORS.get(name, {})}
         if rest:
             query["continue"] = rest
-        page = await read_json(api, path, query=query, kind=accept, timeout_s=LIST_TIMEOUT_S)
+        page = await read_json(api, path, kind=accept, **query)
         found += page["items"]
         rest = page["metadata"].get("continue") or ""
         if not rest:

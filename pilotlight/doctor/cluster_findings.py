@@ -186,21 +186,16 @@ def _installation(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _credentials(deployments: Iterable[Document]) -> Iterator[Finding]:
-    """Whether gateways ask clients for a key or token, as `gateway.settings` decides."""
     for each in deployments:
-        if each["metadata"]["name"] != "pilotlight-gateway":
-            continue
-        given = {
-            variable["name"]: variable.get("value")
-            for variable in each["spec"]["template"]["spec"]["containers"][0].get("env", ())
-        }
-        asked = {"PILOTLIGHT_CLUSTER_ISSUER", "PILOTLIGHT_API_KEYS", "PILOTLIGHT_TOKEN_ISSUERS"}
-        if given.get("PILOTLIGHT_AUTH") == "open" or not any(map(given.get, asked)):
+        variables = each["spec"]["template"]["spec"]["containers"][0].get("env", ())
+        given = {variable["name"]: variable.get("value") for variable in variables}
+        asked = ("PILOTLIGHT_CLUSTER_ISSUER", "PILOTLIGHT_API_KEYS", "PILOTLIGHT_TOKEN_ISSUERS")
+        is_open = given.get("PILOTLIGHT_AUTH") == "open" or not any(map(given.get, asked))
+        if is_open and each["metadata"]["name"] == "pilotlight-gateway":
             yield warning(
                 "clients",
-                "need no key or token: whoever reaches the gateway may call every model, and read"
-                " metrics and the console",
-                "leave out the component open (PILOTLIGHT_AUTH=open; the chart's auth.mode)",
+                "need no key or token: whoever reaches the gateway may call every model",
+                "leave out the component open (PILOTLIGHT_AUTH; the chart's auth.mode)",
             )
 
 

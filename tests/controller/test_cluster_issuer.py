@@ -6,26 +6,25 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from kubernetes.aio import client
 
-from common.settings_table import settings_from_fields
 from controller.api import KubernetesError, read_json
-from controller.cluster_issuer import CONFIG_MAP, ClusterIssuerKeeper
-from controller.settings import ControllerSettings
+from controller.cluster_issuer import CONFIG_MAP, read_issuer, write_issuer
 from gateway.authentication.issuers import read_cluster_issuer
 from tests.controller.api_server import ApiServer, connect, running
 from tests.rendered import kustomized
 
+NAMESPACE = "pilotlight"
 NAME = "https://kubernetes.default.svc.cluster.local"
 OLD, NEW = {"keys": [{"kid": "old"}]}, {"keys": [{"kid": "new"}]}
 
 
-def keep(server: ApiServer, check: Callable[[ClusterIssuerKeeper], Awaitable[None]]) -> None:
+def keep(server: ApiServer, check: Callable[[client.ApiClient], Awaitable[None]]) -> None:
     async def run() -> None:
         async with running(server) as url:
             api = connect(url)
             try:
-                settings = settings_from_fields(ControllerSettings, {})
-                await check(ClusterIssuerKeeper(api, settings))
+                await check(api)
             finally:
                 await api.close()
 
@@ -45,35 +44,37 @@ def keys_of(server: ApiServer) -> object:
 
 
 def test_issuer_and_keys_are_written_and_follow_the_clusters(server: ApiServer) -> None:
-    async def check(keeper: ClusterIssuerKeeper) -> None:
-        await keeper.keep()
+    async def check(api: client.ApiClient) -> None:
+        await write_issuer(api, NAMESPACE)
         assert server.config_maps[CONFIG_MAP]["data"]["issuer"] == NAME
         assert keys_of(server) == OLD
         version = server.version
-        await keeper.keep()
+        await write_issuer(api, NAMESPACE)
         assert server.version == version  # nothing is written where nothing has changed
         server.documents[JWKS] = NEW
-        await keeper.keep()
+        await write_issuer(api, NAMESPACE)
         assert keys_of(server) == NEW
 
     keep(server, check)
 
 
-def test_a_replica_that_was_slow_puts_no_old_keys_back(server: ApiServer) -> None:
-    async def check(slow: ClusterIssuerKeeper) -> None:
-        await slow.keep()
-        read = slow._issuer
+def test_a_replica_that_was_slow_puts_no_old_keys_back(
+    server: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is overtaken between its reading of the keys and its write."""
 
-        async def read_then_pause() -> dict[str, str]:
+    async def check(api: client.ApiClient) -> None:
+        async def read_then_pause(_: client.ApiClient) -> dict[str, str]:
+            monkeypatch.undo()
             server.documents[JWKS] = {"keys": []}
-            found = await read()
+            found = await read_issuer(api)
             server.documents[JWKS] = NEW
-            await faster.keep()
+            await write_issuer(api, NAMESPACE)
             return found
 
-        faster = ClusterIssuerKeeper(slow._api, settings_from_fields(ControllerSettings, {}))
-        slow._issuer = read_then_pause  # type: ignore[method-assign]  # no other moment is as bad
-        await slow.keep()
+        await write_issuer(api, NAMESPACE)
+        monkeypatch.setattr("controller.cluster_issuer.read_issuer", read_then_pause)
+        await write_issuer(api, NAMESPACE)
         assert keys_of(server) == NEW
 
     keep(server, check)
@@ -82,23 +83,23 @@ def test_a_replica_that_was_slow_puts_no_old_keys_back(server: ApiServer) -> Non
 def test_gateways_start_where_the_keys_cannot_be_read(server: ApiServer) -> None:
     server.missing = frozenset({"jwks"})
 
-    async def check(keeper: ClusterIssuerKeeper) -> None:
+    async def check(api: client.ApiClient) -> None:
         with pytest.raises(KubernetesError, match=JWKS):
-            await keeper.keep()
+            await write_issuer(api, NAMESPACE)
         assert server.config_maps[CONFIG_MAP]["data"] == {}
         server.missing = frozenset()
-        await keeper.keep()
+        await write_issuer(api, NAMESPACE)
         server.missing = frozenset({"jwks"})
         with pytest.raises(KubernetesError):
-            await keeper.keep()
+            await write_issuer(api, NAMESPACE)
         assert keys_of(server) == OLD  # the last ones stay
 
     keep(server, check)
 
 
 def test_the_gateway_reads_what_the_controller_writes(server: ApiServer, tmp_path: Path) -> None:
-    async def check(keeper: ClusterIssuerKeeper) -> None:
-        await keeper.keep()
+    async def check(api: client.ApiClient) -> None:
+        await write_issuer(api, NAMESPACE)
         for name, text in server.config_maps[CONFIG_MAP]["data"].items():
             (tmp_path / name).write_text(text)
         trusted = read_cluster_issuer(tmp_path, frozenset())
@@ -108,12 +109,12 @@ def test_the_gateway_reads_what_the_controller_writes(server: ApiServer, tmp_pat
 
 
 def test_documents_are_read_with_their_query(server: ApiServer) -> None:
-    async def check(keeper: ClusterIssuerKeeper) -> None:
-        found = await read_json(keeper._api, JWKS, query={"limit": "5"})
+    async def check(api: client.ApiClient) -> None:
+        found = await read_json(api, JWKS, limit="5")
         assert found == OLD
         server.missing = frozenset({"jwks"})
         with pytest.raises(KubernetesError):
-            await read_json(keeper._api, JWKS)
+            await read_json(api, JWKS)
 
     keep(server, check)
 
@@ -129,7 +130,7 @@ def test_gateways_mount_the_config_map_and_the_controller_may_write_it(overlay: 
     assert "PILOTLIGHT_AUTH" not in environment
     volume = next(each for each in pod["volumes"] if each["name"] == "cluster-issuer")
     assert volume["configMap"] == {"name": CONFIG_MAP}
-    assert environment["PILOTLIGHT_OPERATORS"] == "pilotlight-operator"
+    assert environment["PILOTLIGHT_OPERATORS"] == "pilotlight:pilotlight-operator"
     assert ("ServiceAccount", "pilotlight-operator") in found
     role = found["Role", "pilotlight-controller"]
     rules = [(each["verbs"], each.get("resourceNames")) for each in role["rules"]]

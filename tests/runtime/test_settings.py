@@ -31,7 +31,7 @@ def test_all_mistakes_are_told_together() -> None:
         )
     message = str(caught.value)
     slots = "--slots must be a whole number of at least 0, was '-1'"
-    device = "--device must be auto, cpu or cuda, was 'tpu'"
+    device = "--device must be one of auto, cpu, cuda, was 'tpu'"
     for part in (slots, device, "--inference-timeout", "'nme'", "--name is"):
         assert part in message
 

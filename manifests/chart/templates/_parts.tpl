@@ -13,7 +13,9 @@
 {{- if and (hasKey $given "replicas") (not $given.autoscaling) }}{{ $_ := set $item.spec "replicas" $given.replicas }}{{ end -}}
 {{- if eq $part "gateway" -}}
 {{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_POOL" "value" (join "," .pools)) -}}
-{{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_OPERATORS" "value" (join "," $values.auth.operators)) -}}
+{{- $operators := list -}}
+{{- range $values.auth.operators }}{{ $operators = append $operators (contains ":" . | ternary . (printf "%s:%s" $.root.Release.Namespace .)) }}{{ end -}}
+{{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_OPERATORS" "value" (join "," $operators)) -}}
 {{- else if eq $part "workflows" -}}
 {{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_POOL" "value" (first .pools)) -}}
 {{- else if eq $part "controller" -}}
