@@ -4,42 +4,15 @@ Gateways have no token to read them with. Any replica of the controller may act:
 ConfigMap before the keys, so the API server refuses a write of keys older than the stored ones.
 """
 
-import asyncio
 import json
-import logging
 from contextlib import suppress
 from typing import Final
 
 from kubernetes.aio import client
 
-from controller.api import (
-    FAILURES,
-    TIMEOUT_S,
-    Changed,
-    Gone,
-    KubernetesError,
-    api_errors,
-    read_json,
-)  # fmt: skip
-
-logger = logging.getLogger(__name__)
+from controller.api import TIMEOUT_S, Changed, Gone, api_errors, read_json
 
 CONFIG_MAP: Final = "pilotlight-cluster-issuer"
-POLL_INTERVAL_S: Final = 60.0
-RETRY_INTERVAL_S: Final = 5.0
-
-
-async def keep_issuer(api: client.ApiClient, namespace: str) -> None:
-    """Until cancelled."""
-    while True:
-        pause_s = POLL_INTERVAL_S
-        try:
-            await write_issuer(api, namespace)
-        except KubernetesError as error:
-            FAILURES.labels(cause=type(error).__name__).inc()
-            logger.warning("the cluster's token keys were not read; retrying", exc_info=error)
-            pause_s = RETRY_INTERVAL_S
-        await asyncio.sleep(pause_s)
 
 
 async def write_issuer(api: client.ApiClient, namespace: str) -> None:

@@ -14,7 +14,7 @@ from common.probe_server import exposition, serving_probes
 from common.process import configure_logs, on_stop_signals
 from common.settings_table import read_settings
 from controller.api import ClusterApi, connect
-from controller.cluster_issuer import keep_issuer
+from controller.cluster_issuer import CONFIG_MAP, write_issuer
 from controller.controller import Controller, Reconcile
 from controller.declaration_reconcilers import ApplicationReconciler, GraphReconciler
 from controller.informer import Informer
@@ -24,7 +24,7 @@ from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects
 from controller.pools import PodPhases, PoolRegistries
 from controller.resources import Kind
-from controller.secret_keeper import PODS, PODS_ENTRY, SecretKeeper, redis_keeper
+from controller.secret_keeper import PODS, PODS_ENTRY, SecretKeeper, keep_periodically, redis_keeper
 from controller.settings import ControllerSettings
 from controller.webhook_server import WebhookServer
 
@@ -85,7 +85,8 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             tasks.create_task(SecretKeeper(client, settings.namespace, PODS, [PODS_ENTRY]).run())
             tasks.create_task(redis_keeper(client, settings).run())
             tasks.create_task(KServeVersion(client, on_kserve_change).run())
-            tasks.create_task(keep_issuer(client, settings.namespace))
+            issuer = partial(write_issuer, client, settings.namespace)
+            tasks.create_task(keep_periodically(issuer, f"the ConfigMap {CONFIG_MAP}"))
             if webhooks is not None:
                 tasks.create_task(webhooks.run())
             election = Leadership(client, settings.namespace, identity, controller.set_leading)

@@ -59,6 +59,21 @@ def redis_keeper(api: client.ApiClient, settings: ControllerSettings) -> "Secret
     )
 
 
+async def keep_periodically(keep: Callable[[], Awaitable[None]], what: str) -> None:
+    """Call it every minute, sooner after a failure, until cancelled."""
+    while True:
+        pause_s = POLL_INTERVAL_S
+        try:
+            await keep()
+        except Changed:  # another replica was faster
+            pause_s = RETRY_INTERVAL_S
+        except (KubernetesError, RegistryUnavailable) as error:
+            FAILURES.labels(cause=type(error).__name__).inc()
+            logger.warning("could not be kept; retrying", extra={"what": what}, exc_info=error)
+            pause_s = RETRY_INTERVAL_S
+        await asyncio.sleep(pause_s)
+
+
 class SecretKeeper:
     """Any replica of the controller may act: the API server refuses a write that came second."""
 
@@ -85,20 +100,13 @@ class SecretKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            pause_s = POLL_INTERVAL_S
-            try:
-                secrets = await self.keep(datetime.datetime.now(datetime.UTC))
-                if secrets is not None and self._on_kept is not None:
-                    await self._on_kept(secrets)
-            except Changed:  # another replica was faster
-                pause_s = RETRY_INTERVAL_S
-            except (KubernetesError, RegistryUnavailable) as error:
-                FAILURES.labels(cause=type(error).__name__).inc()
-                what = f"the Secret {self._name} could not be kept; retrying"
-                logger.warning(what, exc_info=error)
-                pause_s = RETRY_INTERVAL_S
-            await asyncio.sleep(pause_s)
+
+        async def keep() -> None:
+            secrets = await self.keep(datetime.datetime.now(datetime.UTC))
+            if secrets is not None and self._on_kept is not None:
+                await self._on_kept(secrets)
+
+        await keep_periodically(keep, f"the Secret {self._name}")
 
     async def keep(self, now: datetime.datetime) -> Secrets | None:
         """Make the Secret if it is missing, or take the next step of its rotation.
