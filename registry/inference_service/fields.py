@@ -53,36 +53,30 @@ refused canary: declare each as an object of its own
 [spec.predictor]
 honoured model {" ".join(LEGACY_KINDS)}: the model; what is said of `model` holds of all
 honoured minReplicas maxReplicas: copies of the model; without it 0, where KServe has 1
-honoured containerConcurrency: `pilotlight.io/target-ongoing-requests`
-honoured timeout: `pilotlight.io/deadline`
+honoured containerConcurrency timeout: `target-ongoing-requests`, `deadline`
 honoured batcher logger
 honoured storageUris: the one mounted at /mnt/models is the model; others are warned of
-honoured serviceAccountName: its storage credentials
-honoured automountServiceAccountToken: no pod is started that could have a token
+honoured serviceAccountName automountServiceAccountToken: storage credentials, and nothing else
 honoured canaryTrafficPercent: of a changed model; the version before serves the other requests
 not-ready containers: a pool runs no containers of yours
 no-effect scaleTarget: it counts percent of CPU, or what scaleMetric says; write scaleMetric:
     concurrency, or pilotlight.io/target-ongoing-requests
-no-effect scaleMetric: {_SCALING}; write concurrency, or pilotlight.io/target-ongoing-requests
-no-effect scaleMetricType: {_SCALING}
+no-effect scaleMetric scaleMetricType: {_SCALING}; only scaleMetric: concurrency has a meaning
 refused autoScaling: {_SCALING}: see docs/autoscaler.md
 refused workerSpec: a model is served by one pod: take a smaller or quantised model
-no-effect name: a model has no Deployment that it could name
-no-effect storageContainerName: pods read the storage themselves
 no-effect activeDeadlineSeconds affinity annotations deploymentStrategy dnsConfig dnsPolicy
     enableServiceLinks hostAliases hostIPC hostNetwork hostPID hostUsers hostname hostnameOverride
     imagePullSecrets initContainers labels nodeName nodeSelector os overhead preemptionPolicy
     priority priorityClassName readinessGates resourceClaims resources restartPolicy
     runtimeClassName schedulerName schedulingGates securityContext serviceAccount setHostnameAsFQDN
     shareProcessNamespace subdomain terminationGracePeriodSeconds tolerations
-    topologySpreadConstraints volumes: {_POD}
+    topologySpreadConstraints volumes name storageContainerName: {_POD}
 [spec.predictor.model]
 honoured modelFormat storage confidential
-honoured storageUri protocolVersion: as in KServe
+honoured storageUri protocolVersion: as in KServe; without storageUri the model is not ready
 honoured args: [those of KServe's servers](#kserves-hugging-face-server); others are warned of
 honoured env: PREDICT_PROBA of scikit-learn; others are warned of
-no-effect name: KServe names the container
-no-effect command envFrom image imagePullPolicy lifecycle livenessProbe ports readinessProbe
+no-effect name command envFrom image imagePullPolicy lifecycle livenessProbe ports readinessProbe
     resizePolicy resources restartPolicy restartPolicyRules runtime runtimeVersion securityContext
     startupProbe stdin stdinOnce terminationMessagePath terminationMessagePolicy tty volumeDevices
     volumeMounts workingDir: {_POD}
@@ -106,8 +100,7 @@ refused storage marshallerUrl batchSize batchInterval metadataAnnotations: an ev
     body and url, mode, metadataHeaders
 [{ANNOTATIONS}]
 honoured pilotlight.io/*: docs/annotations.md
-honoured serving.kserve.io/deploymentMode: `ModelMesh`, on a cluster
-honoured serving.kserve.io/storageSecretName: the Secret of `storage.key`
+honoured serving.kserve.io/deploymentMode serving.kserve.io/storageSecretName: as in KServe
 honoured {STOP}: `true`: unloaded, not served, Ready False with reason `Stopped`
 refused {ENABLE_AUTH}: clients of this gateway are asked for no keys or tokens: ask them, or leave
     it out
@@ -201,18 +194,13 @@ def warnings_of(spec: object) -> list[str]:
     return [f"{kind} {spec.name}: {each}" for each in spec.warnings]
 
 
-def is_stopped(document: Mapping[str, Any]) -> bool:
-    metadata = document.get("metadata")
-    annotations = metadata.get("annotations") if isinstance(metadata, dict) else None
-    return isinstance(annotations, dict) and str(annotations.get(STOP)).lower() == "true"
-
-
 def _review(kind: str, section: str, path: str, given: Mapping[str, Any]) -> Iterator[Finding]:
     rules = _RULES[kind, section]
     for key, value in given.items():
         rule = rules.get(key)
         if rule is None:
-            near = difflib.get_close_matches(str(key), rules, n=1)
+            # the search takes long for thousands of fields
+            near = difflib.get_close_matches(str(key), rules, n=1) if len(given) < 100 else ()
             hint = f"; did you mean {near[0]}?" if near else ""
             line = f"{path}.{key} has no effect: KServe 0.20 has no such field{hint}"
             yield Finding(line, is_refused=False)

@@ -24,7 +24,7 @@ from registry.inference_service.documents import (
     text_of,
     title_of,
 )
-from registry.inference_service.fields import is_stopped, review
+from registry.inference_service.fields import STOP, review
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.model_resource import API_VERSION as MODEL_API
 from registry.inference_service.model_resource import as_service, is_model, name_fields
@@ -43,6 +43,7 @@ PROTOCOLS = {"v1": "v1", "v2": "v2", "grpc-v1": "v1", "grpc-v2": "v2", "": "v2"}
 """KServe's, and what they mean here, where every model is served over HTTP and V2 over gRPC."""
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 """Names of service accounts and Secrets."""
+_MAX_WARNINGS = 64
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _STORAGE_SECRET = "serving.kserve.io/storageSecretName"
 
@@ -158,7 +159,9 @@ class _Reader:
         metadata = checks.mapping(document, "metadata", required=False)
         predictor = self._predictor(document)
         model = predictor.model
-        parsed = parse_annotations(self._strings(metadata, "annotations"), predictor.policy)
+        annotations = self._strings(metadata, "annotations")
+        is_stopped = annotations.get(STOP, "").lower() == "true"
+        parsed = parse_annotations(annotations, predictor.policy)
         for problem in parsed.problems:
             checks.add(problem)
         for key, other in (("canary-of", parsed.policy.canary_of), ("base-model", parsed.base)):
@@ -176,7 +179,7 @@ class _Reader:
             name=name,
             storage_uri=self._storage_uri(model),
             credentials=self._credentials(document, model),
-            needs=join_needs(STOPPED if is_stopped(document) else "", predictor.needs),
+            needs=join_needs(STOPPED if is_stopped else "", predictor.needs),
             logger=predictor.logger,
             format=self._format(model) or CUSTOM_FORMAT,
             task=self._task(predictor, parsed),
@@ -186,7 +189,7 @@ class _Reader:
             precision=self._precision(predictor, parsed),
             base=parsed.base,
             policy=parsed.policy,
-            annotations=tuple(sorted(self._strings(metadata, "annotations").items())),
+            annotations=tuple(sorted(annotations.items())),
             labels=tuple(sorted(labels.items())),
             options=_options(predictor, parsed),
             served_name=self._served_name(predictor, name),
@@ -201,7 +204,7 @@ class _Reader:
             if each.is_refused:
                 is_canary = each.line.startswith("spec.canary ")
                 self.checks.add(each.line + (f": {canary_objects(document)}" if is_canary else ""))
-        return [each.line for each in found if not each.is_refused]
+        return [each.line for each in found if not each.is_refused][:_MAX_WARNINGS]
 
     def _strings(self, metadata: Mapping[str, Any], key: str) -> dict[str, str]:
         result: dict[str, str] = {}

@@ -8,6 +8,7 @@ import pytest
 
 from common.settings_table import settings_from_fields
 from gateway.settings import GatewaySettings
+from pilotlight.commands.target import PlatformTarget
 from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, running_harness
@@ -202,3 +203,11 @@ def test_rejects_an_unreadable_folder_and_short_keys(tmp_path: Path) -> None:
     (tmp_path / "red").write_text("short")
     with pytest.raises(ValueError, match="a key must have 16 bytes or more"):
         settings_from_fields(GatewaySettings, {"api_keys": str(tmp_path)})
+
+
+async def test_the_command_line_finds_out_whether_clients_are_asked(
+    guarded: GatewayHarness, harness: GatewayHarness
+) -> None:
+    for gateway, asks in ((guarded, True), (harness, False)):
+        target = PlatformTarget.of(None, gateway=gateway.gateway.url)
+        assert await target.asks_clients() is asks

@@ -85,18 +85,17 @@ def table(found: Sequence[Sample]) -> list[str]:
     return [
         f"{accepted} of {len(found)} objects are accepted, {waiting} of them with a condition:",
         "",
-        "| Verdict | What is missing (the message has the way out) | Formats | Objects |",
+        "|Verdict|What is missing (the message has the way out)|Formats|Objects|",
         "|---|---|---|---|",
         *(
-            f"| {'accepted' if is_accepted else 'refused'} | {says} | {_formats(group)} |"
-            f" {len(group)} |"
+            f"|{'accepted' if is_accepted else 'refused'}|{says}|{_formats(group)}|{len(group)}|"
             for (is_accepted, says), group in groups.items()
         ),
     ]
 
 
 def _formats(group: Sequence[Sample]) -> str:
-    return ", ".join(sorted({kind for each in group for kind in each.kind.split(", ")}))
+    return ",".join(sorted({kind for each in group for kind in each.kind.split(", ")}))
 
 
 if __name__ == "__main__":

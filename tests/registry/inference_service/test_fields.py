@@ -1,5 +1,6 @@
 """Every field of KServe's objects is honoured, warned of or refused."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from registry.inference_service.fields import (
     warnings_of,
 )
 from registry.inference_service.graph_reader import read_graphs
-from registry.inference_service.reader import read_documents
+from registry.inference_service.reader import read_documents, read_object
 from tests.registry.inference_service import kserve_fields
 from tests.registry.inference_service.kserve_samples import module_folder
 
@@ -230,3 +231,11 @@ def test_a_model_of_our_own_kind_is_warned_of_alike() -> None:
     document |= {"apiVersion": "pilotlight.io/v1alpha1", "kind": "Model"}
     [warning] = warnings_of(read(document))
     assert warning.startswith("Model default/iris: spec.predictor.hostNetwork has no effect")
+
+
+def test_an_object_of_many_unknown_fields_is_read_soon_and_warned_of_briefly() -> None:
+    document = declared(**{f"minReplica{number}": 1 for number in range(9_000)})
+    began_s = time.thread_time()
+    spec = read_object(document)
+    assert time.thread_time() - began_s < 1.0  # not a search for near names in each
+    assert len(spec.warnings) == 64

@@ -94,3 +94,10 @@ def test_kserves_canaries_are_refused_with_the_objects_that_mean_the_same() -> N
     assert (found.policy.canary_of, found.policy.canary_percent) == ("iris", 10)
     assert (found.format, found.policy.deadline_s, found.warnings) == ("sklearn", 30.0, ())
     assert yaml.safe_load(objects)["kind"] == "InferenceService"
+
+
+def test_kserves_old_version_is_refused_with_what_to_move() -> None:
+    old: dict[str, Any] = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "InferenceService"}
+    old |= {"metadata": {"name": "iris"}, "spec": {"default": {"predictor": {"sklearn": {}}}}}
+    with pytest.raises(InvalidModel, match=r"move spec\.default\.predictor to spec\.predictor"):
+        read_documents([("old.yaml", yaml.safe_dump(old))])
