@@ -56,6 +56,7 @@ MODELS = Gauge("pilotlight_controller_models", "Models of pools, of both kinds")
 
 TIMEOUT_S = 15.0
 LIST_TIMEOUT_S = 60.0
+_JSON = "application/json"
 _JSON_PATCH = "application/json-patch+json"
 _MERGE_PATCH = "application/merge-patch+json"
 _APPLY_PATCH = "application/apply-patch+yaml"
@@ -100,7 +101,6 @@ class ClusterApi:
 
     def __init__(self, api: client.ApiClient, *, component: str, instance: str) -> None:
         self._client = api
-        self._objects = client.CustomObjectsApi(api)
         self._core = client.CoreV1Api(api)
         self._component = component
         self._instance = instance
@@ -126,47 +126,33 @@ class ClusterApi:
 
         Raises Denied, also for one of that name that is not the model's, KubernetesError.
         """
-        metadata = wanted["metadata"]
-        with suppress(Gone):
-            found = await self.call_owned("GET", wanted)
-            owners = [each["uid"] for each in found["metadata"].get("ownerReferences", ())]
-            owner = metadata["ownerReferences"][0]
-            if owner["uid"] not in owners:
-                raise Denied(
-                    f"{wanted['kind']} {metadata['name']} exists and is not that of this "
-                    f"{owner['kind']}"
-                )
-        await self.call_owned("PATCH", wanted)
+        if not await self._is_owned(wanted):
+            owner, name = wanted["metadata"]["ownerReferences"][0], wanted["metadata"]["name"]
+            text = f"{wanted['kind']} {name} exists and is not that of this {owner['kind']}"
+            raise Denied(text)
+        options = [("fieldManager", self._component), ("force", "true")]
+        subject = f"{wanted['kind']} {wanted['metadata']['name']}"
+        await self._request("PATCH", _path(wanted), subject, wanted, _APPLY_PATCH, options)
 
     async def delete_owned(self, unwanted: Mapping[str, Any]) -> None:
         """Unless it is not there, or not the model's. Raises KubernetesError."""
-        uid = unwanted["metadata"]["ownerReferences"][0]["uid"]
         with suppress(Gone):
-            found = await self.call_owned("GET", unwanted)
-            if uid in [each["uid"] for each in found["metadata"].get("ownerReferences", ())]:
-                await self.call_owned("DELETE", unwanted)
+            if await self._is_owned(unwanted):
+                await self._request("DELETE", _path(unwanted), unwanted["kind"])
 
-    async def call_owned(self, method: str, about: Mapping[str, Any]) -> Any:
-        """Read, apply or delete. Raises Gone, KubernetesError."""
-        metadata, version = about["metadata"], about["apiVersion"]
-        root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-        plural = f"{about['kind'].lower()}s"
-        is_patch = method == "PATCH"
-        options = [("fieldManager", self._component), ("force", "true")] if is_patch else []
-        with api_errors(method.lower(), f"{about['kind']} {metadata['name']}"):
-            request = await self._client.param_serialize(
-                method,
-                f"{root}/namespaces/{metadata['namespace']}/{plural}/{metadata['name']}",
-                query_params=options,
-                header_params={"Accept": "application/json", "Content-Type": _APPLY_PATCH},
-                body=about if is_patch else None,
-                auth_settings=["BearerToken"],
-            )
-            response = await self._client.call_api(*request, _request_timeout=TIMEOUT_S)
-            body = await response.read()
-            if response.status >= HTTPStatus.BAD_REQUEST:
-                raise ApiException(response.status, response.reason, body=body)
-        return json.loads(body)
+    async def _is_owned(self, about: Mapping[str, Any]) -> bool:
+        """False for an object of that name that is not the model's."""
+        try:
+            found = await self.read_owned(about)
+        except Gone:
+            return True
+        owners = [each["uid"] for each in found["metadata"].get("ownerReferences", ())]
+        return about["metadata"]["ownerReferences"][0]["uid"] in owners
+
+    async def read_owned(self, about: Mapping[str, Any]) -> Any:
+        """Raises Gone, KubernetesError."""
+        subject = f"{about['kind']} {about['metadata']['name']}"
+        return await self._request("GET", _path(about), subject)
 
     async def _write_status(
         self,
@@ -175,43 +161,47 @@ class ClusterApi:
         *,
         version: str | None = None,
     ) -> Any:
-        group, api_version, plural = RESOURCES[about.kind]
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": about.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
         if version is not None:
             patch.insert(1, {"op": "test", "path": "/metadata/resourceVersion", "value": version})
-        with api_errors("write the status of", about):
-            return await self._objects.patch_namespaced_custom_object_status(
-                group,
-                api_version,
-                about.name.namespace,
-                plural,
-                about.name.name,
-                patch,
-                _content_type=_JSON_PATCH,
-                _request_timeout=TIMEOUT_S,
-            )
+        path = f"{_path_of(about)}/status"
+        return await self._request("PATCH", path, f"the status of {about.name}", patch, _JSON_PATCH)
 
     async def set_finalizers(
         self, service: ServiceObject, finalizers: Sequence[str]
     ) -> ServiceObject:
         """Set the finalizers; returns the new object. Raises Changed if it has changed, Gone."""
         metadata = {"finalizers": list(finalizers), "resourceVersion": service.resource_version}
-        group, version, plural = RESOURCES[service.kind]
-        with api_errors("set the finalizers of", service):
-            changed: Any = await self._objects.patch_namespaced_custom_object(
-                group,
-                version,
-                service.name.namespace,
-                plural,
-                service.name.name,
-                {"metadata": metadata},
-                _content_type=_MERGE_PATCH,
-                _request_timeout=TIMEOUT_S,
+        path, subject = _path_of(service), f"the finalizers of {service.name}"
+        patch = {"metadata": metadata}
+        return read_service(await self._request("PATCH", path, subject, patch, _MERGE_PATCH))
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        subject: str,
+        body: object = None,
+        content_type: str = _JSON,
+        query: Sequence[tuple[str, str]] = (),
+    ) -> Any:
+        with api_errors(method.lower(), subject):
+            request = await self._client.param_serialize(
+                method,
+                path,
+                query_params=list(query),
+                header_params={"Accept": _JSON, "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
             )
-        return read_service(changed)
+            response = await self._client.call_api(*request, _request_timeout=TIMEOUT_S)
+            text = await response.read()
+            if response.status >= HTTPStatus.BAD_REQUEST:
+                raise ApiException(response.status, response.reason, body=text)
+        return json.loads(text)
 
     async def post_event(
         self,
@@ -255,6 +245,19 @@ class ClusterApi:
         except (Changed, Denied) as error:
             FAILURES.labels(cause=type(error).__name__).inc()
             logger.warning("event refused", extra={"about": str(about)}, exc_info=error)
+
+
+def _path(about: Mapping[str, Any]) -> str:
+    """Of an object that is made for a model."""
+    metadata, version = about["metadata"], about["apiVersion"]
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    return f"{root}/namespaces/{metadata['namespace']}/{about['kind'].lower()}s/{metadata['name']}"
+
+
+def _path_of(about: ServiceObject | ApplicationObject) -> str:
+    group, version, plural = RESOURCES[about.kind]
+    name = about.name
+    return f"/apis/{group}/{version}/namespaces/{name.namespace}/{plural}/{name.name}"
 
 
 @contextmanager

@@ -6,15 +6,19 @@ has no `components.predictor.url`. A change of the model's policy restarts none 
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from controller.pool_size import AUTOSCALER_CLASS
 from controller.resources import SERVICE, Kind, ServiceObject
 from registry.domain.model import ModelSpec
 
 Document = dict[str, Any]
 
-AUTOSCALER_CLASS: Final = "serving.kserve.io/autoscalerClass"
+_VERSIONS: Final = {
+    "HorizontalPodAutoscaler": "autoscaling/v2", "Service": "v1", "Deployment": "apps/v1",
+}  # fmt: skip
 _EXTENSION: Final = frozenset({
     "annotations", "art", "autoScaling", "batcher", "canaryTraffic", "canaryTrafficPercent",
     "containerConcurrency", "deploymentStrategy", "labels", "logger", "maxReplicas", "minReplicas",
@@ -34,7 +38,7 @@ _CPU_PERCENT: Final = 80
 def predictor_service(service: ServiceObject, gateway: str) -> Document:
     """`NAME-predictor`, at which components call the model: another name of the gateway's host."""
     spec = {"type": "ExternalName", "externalName": urlsplit(gateway).hostname}
-    return _object(service, ("v1", "Service"), f"{service.name.name}-predictor", {}, spec)
+    return _object(service, "Service", f"{service.name.name}-predictor", spec)
 
 
 def component_objects(service: ServiceObject, component: str, gateway: str) -> list[Document]:
@@ -54,55 +58,34 @@ def component_objects(service: ServiceObject, component: str, gateway: str) -> l
     strategy = {"strategy": given["deploymentStrategy"]} if "deploymentStrategy" in given else {}
     template = {"metadata": metadata, "spec": {**pod, "containers": [container, *others]}}
     deployment = {"selector": {"matchLabels": app}, "template": template, **strategy}
-    made = [
-        _object(service, ("apps/v1", "Deployment"), name, metadata, deployment),
-        _object(
-            service,
-            ("v1", "Service"),
-            name,
-            metadata,
-            {"selector": app, "ports": _ports(name, container)},
-        ),
-    ]
-    if dict(service.spec.annotations).get(AUTOSCALER_CLASS) not in ("external", "none"):
-        kind = ("autoscaling/v2", "HorizontalPodAutoscaler")
-        made.append(_object(service, kind, name, metadata, _autoscaler(name, given)))
-    return made
+    specs = {
+        "Deployment": deployment,
+        "Service": {"selector": app, "ports": _ports(name, container)},
+        "HorizontalPodAutoscaler": _autoscaler(name, given),
+    }
+    if dict(service.spec.annotations).get(AUTOSCALER_CLASS) in ("external", "none"):
+        del specs["HorizontalPodAutoscaler"]
+    return [_object(service, kind, name, spec, metadata) for kind, spec in specs.items()]
 
 
 def removed_objects(service: ServiceObject, component: str) -> list[Document]:
     """What `component_objects` may have made of a component that the model no longer has."""
-    name = f"{service.name.name}-{component}"
-    kinds = (("autoscaling/v2", "HorizontalPodAutoscaler"), ("v1", "Service"))
-    return [_object(service, kind, name, {}, {}) for kind in (*kinds, ("apps/v1", "Deployment"))]
+    return [_object(service, kind, f"{service.name.name}-{component}", {}) for kind in _VERSIONS]
 
 
 def _object(
     service: ServiceObject,
-    kind: tuple[str, str],
+    kind: str,
     name: str,
-    metadata: Mapping[str, Any],
     spec: Mapping[str, Any],
+    metadata: Mapping[str, Any] = MappingProxyType({}),
 ) -> Document:
-    owner_version, owner_kind = service.reference
-    owner = {
-        "apiVersion": owner_version,
-        "kind": owner_kind,
-        "name": service.name.name,
-        "uid": service.uid,
-        "controller": True,
-    }
-    return {
-        "apiVersion": kind[0],
-        "kind": kind[1],
-        "metadata": {
-            **metadata,
-            "name": name,
-            "namespace": service.name.namespace,
-            "ownerReferences": [owner],
-        },
-        "spec": dict(spec),
-    }
+    version, owner_kind = service.reference
+    names = {"name": name, "namespace": service.name.namespace}
+    owner = {"apiVersion": version, "kind": owner_kind, "name": service.name.name}
+    owners = {"ownerReferences": [{**owner, "uid": service.uid, "controller": True}]}
+    head = {"apiVersion": _VERSIONS[kind], "kind": kind}
+    return {**head, "metadata": {**metadata, **names, **owners}, "spec": dict(spec)}
 
 
 def _container(
@@ -112,12 +95,15 @@ def _container(
     args = list(first.get("args") or ())
     port = urlsplit(gateway).port
     host = f"{service.name.name}-predictor.{service.name.namespace}" + (f":{port}" if port else "")
-    wanted = [("--model_name", service.name.name), ("--predictor_host", host)]
-    wanted.append(("--http_port", str(_PORT)))
+    wanted = {
+        "--model_name": service.name.name,
+        "--predictor_host": host,
+        "--http_port": str(_PORT),
+    }
     if workers := given.get("containerConcurrency"):
-        wanted.append(("--workers", str(workers)))
-    for flag, value in wanted:
-        if not any(each == flag or str(each).startswith(f"{flag}=") for each in args):
+        wanted["--workers"] = str(workers)
+    for flag, value in wanted.items():
+        if flag not in [str(each).partition("=")[0] for each in args]:
             args += [flag, value]
     env = list(first.get("env") or ())
     if not any(each.get("name") == "INFERENCE_SERVICE_NAME" for each in env):

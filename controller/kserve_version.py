@@ -38,37 +38,26 @@ def version_problem(version: tuple[int, int] | None) -> str:
     return f"KServe {found} is not tested ({oldest} to {newest} are)"
 
 
-class KServeVersion:
-    """Reads the version again and again; reports each change of its problem."""
+async def watch_version(api: client.ApiClient, on_change: Callable[[str], None]) -> None:
+    """Report each change of the version's problem, until cancelled.
 
-    def __init__(self, api: client.ApiClient, on_change: Callable[[str], None]) -> None:
-        self._apps = client.AppsV1Api(api)
-        self._to_dict = api.sanitize_for_serialization
-        self._on_change = on_change
-
-    async def run(self) -> None:
-        """Until cancelled. What cannot be read, as with rights in some namespaces, is unknown."""
-        known = ""
-        while True:
-            try:
-                problem = await self._read()
-            except KubernetesError as error:
-                FAILURES.labels(cause=type(error).__name__).inc()
-                problem = known
-            if problem != known:
-                if problem:
-                    logger.warning("KServe's version", extra={"problem": problem})
-                known = problem
-                self._on_change(problem)
-            await asyncio.sleep(POLL_INTERVAL_S)
-
-    async def _read(self) -> str:
-        with api_errors("list", "KServe's Deployments"):
-            listed = await self._apps.list_deployment_for_all_namespaces(
-                field_selector=f"metadata.name={MANAGER}", _request_timeout=TIMEOUT_S
-            )
-        return "; ".join(
-            filter(
-                None, (version_problem(version_of(self._to_dict(each))) for each in listed.items)
-            )
-        )
+    What cannot be read, as with rights in some namespaces, changes nothing.
+    """
+    apps, known = client.AppsV1Api(api), ""
+    while True:
+        try:
+            with api_errors("list", "KServe's Deployments"):
+                listed = await apps.list_deployment_for_all_namespaces(
+                    field_selector=f"metadata.name={MANAGER}", _request_timeout=TIMEOUT_S
+                )
+            managers = map(api.sanitize_for_serialization, listed.items)
+            problems = [version_problem(version_of(each)) for each in managers]
+            problem = "; ".join(filter(None, problems))
+        except KubernetesError as error:
+            FAILURES.labels(cause=type(error).__name__).inc()
+            problem = known
+        if problem != known:
+            logger.warning("KServe's version", extra={"problem": problem or "none any more"})
+            known = problem
+            on_change(problem)
+        await asyncio.sleep(POLL_INTERVAL_S)

@@ -18,7 +18,7 @@ from controller.cluster_issuer import CONFIG_MAP, write_issuer
 from controller.controller import Controller, Reconcile
 from controller.declaration_reconcilers import ApplicationReconciler, GraphReconciler
 from controller.informer import Informer
-from controller.kserve_version import KServeVersion
+from controller.kserve_version import watch_version
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects
@@ -84,7 +84,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             tasks.create_task(act())
             tasks.create_task(SecretKeeper(client, settings.namespace, PODS, [PODS_ENTRY]).run())
             tasks.create_task(redis_keeper(client, settings).run())
-            tasks.create_task(KServeVersion(client, on_kserve_change).run())
+            tasks.create_task(watch_version(client, on_kserve_change))
             issuer = partial(write_issuer, client, settings.namespace)
             tasks.create_task(keep_periodically(issuer, f"the ConfigMap {CONFIG_MAP}"))
             if webhooks is not None:

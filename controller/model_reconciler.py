@@ -210,7 +210,7 @@ class ModelReconciler:
                 for each in wanted:
                     await self._api.apply_owned(each)
                 known.applied[component] = wanted
-            return component_condition(component, await self._api.call_owned("GET", wanted[0]))
+            return component_condition(component, await self._api.read_owned(wanted[0]))
         except Gone:  # somebody has deleted it: it is made again
             known.applied.pop(component, None)
             return component_condition(component, {})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controller import kserve_version
-from controller.kserve_version import KServeVersion, version_of, version_problem
+from controller.kserve_version import version_of, version_problem, watch_version
 from tests.controller.api_server import ApiServer, connect, running
 from tests.registry.redis.clients import until
 
@@ -50,7 +50,7 @@ async def test_changes_of_the_version_are_reported(monkeypatch: pytest.MonkeyPat
     server, reported = ApiServer(), list[str]()
     server.put(manager("kserve/kserve-controller:v0.15.2"))
     async with running(server) as url, connect(url) as client, asyncio.TaskGroup() as tasks:
-        task = tasks.create_task(KServeVersion(client, reported.append).run())
+        task = tasks.create_task(watch_version(client, reported.append))
         await until(lambda: len(reported) == 1, what="the old version is reported")
         server.fault = lambda _: 403
         server.put(manager("kserve/kserve-controller:v0.20.0"))
