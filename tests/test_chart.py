@@ -1,9 +1,11 @@
 """The Helm chart renders the objects that kustomize renders, and what its values change."""
 
+import json
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +41,20 @@ def by_name(text: str) -> OBJECTS:
     return result
 
 
-def try_render(
-    folder: Path, *, namespace: str, values: dict[str, Any]
+def template(
+    chart: Path, folder: Path, *, namespace: str, values: dict[str, Any]
 ) -> subprocess.CompletedProcess[str]:
     file = folder / "values.yaml"
     file.write_text(yaml.safe_dump(values))
-    chart = helm_chart(folder / "chart")
     command = [str(helm()), "template", "pilotlight", str(chart), "--namespace", namespace]
     options = ["--values", str(file), "--kube-version", "1.34.4"]
     return subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+
+
+def try_render(
+    folder: Path, *, namespace: str, values: dict[str, Any]
+) -> subprocess.CompletedProcess[str]:
+    return template(helm_chart(folder / "chart"), folder, namespace=namespace, values=values)
 
 
 def render(tmp_path: Path, *, namespace: str = "pilotlight", **values: Any) -> OBJECTS:
@@ -542,3 +549,101 @@ def test_helm_finds_nothing_to_complain_of(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert not re.search(r"\[(WARNING|ERROR)\]", done.stdout), done.stdout
+
+
+EVERYTHING: dict[str, Any] = {
+    "images": {"registry": NOWHERE},
+    "pools": [POOL],
+    "workflows": {"enabled": True},
+    "tls": {"enabled": True},
+    "ingress": {"enabled": True},
+    "httpRoute": {"enabled": True},
+    "monitoring": {"enabled": True},
+}
+"""With the parts on which values act."""
+SCHEMA = json.loads((MANIFESTS / "chart" / "values.schema.json").read_text())
+OTHER: dict[str, Any] = {
+    "extraEnv": [{"name": "OTHER", "value": "x"}],
+    "digests": {"platform": "sha256:" + "0" * 64},
+    "deploymentStrategy": {"type": "Recreate"},
+    "disk": "16Gi", "host": "16Gi", "device": "16Gi",
+    "url": "https://other.example.com",
+}  # fmt: skip
+"""Of values whose text has a form, by their last name."""
+
+
+def paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every value of the schema; of the pools those of one."""
+    inner = resolved(schema, path)
+    for name, each in inner.get("properties", {}).items():
+        yield from paths(each, (*path, name))
+    if "properties" not in inner:
+        yield path
+
+
+def resolved(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    name = schema.get("$ref", "").removeprefix("#/$defs/")
+    found = SCHEMA["$defs"][name] if name else schema
+    return dict(found["items"] if path == ("pools",) else found)
+
+
+def schema_at(path: tuple[str, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = SCHEMA
+    for length, name in enumerate(path, 1):
+        found = resolved(found["properties"][name], path[:length])
+    return found
+
+
+def changed(path: tuple[str, ...]) -> dict[str, Any]:
+    """The values with another one at the path."""
+    values = deepcopy(EVERYTHING)
+    if path[-1] == "knative":
+        values["tls"] = {"enabled": False}
+    inside: dict[str, Any] = values
+    for name in path[:-1]:
+        inside = inside.setdefault(name, {})
+        inside = inside[0] if isinstance(inside, list) else inside
+    schema, before = schema_at(path), inside.get(path[-1])
+    kind = schema.get("type", "string")
+    others = {
+        "boolean": not (default_of(path) if before is None else before),
+        "integer": 7,
+        "string": next((e for e in schema.get("enum", []) if e != default_of(path)), "other"),
+        "object": {"other": "x"},
+        "array": ["other"] if schema.get("items", {}).get("type") == "string" else [{"name": "x"}],
+    }
+    inside[path[-1]] = OTHER.get(path[-1], others[kind])
+    return values
+
+
+def default_of(path: tuple[str, ...]) -> Any:
+    found = yaml.safe_load((MANIFESTS / "chart" / "values.yaml").read_text())
+    for name in path:
+        found = found[0] if isinstance(found, list) else found
+        found = (found or {}).get(name)
+    return found
+
+
+EACH = [each for each in paths(SCHEMA) if each != ("global",)]
+
+
+@pytest.fixture(scope="module")
+def chart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return helm_chart(tmp_path_factory.mktemp("helm") / "chart")
+
+
+@pytest.fixture(scope="module")
+def installed(chart: Path) -> str:
+    made = template(chart, chart.parent, namespace="pilotlight", values=EVERYTHING)
+    assert made.returncode == 0, made.stderr
+    return made.stdout
+
+
+@pytest.mark.slow  # a hundred runs of helm
+@pytest.mark.parametrize("path", EACH, ids=".".join)
+def test_a_value_changes_what_is_installed(
+    path: tuple[str, ...], chart: Path, installed: str, tmp_path: Path
+) -> None:
+    made = template(chart, tmp_path, namespace="pilotlight", values=changed(path))
+    assert made.returncode == 0, made.stderr
+    assert made.stdout != installed
