@@ -59,7 +59,7 @@ def redis_keeper(api: client.ApiClient, settings: ControllerSettings) -> "Secret
     )
 
 
-async def keep_periodically(keep: Callable[[], Awaitable[None]], what: str) -> None:
+async def keep_periodically(keep: Callable[[], Awaitable[object]], what: str) -> None:
     """Call it every minute, sooner after a failure, until cancelled."""
     while True:
         pause_s = POLL_INTERVAL_S
@@ -100,19 +100,21 @@ class SecretKeeper:
 
     async def run(self) -> None:
         """Until cancelled."""
-
-        async def keep() -> None:
-            secrets = await self.keep(datetime.datetime.now(datetime.UTC))
-            if secrets is not None and self._on_kept is not None:
-                await self._on_kept(secrets)
-
-        await keep_periodically(keep, f"the Secret {self._name}")
+        await keep_periodically(
+            lambda: self.keep(datetime.datetime.now(datetime.UTC)), f"the Secret {self._name}"
+        )
 
     async def keep(self, now: datetime.datetime) -> Secrets | None:
         """Make the Secret if it is missing, or take the next step of its rotation.
 
         Returns the secrets in force; None for a Secret of somebody else's.
         """
+        secrets = await self._step(now)
+        if secrets is not None and self._on_kept is not None:
+            await self._on_kept(secrets)
+        return secrets
+
+    async def _step(self, now: datetime.datetime) -> Secrets | None:
         try:
             with api_errors("read the Secret", self._name):
                 stored = await self._core.read_namespaced_secret(

@@ -1,6 +1,7 @@
 """A small API server over real HTTP: InferenceServices, their watch, status and events, Leases."""
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
@@ -177,6 +178,8 @@ class ApiServer:
         version = document["metadata"].get("resourceVersion")
         if version != (known and known["metadata"]["resourceVersion"]):
             return web.json_response({"message": "conflict"}, status=409)
+        for name, text in document.pop("stringData", {}).items():
+            document.setdefault("data", {})[name] = base64.b64encode(text.encode()).decode()
         self.version += 1
         document["metadata"]["resourceVersion"] = str(self.version)
         self.config_maps[document["metadata"]["name"]] = document
@@ -211,7 +214,7 @@ async def running(server: ApiServer) -> AsyncIterator[str]:
     leases = "/apis/coordination.k8s.io/v1/namespaces/{ns}/leases"
     for path in (leases, leases + "/{name}"):
         routes.router.add_route("*", path, server.write_lease)
-    config_maps = "/api/v1/namespaces/{ns}/configmaps"
+    config_maps = "/api/v1/namespaces/{ns}/{_:configmaps|secrets}"
     for path in (config_maps, config_maps + "/{name}"):
         routes.router.add_route("*", path, server.config_map)
     for path in (

@@ -1,14 +1,36 @@
 """The rotation of Secrets, and the manifests that mount them."""
 
+import base64
+import datetime
+import shutil
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from common.pod_secret import parse_secrets
-from controller.secret_keeper import OVERLAP_S, PODS, PODS_ENTRY, REDIS, REDIS_USERS, next_secrets
+from controller.secret_keeper import (
+    CHANGED_AT,
+    OVERLAP_S,
+    PODS,
+    PODS_ENTRY,
+    REDIS,
+    REDIS_USERS,
+    SecretKeeper,
+    Secrets,
+    next_secrets,
+    redis_keeper,
+)
+from controller.settings import ControllerSettings
+from registry.errors import RegistryUnavailable
 from registry.redis.acl import Role
+from registry.redis.client import Registry
 from registry.redis.server_address import password_file
+from tests.controller.api_server import ApiServer, connect, running
 from tests.rendered import kustomized
+from tests.servers import RedisServer
 
 OLD, NEW = "old-secret-of-pods", "new-secret-of-pods"
 DAY_S = 86_400.0
@@ -32,6 +54,98 @@ def test_an_unusable_secret_is_replaced_at_once(text: str) -> None:
     replaced = next_secrets(text, 0.0, DAY_S)
     assert replaced is not None
     assert parse_secrets(replaced[0]) == replaced
+
+
+NOW = datetime.datetime(2026, 11, 30, tzinfo=datetime.UTC)
+NAMESPACE = "pilotlight"
+
+
+def _stored(server: ApiServer) -> dict[str, str]:
+    data = server.config_maps[REDIS]["data"]
+    return {name: base64.b64decode(text).decode() for name, text in data.items()}
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[ApiServer, SecretKeeper]]:
+    found = ApiServer()
+    async with running(found) as url, connect(url) as api:
+        yield found, SecretKeeper(api, NAMESPACE, REDIS, ["a", "b"], derive=_derived)
+
+
+def _derived(secrets: Secrets) -> dict[str, str]:
+    return {"users": " ".join(each for name in "ab" for each in secrets[name])}
+
+
+async def test_the_entries_of_a_secret_rotate_together(
+    server: tuple[ApiServer, SecretKeeper],
+) -> None:
+    api, keeper = server
+    made = await keeper.keep(NOW)
+    assert made is not None
+    assert _stored(api) == {name: made[name][0] for name in "ab"} | {
+        "users": _derived(made)["users"]
+    }
+    assert await keeper.keep(NOW + datetime.timedelta(hours=23)) == made
+    both = await keeper.keep(NOW + datetime.timedelta(hours=24))
+    assert both is not None
+    assert {name: lines[:1] for name, lines in both.items()} == made
+    assert {len(lines) for lines in both.values()} == {2}
+    assert _stored(api)["users"] == _derived(both)["users"]
+    last = await keeper.keep(NOW + datetime.timedelta(hours=25))
+    assert last == {name: lines[1:] for name, lines in both.items()}
+
+
+async def test_what_another_version_derived_is_written_anew_without_a_rotation(
+    server: tuple[ApiServer, SecretKeeper],
+) -> None:
+    api, keeper = server
+    made = await keeper.keep(NOW)
+    stored = api.config_maps[REDIS]
+    stored["data"]["users"] = ""
+    assert await keeper.keep(NOW + datetime.timedelta(hours=1)) == made
+    assert made is not None
+    assert _stored(api)["users"] == _derived(made)["users"]
+    assert api.config_maps[REDIS]["metadata"]["annotations"][CHANGED_AT] == NOW.isoformat()
+
+
+async def test_a_secret_of_somebody_else_is_left_alone(
+    server: tuple[ApiServer, SecretKeeper],
+) -> None:
+    api, keeper = server
+    theirs = {"metadata": {"name": REDIS, "resourceVersion": "1"}, "data": {}}
+    api.config_maps[REDIS] = theirs
+    assert await keeper.keep(NOW) is None
+    assert api.config_maps[REDIS] is theirs
+
+
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Redis 7")
+async def test_the_controller_logs_in_and_redis_learns_each_rotation(tmp_path: Path) -> None:
+    """From a Redis that mounted the first version of the Secret."""
+    api, file = ApiServer(), tmp_path / "own"
+    redis = RedisServer(
+        tmp_path / "redis",
+        executable="redis-server",
+        options=("--aclfile", str(tmp_path / REDIS_USERS)),
+    )
+    own = f"redis://controller@127.0.0.1:{redis.port}?password_file={file}"
+    settings = ControllerSettings(redis_url=own, namespace=NAMESPACE)
+    async with running(api) as url, connect(url) as client:
+        keeper = redis_keeper(client, settings)
+        with pytest.raises(RegistryUnavailable):  # Redis waits for the Secret
+            await keeper.keep(NOW)
+        (tmp_path / REDIS_USERS).write_text(_stored(api)[REDIS_USERS])
+        redis.start()
+        try:
+            for hour in (0, 24, 25, 49, 50):
+                await keeper.keep(NOW + datetime.timedelta(hours=hour))
+                await (await Registry.connect(own)).close()
+                for role in (Role.GATEWAY, Role.POD):
+                    for password in _stored(api)[role].split():
+                        login = f"redis://{role}:{password}@127.0.0.1:{redis.port}"
+                        await (await Registry.connect(login)).close()
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        finally:
+            redis.stop()
 
 
 PARTS = {
