@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
@@ -152,12 +151,6 @@ def redis_command(listen: Path | int, folder: Path) -> list[str]:
         "--loglevel",
         "notice",
     ]
-
-
-def redis_version() -> int:
-    """The major version of the program."""
-    shown = subprocess.run([redis_binary(), "--version"], capture_output=True, check=True).stdout
-    return int(shown.partition(b"v=")[2].partition(b".")[0])
 
 
 async def is_redis_ready(url: str) -> bool:

@@ -17,7 +17,7 @@ from common.pod_secret import make_secret
 from common.process import write_private_file
 from common.settings_table import as_flags
 from pilotlight.platform.accelerators import core_groups, cores_of_share, gpu_of_pod
-from pilotlight.platform.processes import object_store_command, redis_command, redis_version
+from pilotlight.platform.processes import object_store_command, redis_command
 from pilotlight.state_dir import StateDir
 from registry.domain.model import PlacementName
 from registry.domain.pod import placed_slots
@@ -91,7 +91,7 @@ def redis_spec(settings: PlatformSettings, path: Path) -> Command:
     for role, [password] in passwords.items():
         write_private_file(settings.state_dir.redis_password(role), password)
     users = folder / "users.acl"
-    write_private_file(users, acl_file(passwords, is_exact=redis_version() >= 7))
+    write_private_file(users, acl_file(passwords, is_exact=False))
     command = [*redis_command(path, folder), "--aclfile", str(users)]
     return _spec(settings, "redis", command, os.environ)
 

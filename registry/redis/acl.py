@@ -33,9 +33,10 @@ class Role(StrEnum):
 
 _KEYS: Final = {
     # Of gateway, pod, autoscaler, controller, scheduler: r reads, d also deletes fields, w all.
+    # Redis tries them in this order: those of reservations come first.
     "w w w w w": (
-        "", "version", "news_version", "swept", "fence", "leases", "addresses", "pod:*", "slots:*",
-        "ongoing:*", "residency:*", "warm:*", "claims:*", "unstarted", "samples:*", "measured",
+        "leases", "pod:*", "slots:*", "ongoing:*", "residency:*", "version", "news_version", "",
+        "swept", "fence", "addresses", "warm:*", "claims:*", "unstarted", "samples:*", "measured",
         "forgotten",
     ),
     "r r r w r": ("models", "keys", "applications", "accuracies"),
