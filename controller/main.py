@@ -67,7 +67,7 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             }
 
             def on_kserve_change(problem: str) -> None:
-                models.set_kserve_problem(problem)
+                models.kserve_problem = problem
                 controller.on_registry_change()
 
             controller = Controller(objects, reconcilers, models.changed_in_registries)

@@ -86,16 +86,13 @@ class ModelReconciler:
         self._objects = objects
         self._registries = registries
         self._known: dict[Key, _Known] = {}
-        self._kserve_problem = ""
+        self.kserve_problem = ""
+        """What is wrong with KServe's version, for the status of InferenceServices."""
         account = f"{settings.namespace}:pilotlight-controller"
         self._way_out = (
             "a namespace allows it by: kubectl create rolebinding pilotlight-transformers"
             f" --clusterrole=pilotlight-transformers --serviceaccount={account}"
         )
-
-    def set_kserve_problem(self, problem: str) -> None:
-        """For the status of InferenceServices."""
-        self._kserve_problem = problem
 
     async def reconcile(self, key: Key) -> float | None:
         """See `controller.Reconcile`. Without a name: models in registries that no object declares.
@@ -304,7 +301,7 @@ class ModelReconciler:
             canaries=_canaries(registry, service.name) if registry is not None else (),
             has_server=registry is not None and registry.state.has_server,
             components=self._of(service).components if service.components else {},
-            kserve_problem=self._kserve_problem if service.kind is Kind.SERVICE else "",
+            kserve_problem=self.kserve_problem if service.kind is Kind.SERVICE else "",
             is_open=self._settings.auth == "open",
         )
 
@@ -329,7 +326,7 @@ class ModelReconciler:
             count_copies(holders) if holders else None,
             canaries and [(each.percent, registry.state.models[each.model]) for each in canaries],
             registry.state.has_server,
-            self._kserve_problem,
+            self.kserve_problem,
         )
 
     # Unloading

@@ -148,10 +148,10 @@ async def test_a_version_of_kserve_that_is_not_tested_is_in_the_status(stage: St
 
     async with replica(stage.url, stage.redis_url) as one:
         await until(stage.is_ready, what="the model is ready")
-        one.models.set_kserve_problem("KServe 0.99 is not tested")
+        one.models.kserve_problem = "KServe 0.99 is not tested"
         one.controller.on_registry_change()
         await until(lambda: message().endswith("; KServe 0.99 is not tested"), what="it is said")
-        one.models.set_kserve_problem("")
+        one.models.kserve_problem = ""
         one.controller.on_registry_change()
         await until(lambda: "KServe" not in message(), what="it is said no longer")
 

@@ -15,6 +15,7 @@ NAME = "prepared"
 CONTAINER = {
     "image": "pilotlight/runtime:test",
     "command": ["python", "-m", "tests.kubernetes.transformer"],
+    "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}},
 }
 
 
@@ -79,9 +80,8 @@ def test_a_transformer_prepares_requests_and_goes_with_its_model(
     assert (scaler["minReplicas"], scaler["maxReplicas"]) == (1, 3)
     status = tenant.status(NAME)
     assert {"TransformerReady", "ExplainerReady"} <= {each["type"] for each in status["conditions"]}
-    without = _object(tenant, NAME, explainer={})
-    without["spec"]["transformer"] = None
-    kubectl.apply([without])
+    gone = '[{"op": "remove", "path": "/spec/transformer"}]'
+    kubectl("patch", "-n", tenant.namespace, "isvc", NAME, "--type=json", "-p", gone)
     wait_until(
         lambda: f"deployment.apps/{NAME}-transformer" not in _names(tenant, "deployments"),
         what="the transformer goes when it is no longer declared",
