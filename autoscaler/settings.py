@@ -12,31 +12,24 @@ from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.model import PlacementName
 from registry.errors import PluginError
 from registry.inference_service.tenant_quotas import TenantRules, parse_rules
-from registry.policy_names import LOADING, PLACEMENT
+from registry.policy_names import LOADING, PLACEMENT, PolicyNames
 from registry.redis.server_address import parse_redis_url
 
 N = TypeVar("N")
 
 
-def _policy(text: str) -> str:
-    if text not in LOADING:
-        raise ValueError(f"must be one of {LOADING}, was {text!r}")
-    try:
-        policy_of(text)
-    except PluginError as error:
-        raise ValueError(f"cannot be {text!r}: {error}") from error
-    return text
+def _plug_in(names: PolicyNames, load: Callable[[str], object]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError(f"must be one of {names}, was {text!r}")
+        try:
+            if text != PlacementName.OFF:
+                load(text)
+        except PluginError as error:
+            raise ValueError(f"cannot be {text!r}: {error}") from error
+        return text
 
-
-def _planner(text: str) -> str:
-    if text not in PLACEMENT:
-        raise ValueError(f"must be one of {PLACEMENT}, was {text!r}")
-    try:
-        if text != PlacementName.OFF:
-            planner_of(text)
-    except PluginError as error:
-        raise ValueError(f"cannot be {text!r}: {error}") from error
-    return text
+    return parse
 
 
 def _quotas(text: str) -> str:
@@ -64,7 +57,9 @@ class AutoscalerSettings:
         " changes; empty: none",
     )
     tls_dir: str = option("", parse_tls_dir, TLS_DIR_HELP)
-    loading: str = option("predictive", _policy, "loading policy: which models are loaded where")
+    loading: str = option(
+        "predictive", _plug_in(LOADING, policy_of), "loading policy: which models are loaded where"
+    )
     loading_value: float | None = option(
         None,
         _or_none(parse_positive),
@@ -74,7 +69,7 @@ class AutoscalerSettings:
     )
     placement: str = option(
         "off",
-        _planner,
+        _plug_in(PLACEMENT, planner_of),
         "planner that says which models share which accelerators, with which batch"
         " and share, each on a pod of its own; off: none",
     )

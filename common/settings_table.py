@@ -41,7 +41,7 @@ def parse_bool(text: str) -> bool:
 def parse_choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}, was {text!r}")
+            raise ValueError(f"must be one of {', '.join(allowed)}, was {text[:40]!r}")
         return text
 
     return parse

@@ -25,9 +25,9 @@ from registry.errors import RegistryUnavailable
 from workflows.deployments import not_deployed
 from workflows.errors import WorkflowError
 from workflows.metrics import SchedulerMetrics
-from workflows.plan.problem import parse_scheduling
 from workflows.run import ANY_WORKFLOW, Run, RunStatus
 from workflows.scheduler import Scheduler
+from workflows.settings import parse_scheduling
 
 NAMESPACE_HEADER: Final = "x-pilotlight-namespace"
 MAX_BODY_BYTES: Final = 16 * 1024**2

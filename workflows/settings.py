@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from common.pod_secret import parse_secret_file
-from common.settings_table import option, parse_int, parse_seconds
+from common.settings_table import option, parse_choice, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.redis.server_address import parse_redis_url
-from workflows.plan.problem import SchedulingPolicy, parse_scheduling
+from workflows.plan.problem import SchedulingPolicy
 
 MIB = 1 << 20
+parse_scheduling = parse_choice(*SchedulingPolicy)
 
 
 @dataclass(frozen=True, slots=True)

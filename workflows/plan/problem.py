@@ -238,10 +238,3 @@ class SchedulingPolicy(StrEnum):
     """Each step when its inputs are there, on the pod where it ends earliest."""
     AUTO = "auto"
     """Each step is an ordinary request, which the gateway routes."""
-
-
-def parse_scheduling(text: str) -> str:
-    """A policy's name. Raises ValueError."""
-    if text not in list(SchedulingPolicy):
-        raise ValueError(f"must be one of {', '.join(SchedulingPolicy)}, was {text[:40]!r}")
-    return text
