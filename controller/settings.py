@@ -53,9 +53,7 @@ class ControllerSettings:
         "template of a model's status.address.url, inside the cluster",
     )
     auth: str = option(
-        "auto",
-        parse_choice("auto", "open"),
-        "the gateways'; open: models' Ready says that everyone may call them",
+        "auto", parse_choice("auto", "open"), "as the gateways'; open: models' Ready says so"
     )
     log_level: str = option("INFO", str, "minimum level of log messages")
 

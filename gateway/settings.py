@@ -174,14 +174,10 @@ class GatewaySettings:
         "", str, "folder with the cluster's issuer and jwks, whose tokens of accounts are accepted"
     )
     operators: str = option(
-        "pilotlight:pilotlight-operator",
-        str,
-        "service accounts, NAMESPACE:NAME, separated by commas, whose tokens are an operator's",
+        "pilotlight:pilotlight-operator", str, "accounts of operators, NAMESPACE:NAME, by commas"
     )
     auth: str = option(
-        "auto",
-        parse_choice("auto", "open"),
-        "auto: a credential is needed where keys or issuers are configured; open: never",
+        "auto", parse_choice("auto", "open"), "open: no client is asked for a key or token"
     )
     access_log: bool = option(
         False, parse_bool, "log a line per request: model, status, pod, reason, time"

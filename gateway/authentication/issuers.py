@@ -115,13 +115,6 @@ class ClusterIssuer:
         return {account.partition(":")[0]} | ({OPERATOR} if account in self.operators else set())
 
 
-def read_cluster_issuer(folder: Path, operators: frozenset[str]) -> ClusterIssuer:
-    """Of the mounted ConfigMap; without a name until the controller has read it. Raises OSError."""
-    file = folder / "issuer"
-    name = file.read_text("utf-8").strip() if file.exists() else ""
-    return ClusterIssuer(name, str(folder / "jwks"), operators)
-
-
 def way_to_token(cluster_issuer: str, operator: str, tenant: str) -> str:
     """The command that makes a token of the cluster, as the end of an error."""
     account = operator if tenant == OPERATOR else "NAMESPACE:default"
@@ -134,9 +127,16 @@ Issuer: TypeAlias = TrustedIssuer | ClusterIssuer
 
 
 def read_all_issuers(folder: str, cluster: str, operators: frozenset[str]) -> list[Issuer]:
-    """Those of a folder and of the cluster. Raises OSError, ValueError as `read_issuers`."""
-    found = [read_cluster_issuer(Path(cluster), operators)] if cluster else []
-    return [*found, *(read_issuers(Path(folder)) if folder else ())]
+    """Those of a folder, and the cluster's, without a name until the controller has read it.
+
+    Raises OSError, ValueError as `read_issuers`.
+    """
+    found: list[Issuer] = [*read_issuers(Path(folder))] if folder else []
+    if cluster:
+        file = Path(cluster).absolute() / "issuer"
+        name = file.read_text("utf-8").strip() if file.exists() else ""
+        found.append(ClusterIssuer(name, str(file.with_name("jwks")), operators))
+    return found
 
 
 def read_issuers(folder: Path) -> list[TrustedIssuer]:

@@ -10,7 +10,7 @@ from kubernetes.aio import client
 
 from controller.api import KubernetesError, read_json
 from controller.cluster_issuer import CONFIG_MAP, read_issuer, write_issuer
-from gateway.authentication.issuers import read_cluster_issuer
+from gateway.authentication.issuers import read_all_issuers
 from tests.controller.api_server import ApiServer, connect, running
 from tests.rendered import kustomized
 
@@ -102,7 +102,7 @@ def test_the_gateway_reads_what_the_controller_writes(server: ApiServer, tmp_pat
         await write_issuer(api, NAMESPACE)
         for name, text in server.config_maps[CONFIG_MAP]["data"].items():
             (tmp_path / name).write_text(text)
-        trusted = read_cluster_issuer(tmp_path, frozenset())
+        [trusted] = read_all_issuers("", str(tmp_path), frozenset())
         assert (trusted.issuer, trusted.jwks) == (NAME, str(tmp_path / "jwks"))
 
     keep(server, check)
