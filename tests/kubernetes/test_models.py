@@ -5,9 +5,10 @@ import logging
 import time
 
 import pytest
+import yaml
 
 from tests.kubernetes.kubectl import Kubectl
-from tests.kubernetes.models import Gateway, Tenant
+from tests.kubernetes.models import Gateway, Tenant, model_object
 from tests.kubernetes.places import IN_NAMESPACE
 from tests.servers import wait_until
 
@@ -103,6 +104,37 @@ def _exempt_from_admission(kubectl: Kubectl, namespace: str) -> None:
     patch = [{"op": "add", "path": "/webhooks/0/namespaceSelector", "value": selector}]
     webhook = ("validatingwebhookconfiguration", "annotations.pilotlight.io")
     kubectl("patch", *webhook, "--type=json", "-p", json.dumps(patch))
+
+
+def test_a_stopped_model_is_not_served_until_it_is_started(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    tenant.declare("paused")
+    tenant.wait_ready("paused")
+    assert gateway.predict(tenant, "paused").status_code == 200
+    place = ("-n", tenant.namespace, "isvc", "paused")
+    installed("annotate", *place, "serving.kserve.io/stop=true")
+    installed.wait("condition=Ready=False", *place)
+    conditions = {item["type"]: item for item in tenant.status("paused")["conditions"]}
+    assert conditions["Ready"]["reason"] == "Stopped"
+    wait_until(lambda: gateway.predict(tenant, "paused").status_code == 503, what="refused")
+    installed("annotate", *place, "serving.kserve.io/stop-")
+    tenant.wait_ready("paused")
+    wait_until(lambda: gateway.predict(tenant, "paused").status_code == 200, what="served")
+
+
+def test_kubectl_prints_a_warning_for_each_field_without_effect(
+    installed: Kubectl, gateway: Gateway, tenant: Tenant
+) -> None:
+    document = model_object(tenant.namespace, "warned")
+    document["spec"]["predictor"] |= {"nodeSelector": {"gpu": "yes"}, "scaleTarget": 80}
+    answer = installed.answer("apply", "--server-side", "-f", "-", given=yaml.safe_dump(document))
+    assert answer.is_ok, answer.errors
+    for field in ("nodeSelector", "scaleTarget"):
+        start = (
+            f"Warning: InferenceService {tenant.namespace}/warned: spec.predictor.{field} has no"
+        )
+        assert start in answer.errors
 
 
 def test_a_deleted_model_is_unloaded_everywhere(gateway: Gateway, tenant: Tenant) -> None:
