@@ -59,7 +59,7 @@ _READERS: Final[Mapping[Kind, Callable[[Mapping[str, Any]], ClusterObject]]] = {
 _OPTIONAL: Final = {Kind.SERVICE, Kind.MODEL, Kind.APPLICATION, Kind.GRAPH}
 """Kinds that need not be installed; without KServe pools are Deployments."""
 _LABELLED: Final = {Kind.POD, Kind.DEPLOYMENT}
-"""Kinds of which only those with a pool's label are read."""
+"""Kinds of which only those with a pool's label are read, where pools are."""
 ABSENT_S: Final = 10.0
 """How long an optional kind must be missing to count as not installed: the API server does not know
 a kind while its definition is replaced. Where objects of it are known: `RELIST_INTERVAL_S`."""
@@ -84,14 +84,14 @@ class Informer:
         namespaces: Sequence[str] = (),
         pool_namespaces: Collection[str] = ("",),
     ) -> None:
-        """`namespaces`: those to watch; empty: all. `pool_namespaces`: those of Deployments."""
+        """`namespaces`: those to watch; empty: all. `pool_namespaces`: those of pools."""
         self._core = client.CoreV1Api(api)
         self._custom = client.CustomObjectsApi(api)
         self._objects = objects
         self._sources = [
             _Source(kind, each)
             for kind in Kind
-            for each in (pool_namespaces if kind is Kind.DEPLOYMENT else namespaces or [""])
+            for each in (pool_namespaces if kind in _LABELLED else namespaces or [""])
         ]
         self._unlisted = set(self._sources)
         self._missing_since_s: dict[_Source, float] = {}

@@ -8,6 +8,7 @@ import datetime
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,7 @@ from controller.model_status import (
     evaluate,
     make_status,
     seconds_until_write,
+    withdrawn_status,
 )
 from controller.objects import ClusterObjects, Key
 from controller.pools import PoolRegistries, PoolRegistry
@@ -37,6 +39,10 @@ from registry.inference_service.tenant_quotas import access_problem, quota_probl
 
 logger = logging.getLogger(__name__)
 
+WITHDRAWN = (
+    "no pool serves it: it lacks the annotation pilotlight.io/pool, and its mode ModelMesh cannot "
+    "change; set the annotation again, or delete the InferenceService and create it in another mode"
+)
 UNLOAD_POLL_INTERVAL_S = 0.5
 UNLOAD_TIMEOUT_S = 60.0
 """For a deleted model to leave all pods: longer than the requests that hold it; `kubectl` waits."""
@@ -146,7 +152,7 @@ class ModelReconciler:
                 )
         if service.problems and (service.role is Role.MISPLACED or self._objects.is_pool(service)):
             await self._post_event(service, "InvalidModel", "; ".join(service.problems))
-        if service.has_finalizer:  # it was a model before its last change
+        if service.was_model:  # before its last change
             return await self._unload(service)
         return None
 
@@ -355,9 +361,8 @@ class ModelReconciler:
                 f"pods {', '.join(holders)} still hold the model after "
                 f"{UNLOAD_TIMEOUT_S:g} s; they unload it once it is idle",
             )
-        kept = [each for each in service.finalizers if each != FINALIZER]
-        await self._api.set_finalizers(service, kept)
         known.deleted_s = None
+        await withdraw(self._api, service, WITHDRAWN)
         logger.info("model unloaded", extra={"model": str(service.name)})
         return None
 
@@ -403,6 +408,22 @@ class ModelReconciler:
             kind=service.reference,
         )
         known.last_event = (reason, message)
+
+
+async def withdraw(api: ClusterApi, service: ServiceObject, message: str) -> None:
+    """Remove the finalizer; of an object that stays also its components, and say so in its status.
+
+    Raises Changed, Gone.
+    """
+    for component in () if service.is_deleted else service.status.get("components", {}):
+        with suppress(Denied):  # the namespace may have taken the right back
+            for unwanted in removed_objects(service, component) if component in COMPONENTS else ():
+                await api.delete_owned(unwanted)
+    if service.has_finalizer:
+        kept = [each for each in service.finalizers if each != FINALIZER]
+        service = await api.set_finalizers(service, kept)
+    if not service.is_deleted and service.was_model:
+        await api.write_status(service, withdrawn_status(service, message, _now()))
 
 
 def _canaries(registry: PoolRegistry, name: ModelName) -> list[CanaryVersion]:

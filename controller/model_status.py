@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from controller.resources import MODEL_MODE, Kind, ServiceObject
+from controller.resources import MODEL_MODE, WARM, Kind, ServiceObject
 from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import STOPPED, LoadFailure, ModelSpec, Tier
 from registry.domain.pod_index import Residency
@@ -146,7 +146,7 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
         for kind, each in kinds.items()
     ]
     warm = _condition(
-        "Warm",
+        WARM,
         "True" if facts.copies.device else "False",
         "OnDevice" if facts.copies.device else "NotOnDevice",
         str(facts.copies),
@@ -174,6 +174,18 @@ def make_status(service: ServiceObject, facts: ModelFacts, now: str) -> dict[str
     elif "components" in service.status:  # of the last good declaration, which serves on
         status["components"] = service.status["components"]
     return status
+
+
+def withdrawn_status(service: ServiceObject, message: str, now: str) -> dict[str, Any]:
+    """Of an object that no pool serves any more."""
+    kinds = ("PredictorReady", "IngressReady", "Ready")
+    conditions = [_condition(kind, "False", "Withdrawn", message) for kind in kinds]
+    before = service.status.get("conditions") or []
+    return {
+        "observedGeneration": service.generation,
+        **({"deploymentMode": MODEL_MODE} if service.kind is Kind.SERVICE else {}),
+        "conditions": _with_transition_times(conditions, before, now),
+    }
 
 
 _STATUS: Final = {None: "Unknown", True: "True", False: "False"}

@@ -38,6 +38,8 @@ POOL = PREFIX + "pool"
 MODEL_MODE = "ModelMesh"
 """Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
 FINALIZER = PREFIX + "unload"
+WARM = "Warm"
+"""Condition that only models of a pool have."""
 OWNER = "controller.pilotlight.io/uid"
 """Annotation in the registry only: uid of the InferenceService that declares the model."""
 RULES = {
@@ -133,7 +135,13 @@ class ServiceObject:
     @property
     def concerns_us(self) -> bool:
         """False for those that KServe alone serves."""
-        return self.role is not Role.OTHER or self.has_finalizer
+        return self.role is not Role.OTHER or self.was_model
+
+    @property
+    def was_model(self) -> bool:
+        """It has the finalizer, or shows the status, of a model of a pool."""
+        conditions = self.status.get("conditions") or ()
+        return self.has_finalizer or any(each.get("type") == WARM for each in conditions)
 
     @property
     def has_finalizer(self) -> bool:

@@ -127,12 +127,13 @@ class WebhookSetup:
     async def _set_ca_bundle(self, authority: bytes) -> None:
         value = base64.b64encode(authority).decode()
         patch = [{"op": "add", "path": "/webhooks/0/clientConfig/caBundle", "value": value}]
-        for name, write in (
-            (VALIDATING, self._admission.patch_validating_webhook_configuration),
-            (MUTATING, self._admission.patch_mutating_webhook_configuration),
-        ):
+        for kind, name in (("validating", VALIDATING), ("mutating", MUTATING)):
+            read = getattr(self._admission, f"read_{kind}_webhook_configuration")
+            write = getattr(self._admission, f"patch_{kind}_webhook_configuration")
             with api_errors("set the caBundle of", name):
-                await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
+                found = await read(name, _request_timeout=TIMEOUT_S)
+                if found.webhooks[0].client_config.ca_bundle != value:
+                    await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
 
 
 def make_context(certificates: Certificates) -> ssl.SSLContext:

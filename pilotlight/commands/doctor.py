@@ -34,6 +34,14 @@ def doctor(
     namespace: Annotated[
         str, typer.Option("-n", "--namespace", help="On a cluster: namespace of the installation.")
     ] = "pilotlight",
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe/--no-probe",
+            help="On a cluster: try whether network policies are enforced, by a pod in namespace"
+            " default that is deleted again.",
+        ),
+    ] = True,
     home: flags.Home = None,
     port: Annotated[int, typer.Option(help="On this machine: port of the gateway.")] = 8080,
     json_: flags.Json = False,
@@ -47,7 +55,7 @@ def doctor(
         if not machine:
             output.note("examined this machine; with a kubeconfig, --context NAME its cluster")
     else:
-        findings = asyncio.run(_examine_cluster(namespace, context))
+        findings = asyncio.run(_examine_cluster(namespace, context, probe=probe))
     lines = [line for each in findings for line in _lines(each)]
     output.result([asdict(each) for each in findings], lines)
     if any(each.severity is Severity.PROBLEM for each in findings):
@@ -61,13 +69,14 @@ def has_kubeconfig() -> bool:
     return any(each.is_file() for each in files) or "KUBERNETES_SERVICE_HOST" in os.environ
 
 
-async def _examine_cluster(namespace: str, context: str | None) -> list[Finding]:
+async def _examine_cluster(namespace: str, context: str | None, *, probe: bool) -> list[Finding]:
     with requires_extra("kubernetes"):
         from kubernetes.aio.config import ConfigException
 
         from controller.api import KubernetesError, connect
         from pilotlight.doctor.cluster_facts import read_cluster
         from pilotlight.doctor.cluster_findings import cluster_findings
+        from pilotlight.doctor.policy_probe import try_policies
     try:
         client = await connect(context)
     except ConfigException as error:
@@ -75,7 +84,8 @@ async def _examine_cluster(namespace: str, context: str | None) -> list[Finding]
             f"no cluster: {error}; set KUBECONFIG or --context, or use --machine for this machine"
         ) from error
     try:
-        return cluster_findings(await read_cluster(client, namespace))
+        facts = await read_cluster(client, namespace)
+        return cluster_findings(facts) + (await try_policies(client, facts) if probe else [])
     except KubernetesError as error:
         raise RequestFailed(str(error)) from error
     finally:

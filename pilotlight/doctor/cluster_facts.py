@@ -7,6 +7,7 @@ from typing import Any, Final
 from kubernetes.aio import client
 
 from controller.api import LIST_TIMEOUT_S, Denied, Gone, api_errors, read_json
+from controller.resources import POOL
 
 Document = dict[str, Any]
 
@@ -17,14 +18,23 @@ _PATHS: Final[Mapping[str, str]] = {
     "nodes": "/api/v1/nodes",
     "network_policies": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "secrets": "/api/v1/namespaces/{namespace}/secrets",
+    "platform_services": "/api/v1/namespaces/{namespace}/services",
+    "pods": "/api/v1/namespaces/{namespace}/pods",
+    "namespaces": "/api/v1/namespaces",
+    "autoscalers": "/apis/autoscaling/v2/horizontalpodautoscalers",
+    "scaled_objects": "/apis/keda.sh/v1alpha1/scaledobjects",
     "webhooks": "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations",
+    "mutating_webhooks": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    "admission_policies": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
     "config_maps": "/api/v1/configmaps",
     "peer_authentications": "/apis/security.istio.io/v1/peerauthentications",
 }
-_SELECTORS: Final[Mapping[str, dict[str, str]]] = {
-    "config_maps": {"fieldSelector": "metadata.name=config-features"}
+_SELECTORS: Final[Mapping[str, tuple[str, str]]] = {
+    "config_maps": ("fieldSelector", "metadata.name=config-features"),
+    "namespaces": ("fieldSelector", "metadata.name={namespace}"),
+    "pods": ("labelSelector", POOL),
 }
-_METADATA_ONLY: Final = frozenset({"crds", "secrets"})
+_METADATA_ONLY: Final = frozenset({"crds", "secrets", "namespaces", "admission_policies"})
 """Their contents are large, or nobody's business."""
 _PAGE: Final = 500
 
@@ -53,7 +63,7 @@ async def read_cluster(api: client.ApiClient, namespace: str) -> ClusterFacts:
     facts.version = (int(found.major), int("".join(filter(str.isdigit, found.minor))))
     for name, path in _PATHS.items():
         try:
-            facts.lists[name] = await _list(api, name, path.format(namespace=namespace))
+            facts.lists[name] = await _list(api, name, path, namespace)
         except Gone:  # the resource is not installed
             facts.lists[name] = []
         except Denied as error:
@@ -61,17 +71,21 @@ async def read_cluster(api: client.ApiClient, namespace: str) -> ClusterFacts:
     return facts
 
 
-async def _list(api: client.ApiClient, name: str, path: str) -> list[Document]:
+async def _list(api: client.ApiClient, name: str, path: str, namespace: str) -> list[Document]:
     accept = "application/json"
     if name in _METADATA_ONLY:
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
     found: list[Document] = []
     rest = ""
     while True:
-        query: dict[str, str] = {"limit": str(_PAGE), **_SELECTORS.get(name, {})}
+        query: dict[str, str] = {"limit": str(_PAGE)}
+        if name in _SELECTORS:
+            kind, selector = _SELECTORS[name]
+            query[kind] = selector.format(namespace=namespace)
         if rest:
             query["continue"] = rest
-        page = await read_json(api, path, kind=accept, **query)
+        url = path.format(namespace=namespace)
+        page = await read_json(api, url, kind=accept, **query)
         found += page["items"]
         rest = page["metadata"].get("continue") or ""
         if not rest:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from controller.kserve_version import MANAGER, TESTED, version_of, version_problem
-from controller.resources import POOL, Role, read_service, role_of
+from controller.pool_size import CompetingScaler, Owner, find_owner, read_pool
+from controller.resources import POOL, Role, mode_of, read_service, role_of
 from pilotlight.doctor import MIN_DRIVER, Finding, ok, problem, unknown, warning
-from registry.inference_service.model_resource import MODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 MIN_KUBERNETES: Final = (1, 30)
 GPU: Final = "nvidia.com/gpu"
 DRIVER_LABEL: Final = "nvidia.com/cuda.driver-version.major"
+_WEBHOOKS: Final = ("annotations.pilotlight.io", "defaults.pilotlight.io")
 _POOL_MODES: Final = ("Standard", "RawDeployment", "Knative")
 _FEATURES: Final[Mapping[str, Callable[[Document], bool]]] = {
     "kubernetes.podspec-fieldref": lambda pod: True,
@@ -98,25 +99,28 @@ def _kserve(facts: ClusterFacts) -> Iterator[Finding]:
             " control-plane=kserve-controller-manager",
             "check that KServe's controller runs",
         )
+    pools = [each for each in _services(facts, Role.POOL) if mode_of(each) == "Standard"]
     for manager in managers:
-        yield _kserve_version(manager)
+        yield _kserve_version(manager, pools)
 
 
-def _kserve_version(manager: Document) -> Finding:
+def _kserve_version(manager: Document, standard_pools: list[Document]) -> Finding:
     version = version_of(manager)
     if version is None:
         images = [each["image"] for each in manager["spec"]["template"]["spec"]["containers"]]
         return unknown(
             "KServe",
             f"its version is not in the images {', '.join(images)}",
-            "check that it is 0.16 to 0.20",
+            "check that it is 0.15 to 0.20",
         )
     text = ".".join(map(str, version))
-    if version < TESTED[0]:
+    if version < TESTED[0] and standard_pools:
         return problem(
             "KServe",
-            f"version {text} does not know the modes Standard and Knative",
-            "upgrade KServe to 0.16 or later, or write RawDeployment in the pool's annotation",
+            f"version {text} does not know the mode Standard of pool {_title(standard_pools[0])}:"
+            " its name is RawDeployment",
+            "upgrade KServe to 0.16 or later, or create the pool again in mode RawDeployment, which"
+            " Pilotlight scales as well",
         )
     if untested := version_problem(version):
         return warning("KServe", untested, "try it where nothing depends on it first")
@@ -174,14 +178,31 @@ def _installation(facts: ClusterFacts) -> Iterator[Finding]:
             "there are none: every pod of the cluster reaches Redis and pods",
             "apply manifests/base/network-policies.yaml",
         )
-    for webhook in facts.items("webhooks"):
-        if webhook["metadata"]["name"] == "annotations.pilotlight.io" and not all(
+    yield from _admission(facts)
+
+
+def _admission(facts: ClusterFacts) -> Iterator[Finding]:
+    policies = [each["metadata"]["name"] for each in facts.items("admission_policies")]
+    if "admission_policies" in facts.lists and not any(
+        each.startswith("pilotlight-parked-models") for each in policies
+    ):
+        yield warning(
+            "admission policies",
+            "are missing: nothing but their roles binds controller and autoscaler, and a KServe"
+            " without the mode ModelMesh would start pods for every model",
+            "apply manifests/base/admission-policies.yaml (chart: admissionPolicies.create)",
+        )
+    for webhook in (*facts.items("webhooks"), *facts.items("mutating_webhooks")):
+        if webhook["metadata"]["name"] in _WEBHOOKS and not all(
             each["clientConfig"].get("caBundle") for each in webhook["webhooks"]
         ):
+            annotations = webhook["metadata"].get("annotations") or {}
             yield problem(
-                "webhooks",
-                "have no caBundle: every `kubectl apply` of a model is refused",
-                "the controller sets it within 20 s; see its log, and its rights",
+                f"webhook {webhook['metadata']['name']}",
+                "has no caBundle: every `kubectl apply` of a model is refused",
+                f"kubectl -n {facts.namespace} describe certificate pilotlight-webhook"
+                if "cert-manager.io/inject-ca-from" in annotations
+                else "the controller sets it within 20 s; see its log, and its rights",
             )
 
 
@@ -221,12 +242,9 @@ def _needed_secrets(deployments: Iterable[Document]) -> set[str]:
 
 
 def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
-    metadata, pod = pool["metadata"], pool["spec"]["predictor"]
+    metadata, pod, mode = pool["metadata"], pool["spec"]["predictor"], mode_of(pool)
     subject = f"pool {_labels(pool)[POOL]}"
-    annotations = metadata.get("annotations") or {}
-    mode = (pool.get("status") or {}).get("deploymentMode") or annotations.get(MODE, "")
-    where = f"InferenceService {metadata['namespace']}/{metadata['name']}"
-    yield ok(subject, f"{where}, mode {mode or 'not known yet'}")
+    yield ok(subject, f"InferenceService {_title(pool)}, mode {mode or 'not known yet'}")
     if mode and mode not in _POOL_MODES:
         yield problem(
             subject,
@@ -235,12 +253,14 @@ def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
         )
     if mode == "Knative":
         yield from _knative(facts, subject, pod)
-    elif annotations.get("serving.kserve.io/autoscalerClass") != "external":
-        yield warning(
-            subject,
-            "its autoscalerClass is not `external`: KServe scales its pods, by CPU",
-            "set the annotation serving.kserve.io/autoscalerClass: external",
+    elif mode in _POOL_MODES and (owner := find_owner(read_pool(pool), _scalers(facts, pool))):
+        remedy = (
+            "set the annotation serving.kserve.io/autoscalerClass: external"
+            if owner.owner is Owner.CLASS
+            else "delete it, or leave scaling to it"
         )
+        yield warning(subject, owner.reason, remedy)
+    yield from _disk(subject, pod)
     if metadata["namespace"] == facts.namespace and "secrets" in facts.lists:
         secrets = {each["metadata"]["name"] for each in facts.items("secrets")}
         for source in pod["containers"][0].get("envFrom", ()):
@@ -254,6 +274,30 @@ def _pool(facts: ClusterFacts, pool: Document) -> Iterator[Finding]:
                 )
     if GPU in (pod["containers"][0].get("resources", {}).get("limits") or {}):
         yield from _gpus(facts, subject)
+
+
+def _scalers(facts: ClusterFacts, pool: Document) -> list[CompetingScaler]:
+    """HPAs and KEDA's ScaledObjects in the pool's namespace."""
+    found = [("HorizontalPodAutoscaler", each) for each in facts.items("autoscalers")]
+    found += [("ScaledObject", each) for each in facts.items("scaled_objects")]
+    return [
+        CompetingScaler(kind, each["metadata"]["name"], each["spec"]["scaleTargetRef"]["name"])
+        for kind, each in found
+        if each["metadata"]["namespace"] == pool["metadata"]["namespace"]
+    ]
+
+
+def _disk(subject: str, pod: Document) -> Iterator[Finding]:
+    volumes = [each.get("emptyDir") or {} for each in pod.get("volumes", ())]
+    has_disk = any("sizeLimit" in each and each.get("medium") != "Memory" for each in volumes)
+    requests = (pod["containers"][0].get("resources") or {}).get("requests") or {}
+    if has_disk and "ephemeral-storage" not in requests:
+        yield warning(
+            subject,
+            "asks for no ephemeral-storage, though its disk cache is on the node's disk: pods are"
+            " put on nodes whose disk is too small, and evicted there",
+            "set resources.requests.ephemeral-storage to the cache's size and a little more",
+        )
 
 
 def _knative(facts: ClusterFacts, subject: str, pod: Document) -> Iterator[Finding]:
@@ -311,9 +355,7 @@ def _gpus(facts: ClusterFacts, subject: str) -> Iterator[Finding]:
 def _pool_names(facts: ClusterFacts) -> Iterator[Finding]:
     found: dict[str, list[str]] = {}
     for pool in _services(facts, Role.POOL):
-        found.setdefault(_labels(pool)[POOL], []).append(
-            f"{pool['metadata']['namespace']}/{pool['metadata']['name']}"
-        )
+        found.setdefault(_labels(pool)[POOL], []).append(_title(pool))
     for name, services in found.items():
         if len(services) > 1:
             yield problem(
@@ -345,21 +387,29 @@ def _models(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _mesh(facts: ClusterFacts) -> Iterator[Finding]:
+    labels = map(_labels, facts.items("namespaces"))
+    if any(each.get("istio.io/dataplane-mode") == "ambient" for each in labels):
+        return
     for each in facts.items("peer_authentications"):
         namespace = each["metadata"]["namespace"]
         mode = (each["spec"].get("mtls") or {}).get("mode")
         if mode == "STRICT" and namespace in (facts.namespace, "istio-system"):
             yield warning(
                 "Istio",
-                f"PeerAuthentication {namespace}/{each['metadata']['name']} is STRICT:"
+                f"PeerAuthentication {_title(each)} is STRICT:"
                 " pods without a sidecar reach no pod, Redis or gateway",
-                f"label the namespace {facts.namespace} istio-injection=enabled and restart its"
-                " pods, or exempt it by a PeerAuthentication of its own",
+                f"label the namespace {facts.namespace} istio.io/dataplane-mode=ambient; or, with"
+                " sidecars, the component tls and PERMISSIVE for the ports 8080 and 8081 of pods:"
+                " docs/kubernetes.md, TLS between the parts",
             )
 
 
 def _services(facts: ClusterFacts, role: Role) -> list[Document]:
     return [each for each in facts.items("services") if role_of(each) is role]
+
+
+def _title(document: Document) -> str:
+    return f"{document['metadata']['namespace']}/{document['metadata']['name']}"
 
 
 def _labels(document: Document) -> dict[str, Any]:
@@ -369,7 +419,7 @@ def _labels(document: Document) -> dict[str, Any]:
 def _labelled(facts: ClusterFacts, name: str) -> list[str]:
     """Deployments by their recommended label of a name, or by their own name."""
     return [
-        f"{each['metadata']['namespace']}/{each['metadata']['name']}"
+        _title(each)
         for each in facts.items("deployments")
         if name in (_labels(each).get("app.kubernetes.io/name"), each["metadata"]["name"])
     ]

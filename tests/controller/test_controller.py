@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from aiohttp import web
 from common.settings_table import settings_from_fields
 from controller import controller as loop
 from controller import informer as reflector
-from controller import leader_election, model_reconciler, model_status
+from controller import leader_election, model_reconciler, model_status, uninstall
 from controller.api import ClusterApi
 from controller.controller import FEW_CONFLICTS, Controller, WorkQueue
 from controller.declaration_reconcilers import GraphReconciler
@@ -66,7 +67,7 @@ async def replica(
             },
             models.changed_in_registries,
         )
-        informer = Informer(connection, objects)
+        informer = Informer(connection, objects, pool_namespaces=["pilotlight"])
 
         async def act() -> None:
             await informer.listed.wait()
@@ -104,6 +105,11 @@ class Stage:
     def is_ready(self) -> bool:
         conditions = self.status().get("conditions") or []
         return any((each["type"], each["status"]) == ("Ready", "True") for each in conditions)
+
+    def reason(self) -> str:
+        """Of Ready."""
+        conditions = self.status().get("conditions") or []
+        return next((each["reason"] for each in conditions if each["type"] == "Ready"), "")
 
     def statuses_written(self) -> int:
         return sum(what == "status" and status == 200 for _, what, status in self.server.writes)
@@ -265,6 +271,55 @@ async def test_of_two_objects_of_one_name_the_older_is_served(stage: Stage) -> N
         stage.server.delete(PATH)
         await until(lambda: condition().get("status") == "True", what="the younger takes the name")
         assert owner_of(stage.state(one).models[NAME].spec) == "younger"
+
+
+@pytest.mark.parametrize(
+    "finalizers", [pytest.param(None, id="annotation"), pytest.param([], id="finalizer-too")]
+)
+async def test_a_model_that_loses_its_annotation_is_withdrawn(
+    stage: Stage, finalizers: list[str] | None
+) -> None:
+    stage.server.put(stage.model())
+    async with replica(stage.url, stage.redis_url) as one:
+        await until(stage.is_ready, what="the model is ready")
+        document = copy.deepcopy(stage.server.objects[PATH])
+        del document["metadata"]["annotations"]["pilotlight.io/pool"]
+        if finalizers is not None:
+            document["metadata"]["finalizers"] = finalizers
+        stage.server.put(document)
+        await until(lambda: stage.reason() == "Withdrawn", what="its status says so")
+        assert "url" not in stage.status()
+        assert stage.server.objects[PATH]["metadata"]["finalizers"] == []
+        await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
+        await until(lambda: NAME not in one.objects.services, what="it is KServe's alone")
+        stage.server.put(stage.model())
+        await until(stage.is_ready, what="the model is served again")
+
+
+async def test_before_an_uninstall_models_are_free_and_no_controller_takes_them_again(
+    stage: Stage, short_lease: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uninstall, "RENEW_S", 1.0)
+    stage.server.put(stage.model())
+    async with (
+        replica(stage.url, stage.redis_url, leads=False) as one,
+        connect(stage.url) as connection,
+    ):
+        election = Leadership(connection, "pilotlight", "one", one.controller.set_leading)
+        task = asyncio.create_task(election.run())
+        await until(stage.is_ready, what="the model is ready")
+        settings = settings_from_fields(ControllerSettings, {})
+        async with connect(stage.url, "uninstall") as second:
+            await uninstall.release_models(second, settings)
+        written = len(stage.server.writes)
+        document = stage.server.objects[PATH]
+        assert document["metadata"]["finalizers"] == []
+        assert stage.reason() == "Withdrawn"
+        stage.server.put(document)
+        await asyncio.sleep(1.0)  # several renewals of a lease that is not theirs
+        assert len(stage.server.writes) == written
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_an_object_that_vanishes_during_its_reconciliation_does_not_stay(

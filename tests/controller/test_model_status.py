@@ -13,6 +13,7 @@ from controller.model_status import (
     evaluate,
     make_status,
     seconds_until_write,
+    withdrawn_status,
 )
 from controller.resources import ServiceObject, read_service
 from registry.domain.model import LoadFailure, ModelName, Tier
@@ -197,3 +198,15 @@ def test_writes_readiness_at_once_and_batches_copies() -> None:
     warm = replace(FACTS, copies=Copies(device=1))
     assert wait(written, warm, age_s=100.0, since_last_s=2.0) == WRITE_INTERVAL_S - 2.0
     assert wait(written, warm, age_s=100.0, since_last_s=WRITE_INTERVAL_S) == 0.0
+
+
+def test_a_withdrawn_model_is_not_ready() -> None:
+    served = make_status(MODEL, FACTS, NOW)
+    status = withdrawn_status(with_status(served), "why", LATER)
+    found = conditions(status)
+    assert {
+        kind: (each["status"], each["reason"]) for kind, each in found.items()
+    } == dict.fromkeys(("PredictorReady", "IngressReady", "Ready"), ("False", "Withdrawn"))
+    assert found["Ready"]["lastTransitionTime"] == LATER
+    assert status["deploymentMode"] == "ModelMesh"
+    assert status.keys().isdisjoint({"url", "address", "components", "modelStatus"})

@@ -1,4 +1,4 @@
-"""The Helm chart: two pools, an upgrade and a rollback under traffic, an uninstall without a trace.
+"""The Helm chart: two pools, an upgrade and a rollback under traffic, an uninstall.
 
 Runs first, on a cluster without Pilotlight: the other tests install by kustomize.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from controller.resources import FINALIZER
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.load import Load, load
 from tests.kubernetes.models import Gateway, Tenant
@@ -47,6 +48,7 @@ class Release:
 
     admin: Kubectl
     folder: Path
+    namespace: str = NAMESPACE
 
     def __call__(self, *arguments: str) -> str:
         command = [
@@ -55,17 +57,17 @@ class Release:
             str(self.admin.kubeconfig),
             *arguments,
             "--namespace",
-            NAMESPACE,
+            self.namespace,
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, f"{' '.join(arguments)}\n{done.stdout}{done.stderr}"
         return done.stdout
 
-    def install(self, **values: Any) -> None:
+    def install(self, *flags: str, **values: Any) -> None:
         file = self.folder / "values.yaml"
         file.write_text(yaml.safe_dump(VALUES | values))
         chart = helm_chart(self.folder / "chart")
-        self("upgrade", "--install", "pilotlight", str(chart), "--values", str(file))
+        self("upgrade", "--install", "pilotlight", str(chart), "--values", str(file), *flags)
 
     def wait(self) -> None:
         """Until each Deployment has only new pods, all of them ready."""
@@ -153,15 +155,46 @@ def test_an_upgrade_and_a_rollback_fail_no_request(release: Release, traffic: li
             assert (each.refused, each.broken) == ([], [])
 
 
-def test_an_uninstall_leaves_no_trace(release: Release, tenants: dict[str, Tenant]) -> None:
-    for tenant in tenants.values():
-        tenant.delete(MODEL)
-    release("uninstall", "pilotlight", "--wait", "--timeout", "4m")
+def test_a_second_release_is_refused_or_bound_to_its_namespaces(
+    release: Release, tenants: dict[str, Tenant]
+) -> None:
+    assert tenants
+    second = Release(release.admin, release.folder, "side-by-side")
+    release.admin("create", "namespace", second.namespace)
+    with pytest.raises(AssertionError, match="cannot be imported into the current release"):
+        second.install("--dry-run=server")
+    own = {"controller": {"watchNamespaces": [second.namespace]}}
+    once = {"crds": {"install": False}, "tenantRoles": {"create": False}}
+    second.install("--dry-run=server", **own, **once)
+    release.admin("delete", "namespace", second.namespace)
+
+
+def test_an_uninstall_keeps_the_tenants_objects_and_nothing_else(
+    release: Release, tenants: dict[str, Tenant]
+) -> None:
     admin = release.admin
+    application = {
+        "apiVersion": "pilotlight.io/v1alpha1",
+        "kind": "InferenceApplication",
+        "metadata": {"name": "kept", "namespace": "charted-a"},
+        "spec": {"slo": "1s", "variants": [{"model": MODEL, "accuracy": 0.9}]},
+    }
+    admin("create", "--validate=false", "-f", "-", given=yaml.safe_dump(application))
+    release("uninstall", "pilotlight", "--wait", "--timeout", "4m")
+    admin("-n", "charted-a", "get", "inferenceapplication", "kept")
+    for tenant in tenants.values():
+        found = admin.get("-n", tenant.namespace, "isvc", MODEL)
+        assert FINALIZER not in found["metadata"].get("finalizers", ())
+        ready = {each["type"]: each for each in found["status"]["conditions"]}["Ready"]
+        assert (ready["status"], ready["reason"]) == ("False", "Withdrawn")
+        assert "Pilotlight was uninstalled" in ready["message"]
+        tenant.delete(MODEL)  # without a controller
     admin("delete", "namespace", NAMESPACE, *POOLS)
+    admin("delete", "crd", "inferenceapplications.pilotlight.io", "models.pilotlight.io")
     kinds = (
         "clusterroles,clusterrolebindings,crds,mutatingwebhookconfigurations,"
-        "validatingwebhookconfigurations,inferenceservices,clusterservingruntimes"
+        "validatingwebhookconfigurations,inferenceservices,clusterservingruntimes,"
+        "validatingadmissionpolicies,validatingadmissionpolicybindings"
     )
     left = admin("get", kinds, "-A", "-o", "name")
     assert [each for each in left.split() if "pilotlight" in each] == []

@@ -1,8 +1,9 @@
 """docs/install.md as written: its blocks, in its order, from nothing to an answer and back.
 
 A block is run unless the page's source says why not, in a comment above it. Of the text only this
-is replaced: the registry's name, the credentials of the object store, and the address of the
-forwarded port. The public model comes from a server of the Hub's protocol on this machine.
+is replaced: the registry's name, the credentials of the object store, the address of the forwarded
+port, and `kubectl exec`, by the same command here. The public model comes from a server of the
+Hub's protocol on this machine.
 """
 
 import os
@@ -25,6 +26,7 @@ from tests.servers import S3Server, wait_until
 
 pytestmark = pytest.mark.kubernetes
 
+IN_THE_CONTROLLER = f"kubectl -n {NAMESPACE} exec deployment/pilotlight-controller -- python"
 HUB_PORT = PORT + 1
 REGISTRY = "registry.example.com/pilotlight"
 ANSWER_TIMEOUT_S = 300.0
@@ -43,6 +45,7 @@ class Shell:
         environment = {
             **os.environ,
             "KUBECONFIG": str(self.admin.kubeconfig),
+            "PYTHONPATH": str(REPOSITORY),
             "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
         }
         done = subprocess.run(
@@ -60,6 +63,7 @@ class Shell:
         """With what a reader fills in."""
         credentials = {**self.store.environment, "HF_ENDPOINT": f"http://{HOST_ADDRESS}:{HUB_PORT}"}
         literals = " ".join(f"--from-literal={key}={text}" for key, text in credentials.items())
+        command = command.replace(IN_THE_CONTROLLER, sys.executable)
         command = re.sub(r"(--from-literal=\S+=… ?)+", f"{literals} ", command)
         return re.sub(r"\bREGISTRY\b", REGISTRY, command)
 
@@ -140,7 +144,15 @@ def test_with_kustomize(shell: Shell, clean: None) -> None:
 
 
 def _check_clean(shell: Shell) -> None:
-    kinds = "clusterroles,crds,mutatingwebhookconfigurations,validatingwebhookconfigurations"
+    """The model stays, as the kinds do with Helm, and can be deleted."""
+    shell.admin("delete", "isvc", "first", "--timeout=60s")
+    left = shell.admin("get", "crds", "-o", "name").split()
+    if own := [each for each in left if ".pilotlight.io" in each]:
+        shell.admin("delete", *own)
+    kinds = (
+        "clusterroles,crds,mutatingwebhookconfigurations,validatingwebhookconfigurations,"
+        "validatingadmissionpolicies"
+    )
     wait_until(
         lambda: "pilotlight" not in shell.admin("get", kinds, "-o", "name"),
         timeout_s=ANSWER_TIMEOUT_S,

@@ -22,7 +22,7 @@ SCALE = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/pool-predictor/scale"
     "call",
     [
         pytest.param(("get", "inferenceservices", "-A"), id="list-models"),
-        pytest.param(("get", "pods", "-A"), id="list-pods"),
+        pytest.param((*IN_NAMESPACE, "get", "pods"), id="list-pods-of-pools"),
     ],
 )
 def test_the_controller_has_the_rights_that_it_needs(
@@ -52,7 +52,6 @@ def test_the_autoscaler_has_the_rights_that_it_needs_in_its_namespace(
         pytest.param(("get", "inferenceservices", "-A"), id="list-models"),
         pytest.param(("get", "pods", "-A"), id="list-pods-of-others"),
         pytest.param((*IN_NAMESPACE, "annotate", "isvc", "pool", "other=1"), id="change-the-pool"),
-        pytest.param((*IN_NAMESPACE, "get", "deployments"), id="list-deployments"),
         pytest.param(
             (*IN_NAMESPACE, "set", "env", "deployment/pool-predictor", "A=1"), id="change-pods"
         ),
@@ -80,6 +79,7 @@ def test_the_controller_may_not_scale(installed: Kubectl, tmp_path: Path) -> Non
             (*IN_NAMESPACE, "create", "deployment", "other", "--image=other"), id="make-pods"
         ),
         pytest.param(("get", "nodes"), id="list-nodes"),
+        pytest.param(("get", "pods", "-A"), id="list-pods-of-others"),
     ],
 )
 @pytest.mark.parametrize("account", ACCOUNTS)
@@ -121,19 +121,23 @@ MODELS_EVERYWHERE = {
     "inferencegraphs.serving.kserve.io": {"get", "list", "watch"},
     "inferenceapplications.pilotlight.io": {"get", "list", "watch"},
     "inferenceapplications.pilotlight.io/status": {"patch"},
-    "pods": {"get", "list", "watch"},
-    "services": {"create", "get"},
+    "models.pilotlight.io": {"get", "list", "watch", "patch"},
+    "models.pilotlight.io/status": {"patch"},
+    "deployments.apps [kserve-controller-manager]": {"list"},
     "events": {"create"},
 }
 SCALING = {
+    "deployments.apps": {"list"},
     "inferenceservices.serving.kserve.io": {"list"},
-    "deployments.apps/scale": {"get", "patch"},
+    "deployments.apps/scale [pool-predictor]": {"get", "patch"},
     "pods": {"list", "patch"},
     "horizontalpodautoscalers.autoscaling": {"list"},
     "scaledobjects.keda.sh": {"list"},
     "events": {"create"},
 }
 OWN = {
+    "deployments.apps": {"list", "watch"},
+    "pods": {"list", "watch"},
     "leases.coordination.k8s.io": {"create"},
     "leases.coordination.k8s.io [pilotlight-controller]": {"get", "update", "patch"},
     "secrets": {"create"},
@@ -145,10 +149,12 @@ OWN = {
 }
 CA_BUNDLES = {
     "mutatingwebhookconfigurations.admissionregistration.k8s.io [defaults.pilotlight.io]": {
-        "patch"
+        "get",
+        "patch",
     },
     "validatingwebhookconfigurations.admissionregistration.k8s.io [annotations.pilotlight.io]": {
-        "patch"
+        "get",
+        "patch",
     },
 }
 

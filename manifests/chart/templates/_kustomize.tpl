@@ -52,7 +52,7 @@
 
 {{- define "pilotlight.isTarget" -}}
 {{- $isTarget := true -}}
-{{- if ne .target.kind .item.kind }}{{ $isTarget = false }}{{ end -}}
+{{- if not (regexMatch (printf "^(%s)$" .target.kind) .item.kind) }}{{ $isTarget = false }}{{ end -}}
 {{- with .target.name }}{{ if not (regexMatch (printf "^(%s)$" .) $.item.metadata.name) }}{{ $isTarget = false }}{{ end }}{{ end -}}
 {{- with .target.labelSelector -}}
 {{- $parts := splitList "=" . -}}

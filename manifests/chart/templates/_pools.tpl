@@ -17,6 +17,10 @@
 {{- $_ := set $item.spec.selector.matchLabels "app.kubernetes.io/instance" $pool.name -}}
 {{- $_ := set $item.spec.template.metadata.labels "app.kubernetes.io/instance" $pool.name -}}
 {{- include "pilotlight.set" (dict "container" (first $item.spec.template.spec.containers) "name" "PILOTLIGHT_POOL" "value" $pool.name) -}}
+{{- else if eq $item.kind "Role" -}}
+{{- $_ := set (first $item.rules) "resourceNames" (list (printf "pool%s-predictor" (ternary "" (printf "-%s" $pool.name) $isFirst))) -}}
+{{- else if eq $item.kind "RoleBinding" -}}
+{{- $_ := set $item.roleRef "name" $item.metadata.name -}}
 {{- else -}}
 {{- include "pilotlight.poolValues" (dict "root" $root "pool" $pool "item" $item) -}}
 {{- end -}}

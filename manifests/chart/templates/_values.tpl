@@ -95,6 +95,10 @@ switches off what the manifests have. */ -}}
 {{- $_ := set $labels "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_") -}}
 {{- end -}}
 {{- $_ := set $item.metadata "labels" (merge $labels (default dict $item.metadata.labels)) -}}
+{{- if and (hasPrefix "ValidatingAdmissionPolicy" $item.kind) (ne $root.Release.Namespace "pilotlight") -}}
+{{- $_ := set $item.metadata "name" (printf "%s-%s" $item.metadata.name $root.Release.Namespace) -}}
+{{- if $item.spec.policyName }}{{ $_ := set $item.spec "policyName" $item.metadata.name }}{{ end -}}
+{{- end -}}
 {{- range $item.subjects }}{{ $_ := set . "namespace" $root.Release.Namespace }}{{ end -}}
 {{- range $item.webhooks }}{{ $_ := set .clientConfig.service "namespace" $root.Release.Namespace }}{{ end -}}
 {{- $pod := dict -}}
@@ -123,7 +127,7 @@ switches off what the manifests have. */ -}}
 {{- define "pilotlight.print" -}}
 {{- include "pilotlight.common" . }}
 ---
-{{ $text := regexReplaceAll "(pilotlight-(?:gateway|redis|workflows)\\.|kubectl -n )pilotlight\\b" (toYaml .item) (printf "${1}%s" .root.Release.Namespace) -}}
+{{ $text := regexReplaceAll "(pilotlight-(?:gateway|redis|workflows|webhook)\\.|kubectl -n |serviceaccount:|inject-ca-from: )pilotlight\\b" (toYaml .item) (printf "${1}%s" .root.Release.Namespace) -}}
 {{- if eq .item.kind "NetworkPolicy" }}{{ $text = regexReplaceAll "(?m)(metadata\\.name: |- )monitoring$" $text (printf "${1}%s" .root.Values.monitoring.namespace) }}{{ end -}}
 {{ $text }}
 {{ end -}}

@@ -14,11 +14,13 @@ from tests.kubernetes.node.environment import BadReference, command, environment
 from tests.kubernetes.node.images import UnknownImage, image
 from tests.kubernetes.node.sandbox import Sandbox, open_sandbox
 from tests.kubernetes.node.volumes import make_volume
-from tests.kubernetes.places import HOST_ADDRESS
+from tests.kubernetes.places import HOST_ADDRESS, NAMESPACE
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+DENIED = "denied"
+"""File in the node's folder: what network policies refuse, an address a line."""
 BYTE_CODE = "/var/cache/byte-code"
 """Folder for Python's bytecode, shared by all containers; a built image would contain it."""
 RETRY_S = 1.0
@@ -65,7 +67,7 @@ class Pod:
     def _start(self) -> None:
         while self._grace_s is None:
             try:
-                self._sandbox = self._sandbox or open_sandbox()
+                self._sandbox = self._sandbox or self._open_sandbox()
                 volumes = self._make_volumes(self._sandbox)
                 if not self._run_init_containers(self._sandbox, volumes):
                     return
@@ -79,6 +81,15 @@ class Pod:
             except (BadReference, UnknownImage) as error:
                 self._report_waiting(error)
                 self._wake.wait(RETRY_S)
+
+    def _open_sandbox(self) -> Sandbox:
+        """Pods outside the platform's namespace do not reach the addresses that a test denies."""
+        sandbox = open_sandbox()
+        denied = self._folder.parent / DENIED
+        if self._namespace != NAMESPACE and denied.exists():
+            for address in denied.read_text().split():
+                sandbox.deny(address)
+        return sandbox
 
     def _make_volumes(self, sandbox: Sandbox) -> dict[str, Path]:
         return {

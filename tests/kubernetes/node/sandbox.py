@@ -36,6 +36,11 @@ class Sandbox:
         """Command prefix that runs a command in this network, in a mount namespace of its own."""
         return ["nsenter", "--target", str(self.keeper.pid), "--net", "unshare", "--mount", "--"]
 
+    def deny(self, address: str) -> None:
+        """Refuse connections to an address, as a network plugin does that enforces policies."""
+        inside = ["nsenter", "--target", str(self.keeper.pid), "--net", "ip"]
+        _run(*inside, "route", "add", "prohibit", f"{address}/32")
+
     def close(self) -> None:
         """Delete the network with all of its connections."""
         self.keeper.send_signal(signal.SIGKILL)

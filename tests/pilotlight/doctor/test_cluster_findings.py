@@ -8,6 +8,7 @@ import pytest
 from pilotlight.doctor import Severity
 from pilotlight.doctor.cluster_facts import ClusterFacts
 from pilotlight.doctor.cluster_findings import DRIVER_LABEL, GPU, cluster_findings
+from pilotlight.doctor.policy_probe import judge
 
 NAMESPACE = "pilotlight"
 
@@ -95,6 +96,7 @@ def facts(**lists: Any) -> ClusterFacts:
         "network_policies": [{"metadata": {"name": "registry"}}],
         "secrets": [{"metadata": {"name": f"pilotlight-{each}"}} for each in ("pods", "redis")],
         "webhooks": [],
+        "admission_policies": [{"metadata": {"name": "pilotlight-parked-models"}}],
         "config_maps": [],
         "peer_authentications": [],
     }
@@ -126,6 +128,14 @@ def node(driver: str | None) -> dict[str, Any]:
     return {"metadata": {"name": "n", "labels": labels}, "status": {"allocatable": {GPU: "1"}}}
 
 
+def scaler(target: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "theirs", "namespace": NAMESPACE},
+        "spec": {"scaleTargetRef": {"kind": "Deployment", "name": target}},
+    }
+
+
+DISK = {"name": "cache", "emptyDir": {"sizeLimit": "50Gi"}}
 GPU_POOL = pool(containers=[{"resources": {"limits": {GPU: "1"}}}])
 FEATURES = {
     "metadata": {"name": "config-features", "namespace": "knative-serving"},
@@ -139,8 +149,8 @@ FEATURES = {
         pytest.param({"crds": []}, "problem KServe: is not installed", id="no-kserve"),
         pytest.param(
             {"deployments": [manager("v0.15.2"), ours()]},
-            "problem KServe: version 0.15 does not know the modes",
-            id="old-kserve",
+            "problem KServe: version 0.15 does not know the mode Standard of pool pilotlight/pool",
+            id="kserve-0.15-in-mode-standard",
         ),
         pytest.param(
             {"deployments": [manager("v0.21.0"), ours()]},
@@ -197,8 +207,40 @@ FEATURES = {
                     }
                 ]
             },
-            "problem webhooks: have no caBundle",
+            "problem webhook annotations.pilotlight.io: has no caBundle",
             id="no-ca-bundle",
+        ),
+        pytest.param(
+            {
+                "mutating_webhooks": [
+                    {
+                        "metadata": {"name": "defaults.pilotlight.io"},
+                        "webhooks": [{"clientConfig": {}}],
+                    }
+                ]
+            },
+            "problem webhook defaults.pilotlight.io: has no caBundle",
+            id="no-ca-bundle-of-the-other",
+        ),
+        pytest.param(
+            {"admission_policies": [{"metadata": {"name": "of-others"}}]},
+            "warning admission policies: are missing",
+            id="no-admission-policies",
+        ),
+        pytest.param(
+            {"autoscalers": [scaler("pool-predictor"), scaler("other-predictor")]},
+            "warning pool default: HorizontalPodAutoscaler theirs in namespace pilotlight also",
+            id="foreign-autoscaler",
+        ),
+        pytest.param(
+            {"scaled_objects": [scaler("pool-predictor")]},
+            "warning pool default: ScaledObject theirs in namespace pilotlight also",
+            id="foreign-scaled-object",
+        ),
+        pytest.param(
+            {"services": [pool(volumes=[DISK]), model()]},
+            "warning pool default: asks for no ephemeral-storage",
+            id="no-ephemeral-storage",
         ),
         pytest.param(
             {"services": [pool(mode="ModelMesh"), model()]},
@@ -207,7 +249,7 @@ FEATURES = {
         ),
         pytest.param(
             {"services": [pool(scaler="hpa"), model()]},
-            "warning pool default: its autoscalerClass",
+            "warning pool default: InferenceService pilotlight/pool has autoscaler class 'hpa'",
             id="pools-scaler",
         ),
         pytest.param(
@@ -267,6 +309,42 @@ def test_each_fault_is_said_with_the_way_out(lists: dict[str, Any], expected: st
     found = complaints(facts(**lists))
     assert any(each.startswith(expected) for each in found), found
     assert len(found) == 1, found
+
+
+@pytest.mark.parametrize(
+    ("reached", "severity", "detail"),
+    [
+        pytest.param(
+            ["the gateway", "Redis", "a pod of a pool"],
+            Severity.PROBLEM,
+            "are not enforced: a pod of namespace default reached Redis and a pod of a pool",
+            id="not-enforced",
+        ),
+        pytest.param(["Redis"], Severity.PROBLEM, "are not enforced", id="gateway-is-down"),
+        pytest.param([], Severity.UNKNOWN, "reached not even the gateway", id="no-network"),
+        pytest.param(["the gateway"], Severity.OK, "are enforced", id="enforced"),
+    ],
+)
+def test_policies_are_judged_by_what_a_pod_reached(
+    reached: list[str], severity: Severity, detail: str
+) -> None:
+    found = judge(reached)
+    assert (found.severity, found.subject) == (severity, "network policies")
+    assert detail in found.detail
+    assert bool(found.remedy) == (severity is not Severity.OK)
+
+
+def test_ambient_mode_is_sound_and_kserve_015_works_in_its_own_mode() -> None:
+    strict = {
+        "metadata": {"name": "d", "namespace": NAMESPACE},
+        "spec": {"mtls": {"mode": "STRICT"}},
+    }
+    ambient = {"metadata": {"name": NAMESPACE, "labels": {"istio.io/dataplane-mode": "ambient"}}}
+    assert complaints(facts(peer_authentications=[strict], namespaces=[ambient])) == []
+    old = [manager("v0.15.2"), ours()]
+    services = [pool(mode="RawDeployment"), model()]
+    found = complaints(facts(deployments=old, services=services))
+    assert found == ["warning KServe: KServe 0.15 is not tested (0.16 to 0.20 are)"]
 
 
 def test_an_old_cluster_and_denied_lists_are_said() -> None:
