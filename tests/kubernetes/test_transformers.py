@@ -42,7 +42,11 @@ def _names(tenant: Tenant, kinds: str) -> list[str]:
 def _explain(gateway: Gateway, tenant: Tenant, name: str) -> httpx.Response:
     path = f"/serving/{tenant.namespace}/{name}/v1/models/{name}:explain"
     return httpx.post(
-        gateway.url + path, json={"instances": ["hi"]}, timeout=300.0, trust_env=False
+        gateway.url + path,
+        json={"instances": ["hi"]},
+        headers=tenant.credentials(),
+        timeout=300.0,
+        trust_env=False,
     )
 
 
