@@ -4,15 +4,17 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.pod_secret import make_secret
 from registry.domain.application import ApplicationSpec
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.pod import PodPhase
 from registry.errors import RegistryRefused, RegistryUnavailable
 from registry.redis import acl
 from registry.redis.acl import Role, acl_file, set_users
@@ -22,6 +24,7 @@ from registry.redis.reports import ArrivalLog, AutoscalerLog
 from registry.redis.server_address import find_server
 from registry.redis.workflow_log import WorkflowLog
 from tests import servers
+from tests.registry.redis.clients import KEY as KEY_OF_MODEL
 from tests.registry.redis.clients import SPEC, Pod, release, reserve
 from tests.servers import REPOSITORY
 
@@ -158,6 +161,87 @@ async def test_an_operation_is_for_its_roles(guarded: Guarded) -> None:
             elif guarded.is_exact:
                 with pytest.raises(RegistryRefused):
                     await guarded.run(operation, role)
+
+
+def _of_gateway(name: str) -> Iterator[tuple[Any, ...]]:
+    yield "arrivals", "gateway", 1, [[name, 1, 0]], {name: [1, 0, 0]}
+    yield "arrivals", "gateway", 2, [], {}
+    yield from (("idle_memory",), ("plans",), ("under_way",), ("gpus",), ("declared",))
+    yield from (("workflows",), ("latest_runs",), ("model", name), ("waiting",))
+
+
+def _of_autoscaler(name: str, token: int) -> Iterator[tuple[Any, ...]]:
+    yield "intend", token, "id", 1000, name, "{}"
+    yield "ended", "id", name, '{"ended":1}', "{}"
+    yield "scale", token, "{}", name, "{}"
+    yield "place", token, '{"pods":[]}', name, "{}"
+    yield "expect", token, "{}"
+    yield "arrivals_in", "second", 1, 2
+    yield from (("under_way",), ("plans",), ("waiting",), ("hints",), ("copies",), ("gpus",))
+    yield "resign", token
+
+
+def _of_controller(name: str, key: str) -> Iterator[tuple[Any, ...]]:
+    yield "put_application", "n/app", "{}"
+    yield "delete_application", "n/app"
+    yield "accuracy", name, key, "{}"
+    yield "profile", name, key, "{}", "cpu"
+    yield "unreadable", key, name, "{}"
+    yield "declared_at", [[name, 1]]
+    yield "put_workflow", "n/w", '{"kind":"file"}'
+    yield "delete_workflow", "n/w"
+    yield from (("taken", [name]), ("loading",), ("planner",), ("plans",), ("gpus",), ("copies",))
+    yield from (("declared",), ("workflows",), ("latest_runs",), ("idle_memory",), ("waiting",))
+    yield from (("arrivals_in", "second", 1, 2), ("share_snapshot", 0), ("delete", name))
+
+
+def _of_scheduler(token: int) -> Iterator[tuple[Any, ...]]:
+    yield "put_workflow", "n/w", '{"kind":"file"}'
+    yield "put_workflow_counts", "n/w", "{}", 0
+    yield "put_hints", "me", "[]", 1000
+    yield "put_hints", "me", "", 1000
+    yield "append_run", "run", token, 0, "{}"
+    yield "replace_run_entries", "run", token, ["{}"]
+    yield "renew_runs", [["run", token]], 1000
+    yield "cancel_run", "run"
+    yield "cancelled_runs", ["run"]
+    yield "end_run", "run", token, "{}", "succeeded", 1000
+    yield from (("run", "run"), ("latest_runs",), ("take_runs", "me", 1000, 9), ("workflows",))
+    yield from (("workflow", "n/w"), ("workflow_counts", "n/w"), ("delete_workflow", "n/w"))
+
+
+async def test_each_role_may_do_all_that_its_processes_do(guarded: Guarded) -> None:
+    clients = {role: await guarded.registry(role) for role in Role if role is not Role.ADMIN}
+    name = str(SPEC.name)
+    await clients[Role.CONTROLLER].put_models([SPEC])
+    pod = await Pod.join_warm(clients[Role.POD], "pod-1", slots=9)
+    token = await AutoscalerLog(clients[Role.AUTOSCALER]).acquire_lead("me", ttl_s=60)
+    run = await WorkflowLog(clients[Role.SCHEDULER]).begin_run("run", {}, "me", lease_s=60)
+    assert token is not None
+    assert run is not None
+    operations: dict[Role, list[tuple[Any, ...]]] = {
+        Role.GATEWAY: [*_of_gateway(name)],
+        Role.AUTOSCALER: [*_of_autoscaler(name, token)],
+        Role.SCHEDULER: [*_of_scheduler(run)],
+        Role.POD: [
+            ("broken", "pod-1", pod.epoch, KEY_OF_MODEL, name, "{}"),
+            ("profile", name, KEY_OF_MODEL, "{}", "cpu"),
+            ("take_place", "pod-1", "cpu", 1000),
+            ("share_snapshot", 0),
+            ("has_address", "127.0.0.1:1"),
+            ("infer_end", "id", "pod-1"),
+        ],
+        Role.CONTROLLER: [*_of_controller(name, KEY_OF_MODEL)],
+    }
+    for role, client in clients.items():
+        for operation in [("sync",), ("look",), ("snapshot",), *operations[role]]:
+            try:
+                await client.transactions.submit(*operation)
+            except RegistryRefused as error:
+                pytest.fail(f"{role} may not {operation}: {error}")
+        for phase in (PodPhase.DRAINING, PodPhase.READY):
+            await client.set_phase("pod-1", pod.epoch, phase)
+    await clients[Role.CONTROLLER].deregister_pod("pod-1", pod.epoch)
 
 
 ALWAYS, ON_7, NEVER = "always", "refused on Redis 7", "never"
