@@ -133,7 +133,6 @@ def test_runtimes_and_other_objects_are_left_with_a_reason() -> None:
         pytest.param({"storage": {"path": "a"}}, id="no bucket"),
         pytest.param({"storage": {"path": "a", "parameters": {"bucket": 3}}}, id="odd bucket"),
         pytest.param({"modelFormat": None}, id="no format"),
-        pytest.param({"storage": None}, id="no storage"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(change: Mapping[str, Any]) -> None:
@@ -156,15 +155,15 @@ def test_odd_objects_end_in_no_error() -> None:
     assert len(import_modelmesh(odd, pool="p").report) == len(odd)
 
 
-def test_a_predictor_without_a_path_is_refused() -> None:
+def test_a_predictor_without_a_path_needs_work() -> None:
     predictor = {
         "kind": "Predictor",
         "metadata": {"name": "old", "namespace": "team"},
         "spec": {"modelType": {"name": "onnx"}, "storage": {"s3": {"secretKey": "minio"}}},
     }
     found = import_modelmesh([predictor, secret(minio=MINIO)], pool="default")
-    assert found.documents == []
-    assert found.report[0].outcome is Outcome.REFUSED
+    assert found.report[0].outcome is Outcome.NEEDS_WORK
+    assert "spec.predictor.model has no storageUri" in found.report[0].detail
 
 
 def test_a_date_as_a_key_is_kept_for_apply_to_refuse() -> None:
