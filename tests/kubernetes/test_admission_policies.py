@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from controller.resources import FINALIZER
@@ -48,6 +49,23 @@ def patch(
     account: Kubectl, model: tuple[str, ...], change: Mapping[str, Any], *more: str
 ) -> Answer:
     return account.answer("patch", *model, "--type=merge", "-p", json.dumps(change), *more)
+
+
+def send(account: Kubectl, path: str, change: Mapping[str, Any]) -> Answer:
+    """A merge patch without the read that kubectl begins with, which the account may not do."""
+    given = json.loads(account.kubeconfig.read_text())
+    response = httpx.patch(
+        given["clusters"][0]["cluster"]["server"] + path,
+        content=json.dumps(change),
+        headers={
+            "content-type": "application/merge-patch+json",
+            "authorization": f"Bearer {given['users'][0]['user']['token']}",
+        },
+        verify=False,
+        trust_env=False,
+        timeout=60,
+    )
+    return Answer(0 if response.is_success else response.status_code, "", response.text)
 
 
 def is_refused(answer: Answer, words: str) -> None:
@@ -100,8 +118,9 @@ def test_the_controller_changes_its_finalizer_and_the_status(
     for finalizers in (without, kept):
         change = {"metadata": {"finalizers": finalizers}}
         assert patch(controller, model, change).is_ok
-    status = {"status": {"observedGeneration": 1}}
-    assert patch(controller, model, status, "--subresource=status").is_ok
+    where = "/apis/serving.kserve.io/v1beta1/namespaces/tenant/inferenceservices"
+    answer = send(controller, f"{where}/{NAME}/status", {"status": {"observedGeneration": 1}})
+    assert answer.is_ok, answer.errors
 
 
 @pytest.fixture(scope="module")
@@ -206,18 +225,17 @@ def test_the_controller_makes_components_of_models(controller: Kubectl, allowing
 
 
 @pytest.fixture
-def pod(installed: Kubectl, gateway: Gateway) -> tuple[str, ...]:
+def pod(installed: Kubectl, gateway: Gateway) -> str:
+    """The path of a pool's pod."""
     assert gateway.url
     found = installed.get(*IN_NAMESPACE, "pods", "-l", OF_POOL)["items"][0]
-    return (*IN_NAMESPACE, "pod", found["metadata"]["name"])
+    return f"/api/v1/namespaces/{NAMESPACE}/pods/{found['metadata']['name']}"
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(
-            {"spec": {"containers": [{"name": "kserve-container", "image": "evil"}]}}, id="image"
-        ),
+        pytest.param({"spec": {"activeDeadlineSeconds": 1}}, id="spec"),
         pytest.param({"metadata": {"labels": {"pilotlight.io/pool": "other"}}}, id="labels"),
         pytest.param({"metadata": {"annotations": {"other": "1"}}}, id="new-annotation"),
         pytest.param(
@@ -233,20 +251,19 @@ def pod(installed: Kubectl, gateway: Gateway) -> tuple[str, ...]:
     ],
 )
 def test_the_autoscaler_changes_nothing_but_the_deletion_cost_of_a_pod(
-    installed: Kubectl, pod: tuple[str, ...], tmp_path: Path, change: dict[str, Any]
+    installed: Kubectl, pod: str, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     autoscaler = installed.as_account(NAMESPACE, "pilotlight-autoscaler", tmp_path)
-    answer = autoscaler.answer("patch", *pod, "--type=strategic", "-p", json.dumps(change))
-    is_refused(answer, COST)
+    is_refused(send(autoscaler, pod, change), COST)
 
 
 def test_the_autoscaler_sets_and_removes_the_deletion_cost(
-    installed: Kubectl, pod: tuple[str, ...], tmp_path: Path
+    installed: Kubectl, pod: str, tmp_path: Path
 ) -> None:
     autoscaler = installed.as_account(NAMESPACE, "pilotlight-autoscaler", tmp_path)
     for value in ("7", "8", None):
-        change = {"metadata": {"annotations": {COST: value}}}
-        autoscaler("patch", *pod, "--type=merge", "-p", json.dumps(change))
+        answer = send(autoscaler, pod, {"metadata": {"annotations": {COST: value}}})
+        assert answer.is_ok, answer.errors
 
 
 def test_a_kserve_that_drops_the_mode_starts_no_pods_for_a_model(
