@@ -14,6 +14,7 @@ from starlette.routing import Route
 from common.pod_secret import PodSecret
 from common.probe_server import PATHS
 from common.tls import PartTls
+from controller.admission import validate
 from controller.webhook_server import admission_app
 from gateway.__main__ import running_app
 from gateway.grpc import health_handler
@@ -107,5 +108,5 @@ def test_routes_of_the_scheduler_are_as_recorded() -> None:
 def test_routes_of_the_controller_are_as_recorded() -> None:
     probes = [Route(path, len, methods=["GET"]) for path in PATHS]
     assert_recorded(
-        "routes_controller", _http("controller", [*probes, *admission_app(lambda _: None).routes])
+        "routes_controller", _http("controller", [*probes, *admission_app(validate).routes])
     )
