@@ -20,7 +20,6 @@ from registry.domain.cluster import ClusterState
 from registry.domain.model import Tier, name_of_key
 from registry.domain.records import POOL, ActionOutcome, ActionRecord, WantedPods
 from registry.errors import RegistryUnavailable
-from registry.inference_service.tenant_quotas import TenantRules
 from registry.redis.reports import AutoscalerLog, BeginResult
 
 logger = logging.getLogger(__name__)
@@ -51,9 +50,6 @@ class Actuator(Protocol):
     def size(self) -> PoolSize | None:
         """Bounds and size; None: the number of pods must not be planned now."""
 
-    def rules(self) -> TenantRules:
-        """What the pool grants to namespaces."""
-
     def set_leading(self, *, is_leading: bool) -> None:
         """Set whether this autoscaler leads."""
 
@@ -66,15 +62,11 @@ class RegistryActuator:
 
     def __init__(self, settings: AutoscalerSettings) -> None:
         self._size: PoolSize | None = None
-        self._rules = settings.rules
         if settings.min_pods is not None or settings.max_pods is not None:
             self._size = PoolSize(Limits(settings.min_pods or 0, settings.max_pods))
 
     def size(self) -> PoolSize | None:
         return self._size
-
-    def rules(self) -> TenantRules:
-        return self._rules
 
     def set_leading(self, *, is_leading: bool) -> None:
         """Does nothing: pods follow the registry's record, whichever autoscaler wrote it."""

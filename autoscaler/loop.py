@@ -25,8 +25,8 @@ from autoscaler.plan import Planner, TickPlan
 from autoscaler.policy import Limits, LoadingPolicy
 from autoscaler.settings import AutoscalerSettings
 from registry.domain.records import WantedPods
+from registry.domain.tenant_rules import UNKNOWN, Quota
 from registry.errors import RegistryUnavailable
-from registry.inference_service.tenant_quotas import Quota
 from registry.redis.reports import AutoscalerLog
 from registry.redis.watch import ClusterWatch
 
@@ -145,7 +145,7 @@ class Autoscaler:
         self._update_scaling(size, seen.wanted)
         started_s = time.perf_counter()
         demand = self._forecasts.demand(seen.names, now_s, seen.hints)
-        quota_of = partial(self._actuator.rules().quota, kind=Quota.MEMORY)
+        quota_of = partial((self._watch.state.rules or UNKNOWN).quota, kind=Quota.MEMORY)
         plan = self._planner.plan(replace(seen, demand=demand), quota_of=quota_of)
         self._measure(plan, time.perf_counter() - started_s)
         return plan

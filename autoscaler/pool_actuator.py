@@ -32,7 +32,6 @@ from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
 from registry.domain.records import WantedPods
 from registry.errors import LeaseLost, RegistryError
-from registry.inference_service.tenant_quotas import TenantRules
 from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
@@ -83,9 +82,6 @@ class PoolActuator:
             return None
         bounds = observed.service
         return PoolSize(Limits(bounds.min_pods, bounds.max_pods), observed.pods)
-
-    def rules(self) -> TenantRules:
-        return TenantRules() if self._observed is None else self._observed.service.rules
 
     def set_leading(self, *, is_leading: bool) -> None:
         if is_leading and self._lead_confirmed_s is None:

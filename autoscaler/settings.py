@@ -11,7 +11,6 @@ from common.settings_table import option, parse_bool, parse_int, parse_positive,
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.model import PlacementName
 from registry.errors import PluginError
-from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from registry.policy_names import LOADING, PLACEMENT, PolicyNames
 from registry.redis.server_address import parse_redis_url
 
@@ -30,11 +29,6 @@ def _plug_in(names: PolicyNames, load: Callable[[str], object]) -> Callable[[str
         return text
 
     return parse
-
-
-def _quotas(text: str) -> str:
-    parse_rules(quotas=text)
-    return text
 
 
 def _or_none(parse: Callable[[str], N]) -> Callable[[str], N | None]:
@@ -85,12 +79,6 @@ class AutoscalerSettings:
         "minimum number of pods; scaling needs this or --max-pods",
     )
     max_pods: int | None = option(None, _or_none(parse_int(1, 10_000)), "maximum number of pods")
-    quotas: str = option(
-        "",
-        _quotas,
-        "bytes of models per namespace on all pods' devices together: NAMESPACE=memory:2Gi;"
-        " *=memory:1Gi; empty: no limits; on a cluster those of the pool's InferenceService",
-    )
     kubernetes: bool = option(
         False,
         parse_bool,
@@ -112,10 +100,6 @@ class AutoscalerSettings:
     )
     metrics_port: int = option(0, parse_int(0, 65535), "port of the metrics; 0: off")
     log_level: str = option("INFO", str, "minimum level of log messages")
-
-    @property
-    def rules(self) -> TenantRules:
-        return parse_rules(quotas=self.quotas)
 
     @property
     def accelerator_names(self) -> tuple[str, ...]:

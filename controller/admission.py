@@ -23,11 +23,11 @@ from controller.resources import (
     role_of,
 )
 from registry.domain.model import ModelName
+from registry.domain.tenant_rules import TenantRules, access_problem
 from registry.errors import InvalidModel
 from registry.inference_service.fields import auth_problem, warnings_of
 from registry.inference_service.graph_reader import is_graph
 from registry.inference_service.model_resource import MODE, is_model
-from registry.inference_service.tenant_quotas import TenantRules, access_problem
 from variants.application import is_application, read_application
 
 

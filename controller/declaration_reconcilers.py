@@ -71,20 +71,20 @@ class ApplicationReconciler:
 
     def _forbidden(self, application: ApplicationObject) -> tuple[str, ...]:
         """What the rules of its pool forbid."""
-        pool, spec = self._objects.pool(application.pool), application.spec
-        if pool is None or spec is None:
+        rules, spec = self._objects.rules(application.pool), application.spec
+        if spec is None:
             return ()
         namespace = application.name.namespace
-        if pool.rules is None or not pool.rules.admits(namespace):
+        if not rules.admits(namespace):
             return (f"pool {application.pool!r} does not admit namespace {namespace!r}",)
         peek = spec.sneak_peek
-        if peek is None or pool.rules.granting_prefix(namespace, peek.uri) is not None:
+        if peek is None or rules.granting_prefix(namespace, peek.uri) is not None:
             return ()
-        granted = ", ".join(pool.rules.prefixes_of(namespace)) or "none"
+        granted = ", ".join(rules.prefixes_of(namespace)) or "none"
         return (
             f"spec.sneakPeek.uri: namespace {namespace!r} may not have it read in pool "
             f"{application.pool!r} (granted: {granted}), was {peek.uri!r}; its operator may grant "
-            "a prefix in the pool's annotation pilotlight.io/storage-prefixes",
+            "a prefix in the tenant's ConfigMap",
         )
 
     async def _write_status(
@@ -211,11 +211,10 @@ class GraphReconciler:
         """Why it is not served: its mistakes, and what the rules of its pool forbid."""
         if graph.problems or not graph.pool:
             return graph.problems
-        pool = self._objects.pool(graph.pool)
-        if pool is None:
+        if not self._objects.has_pool(graph.pool):
             return (f"there is no pool {graph.pool!r}",)
         namespace = graph.name.namespace
-        if pool.rules is None or not pool.rules.admits(namespace):
+        if not self._objects.rules(graph.pool).admits(namespace):
             return (f"pool {graph.pool!r} does not admit namespace {namespace!r}",)
         return ()
 

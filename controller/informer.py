@@ -31,6 +31,7 @@ from controller.objects import ClusterObjects
 from controller.resources import (
     POOL,
     RESOURCES,
+    TENANT_OF,
     ClusterObject,
     Kind,
     read_application_object,
@@ -39,6 +40,7 @@ from controller.resources import (
     read_model,
     read_pod,
     read_service,
+    read_tenant,
 )
 
 logger = logging.getLogger(__name__)
@@ -55,11 +57,12 @@ _READERS: Final[Mapping[Kind, Callable[[Mapping[str, Any]], ClusterObject]]] = {
     Kind.POD: read_pod,
     Kind.APPLICATION: read_application_object,
     Kind.GRAPH: read_graph_object,
+    Kind.TENANT: read_tenant,
 }
 _OPTIONAL: Final = {Kind.SERVICE, Kind.MODEL, Kind.APPLICATION, Kind.GRAPH}
 """Kinds that need not be installed; without KServe pools are Deployments."""
-_LABELLED: Final = {Kind.POD, Kind.DEPLOYMENT}
-"""Kinds of which only those with a pool's label are read, where pools are."""
+_LABELLED: Final = {Kind.POD: POOL, Kind.DEPLOYMENT: POOL, Kind.TENANT: TENANT_OF}
+"""Kinds of which only those with a label are read, where pools are."""
 ABSENT_S: Final = 10.0
 """How long an optional kind must be missing to count as not installed: the API server does not know
 a kind while its definition is replaced. Where objects of it are known: `RELIST_INTERVAL_S`."""
@@ -197,11 +200,13 @@ class Informer:
         core, custom, namespace = self._core, self._custom, source.namespace
         call: Any
         if source.kind in _LABELLED:
-            options["label_selector"] = POOL
-        if source.kind is Kind.POD:
-            call = core.list_pod_for_all_namespaces_without_preload_content
+            options["label_selector"] = _LABELLED[source.kind]
+        if source.kind in (Kind.POD, Kind.TENANT):
+            plural = "pod" if source.kind is Kind.POD else "config_map"
+            scope = f"namespaced_{plural}" if namespace else f"{plural}_for_all_namespaces"
+            call = getattr(core, f"list_{scope}_without_preload_content")
             if namespace:
-                call = partial(core.list_namespaced_pod_without_preload_content, namespace)
+                call = partial(call, namespace)
         else:
             group, version, plural = RESOURCES[source.kind]
             if namespace:

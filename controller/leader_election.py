@@ -58,6 +58,8 @@ class Leadership:
         self._on_change = on_change
         self._is_leading = False
         self._renewed_s = 0.0
+        self.version = 0
+        """Resource version of the lease as written by this replica: later leaders' are higher."""
         self._lease: client.V1Lease | None = None
         """As written last; None: it may have changed since."""
         self._observed: tuple[object, ...] = ()
@@ -135,6 +137,7 @@ class Leadership:
                     )
         except Changed:
             return False  # another replica was faster
+        self.version = int(self._lease.metadata.resource_version)
         return True
 
     def _set(self, *, is_leading: bool) -> None:

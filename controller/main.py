@@ -22,7 +22,7 @@ from controller.kserve_version import watch_version
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects
-from controller.pools import PodPhases, PoolRegistries
+from controller.pools import PodPhases, PoolRegistries, TenantRulesWriter
 from controller.resources import Kind
 from controller.secret_keeper import PODS, PODS_ENTRY, SecretKeeper, keep_periodically, redis_keeper
 from controller.settings import ControllerSettings
@@ -59,11 +59,16 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             applications = ApplicationReconciler(api, objects, registries)
             graphs = GraphReconciler(api, objects, registries)
             pod_phases = PodPhases(objects, registries)
+            election = Leadership(
+                client, settings.namespace, identity, lambda leads: controller.set_leading(leads)
+            )
+            tenants = TenantRulesWriter(api, objects, registries, lambda: election.version)
             reconcilers: dict[Kind, Reconcile] = {
                 **dict.fromkeys((Kind.SERVICE, Kind.MODEL, Kind.DEPLOYMENT), models.reconcile),
                 Kind.APPLICATION: lambda _: applications.reconcile_all(),
                 Kind.GRAPH: lambda _: graphs.reconcile_all(),
                 Kind.POD: lambda _: pod_phases.update(),
+                Kind.TENANT: lambda _: tenants.update(),
             }
 
             def on_kserve_change(problem: str) -> None:
@@ -89,7 +94,6 @@ async def _run(settings: ControllerSettings, stop: asyncio.Event) -> None:
             tasks.create_task(keep_periodically(issuer, f"the ConfigMap {CONFIG_MAP}"))
             if webhooks is not None:
                 tasks.create_task(webhooks.run())
-            election = Leadership(client, settings.namespace, identity, controller.set_leading)
             tasks.create_task(election.run())
             show = partial(exposition, REGISTRY)
             with serving_probes("0.0.0.0", settings.port, is_ready=is_ready, metrics=show):

@@ -31,11 +31,11 @@ from controller.pools import PoolRegistries, PoolRegistry
 from controller.resources import FINALIZER, Kind, Role, ServiceObject, name_problem, owner_of
 from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
+from registry.domain.tenant_rules import access_problem, quota_problem
 from registry.errors import InvalidModel
 from registry.inference_service.components import COMPONENTS
 from registry.inference_service.fields import auth_problem
 from registry.inference_service.rollouts import rolled_out_of, rollout_of, trial_of
-from registry.inference_service.tenant_quotas import access_problem, quota_problem
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ REFUSED_POLL_INTERVAL_S = 30.0
 """Until a model is tried again that the pool refused, and between looks at ready components."""
 COMPONENT_POLL_INTERVAL_S = 2.0
 """Between looks at components that are not ready."""
+
+
+RULES_POLL_INTERVAL_S = 0.1
+"""Until the registry has the rules that admit a model."""
 
 
 class NotAdmitted(InvalidModel):
@@ -175,7 +179,8 @@ class ModelReconciler:
         if service.spec is not None and registry is not None:
             try:
                 self._check_rules(service)
-                await self._put_model(service, registry)
+                if not await self._put_model(service, registry):
+                    return RULES_POLL_INTERVAL_S
             except InvalidModel as error:
                 if isinstance(error, NotAdmitted):
                     await self._withdraw(service, registry)
@@ -224,13 +229,11 @@ class ModelReconciler:
 
     def _check_rules(self, service: ServiceObject) -> None:
         """Raises InvalidModel, and NotAdmitted if the pool's rules forbid the model."""
-        pool = self._objects.pool(service.pool)
-        if service.spec is None or pool is None:
+        rules = self._objects.rules(service.pool)
+        if service.spec is None:
             return
-        if pool.rules is None:
-            raise InvalidModel([f"pool {service.pool!r} has mistakes: {'; '.join(pool.problems)}"])
-        problem = access_problem(service.spec, pool.rules, service.pool) or quota_problem(
-            service.spec, self._objects.earlier_models(service), pool.rules
+        problem = access_problem(service.spec, rules, service.pool) or quota_problem(
+            service.spec, self._objects.earlier_models(service), rules
         )
         if problem is None and self._settings.auth == "open":
             problem = auth_problem(service.spec)
@@ -246,17 +249,21 @@ class ModelReconciler:
             if name in models and owner_of(models[name].spec) == service.uid
         )
 
-    async def _put_model(self, service: ServiceObject, registry: PoolRegistry) -> None:
+    async def _put_model(self, service: ServiceObject, registry: PoolRegistry) -> bool:
+        """False: later, once pods can know the rules that admit it."""
         if service.spec is None:
-            return
+            return True
         models = registry.state.models
         rollout = rollout_of(service.spec, models)
         name = rollout.put.name
         if name not in models or models[name].spec != rollout.put:
+            if registry.state.rules != self._objects.rules(service.pool):
+                return False
             [outcome] = await registry.client.put_models([rollout.put])
             logger.info("model %s", outcome, extra={"model": str(name)})
         if rollout.ended:
             await registry.client.delete_models([rollout.ended])
+        return True
 
     async def _write_status(
         self, service: ServiceObject, registry: PoolRegistry | None

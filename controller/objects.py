@@ -13,8 +13,10 @@ from controller.resources import (
     PodObject,
     Role,
     ServiceObject,
+    TenantObject,
 )
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.tenant_rules import TenantRules, merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class ClusterObjects:
         self.pods: dict[ModelName, PodObject] = {}
         self.applications: dict[ModelName, ApplicationObject] = {}
         self.graphs: dict[ModelName, GraphObject] = {}
+        self.tenants: dict[ModelName, TenantObject] = {}
         self._stored: Mapping[Kind, dict[ModelName, Any]] = {
             Kind.SERVICE: self.services,
             Kind.MODEL: self.models,
@@ -50,7 +53,10 @@ class ClusterObjects:
             Kind.POD: self.pods,
             Kind.APPLICATION: self.applications,
             Kind.GRAPH: self.graphs,
+            Kind.TENANT: self.tenants,
         }
+        self._rules: dict[str, TenantRules] = {}
+        """By pool; those that were asked for since pools or tenants changed."""
         self.removed_pods: list[PodObject] = []
         """Removed pods that are perhaps still registered; `PodPhases` clears it."""
         self._changed_quotas: set[tuple[str, str]] = set()
@@ -127,6 +133,7 @@ class ClusterObjects:
         stored[name] = found
         if not isinstance(found, ServiceObject):
             self.on_change(Key(found.kind))
+            self._report_rules(before, found)
             return
         if found.role is Role.POOL:
             self._pools.add(Key(found.kind, name))
@@ -140,6 +147,7 @@ class ClusterObjects:
             self.removed_pods.append(found)
         if not isinstance(found, ServiceObject):
             self.on_change(Key(found.kind))
+            self._report_rules(found, None)
             return
         self._pools.discard(Key(found.kind, name))
         self._report(found, None)
@@ -156,8 +164,15 @@ class ClusterObjects:
         if self.is_pool(found):
             self._report_models_of(found.pool)
 
+    def _report_rules(self, before: object, after: object) -> None:
+        if before != after:
+            for each in (before, after):
+                if isinstance(each, TenantObject):
+                    self._report_models_of(each.pool)
+
     def _report_models_of(self, pool: str) -> None:
-        for kind in (Kind.POD, Kind.GRAPH, Kind.APPLICATION):
+        self._rules.clear()
+        for kind in (Kind.TENANT, Kind.POD, Kind.GRAPH, Kind.APPLICATION):
             self.on_change(Key(kind))
         for each in self.declared():
             if each.role is Role.MODEL and each.pool == pool:
@@ -192,6 +207,17 @@ class ClusterObjects:
         """The object of a pool; of several the oldest."""
         found = [each for each in self._all_pools() if each.pool == pool and not each.is_deleted]
         return min(found, key=lambda each: (each.created, each.name), default=None)
+
+    def rules(self, pool: str) -> TenantRules:
+        """What the ConfigMaps of tenants beside a pool grant; nothing without them."""
+        if (found := self._rules.get(pool)) is None:
+            service = self.pool(pool)
+            found = self._rules[pool] = merged(
+                each.rules
+                for name, each in sorted(self.tenants.items())
+                if service and each.pool == pool and name.namespace == service.name.namespace
+            )
+        return found
 
     def has_pool(self, pool: str) -> bool:
         return self.pool(pool) is not None

@@ -1,16 +1,15 @@
 """Bounds of a pool's size, its other scalers, and the pods that leave it. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import groupby
 from typing import Any, Final
 
-from controller.resources import BOUNDS, RULES, PodObject, mode_of
+from controller.resources import BOUNDS, PodObject, mode_of
 from registry.domain.model import ModelName
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import PodState
-from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 
 AUTOSCALER_CLASS = "serving.kserve.io/autoscalerClass"
 EXTERNAL = "external"
@@ -39,8 +38,6 @@ class PoolObject:
     min_pods: int
     max_pods: int | None
     uid: str = ""
-    rules: TenantRules = field(default_factory=TenantRules)
-    """Its quotas only; none if they have mistakes, which the pool's status says."""
     reference: tuple[str, str] = ("serving.kserve.io/v1beta1", "InferenceService")
     """API version and kind."""
 
@@ -97,7 +94,6 @@ def read_pool(document: Mapping[str, Any]) -> PoolObject:
         min_pods=int(predictor.get("minReplicas", 1)),
         max_pods=int(predictor.get("maxReplicas", 0)) or None,
         uid=metadata.get("uid", ""),
-        rules=_quotas(annotations.get(RULES["quotas"], "")),
     )
 
 
@@ -113,13 +109,6 @@ def read_deployment_pool(document: Mapping[str, Any]) -> PoolObject:
         autoscaler_class=EXTERNAL,
         reference=("apps/v1", "Deployment"),
     )
-
-
-def _quotas(text: str) -> TenantRules:
-    try:
-        return TenantRules(quotas=parse_rules(quotas=text).quotas)
-    except ValueError:
-        return TenantRules()
 
 
 def find_owner(pool: PoolObject, scalers: Sequence[CompetingScaler]) -> ScaledElsewhere | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from controller.api import ClusterApi
 from controller.objects import ClusterObjects
 from controller.pool_size import DrainTracker, replaced_pods
 from controller.resources import PodObject
@@ -25,6 +26,8 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
 logger = logging.getLogger(__name__)
+
+FENCED_RETRY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,50 @@ class PoolRegistries:
             task.cancel()
         for registry in self._open.values():
             await registry.client.close()
+
+
+class TenantRulesWriter:
+    """Writes the rules of each pool to its registry. Used by one task only."""
+
+    def __init__(
+        self,
+        api: ClusterApi,
+        objects: ClusterObjects,
+        registries: PoolRegistries,
+        token: Callable[[], int],
+    ) -> None:
+        """`token`: fences the writes of a controller that leads no more."""
+        self._api = api
+        self._objects = objects
+        self._registries = registries
+        self._token = token
+        self._reported: dict[str, tuple[str, ...]] = {}
+        """By uid: mistakes that an event was posted about."""
+
+    async def update(self) -> float | None:
+        """See `controller.Reconcile`: writes what has changed."""
+        wait_s = None
+        for pool in self._objects.pools():
+            registry, rules = self._registries.get(pool), self._objects.rules(pool)
+            if not registry.is_synced or registry.state.rules == rules:
+                continue
+            if await registry.client.put_rules(rules, self._token()):
+                logger.info("rules for tenants written", extra={"pool": pool})
+            else:
+                wait_s = FENCED_RETRY_S
+                logger.warning("a newer leader has written the rules", extra={"pool": pool})
+        for each in self._objects.tenants.values():
+            if each.problems and self._reported.get(each.uid) != each.problems:
+                await self._api.post_event(
+                    each.name,
+                    each.uid,
+                    reason="InvalidTenant",
+                    message="; ".join(each.problems),
+                    is_warning=True,
+                    kind=("v1", "ConfigMap"),
+                )
+                self._reported[each.uid] = each.problems
+        return wait_s
 
 
 class PodPhases:

@@ -2,7 +2,8 @@
 
 A pool has the label `pilotlight.io/pool`, which KServe copies to its pods; a model names its pool
 in the annotation of the same name. So does an application, else it belongs to the pool `default`.
-Graphs with the annotation are served by that pool; KServe writes the status of all graphs.
+Graphs with the annotation are served by that pool; KServe writes the status of all graphs. A
+tenant's ConfigMap has the label `pilotlight.io/tenant-of` with the name of a pool of its namespace.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ from registry.domain.application import KIND as APPLICATION
 from registry.domain.application import ApplicationSpec
 from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.tenant_rules import TenantRules, merged, parse_rules
 from registry.errors import InvalidModel
 from registry.inference_service import graph_reader
 from registry.inference_service.annotations import PREFIX, parse_annotations
@@ -30,11 +32,11 @@ from registry.inference_service.model_resource import KIND as MODEL
 from registry.inference_service.model_resource import MODE, is_model
 from registry.inference_service.predictors import join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
-from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from variants.application import API_VERSION as APPLICATION_API
 from variants.application import read_application
 
 POOL = PREFIX + "pool"
+TENANT_OF = PREFIX + "tenant-of"
 MODEL_MODE = "ModelMesh"
 """Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
 FINALIZER = PREFIX + "unload"
@@ -42,12 +44,8 @@ WARM = "Warm"
 """Condition that only models of a pool have."""
 OWNER = "controller.pilotlight.io/uid"
 """Annotation in the registry only: uid of the InferenceService that declares the model."""
-RULES = {
-    "namespaces": PREFIX + "namespaces",
-    "prefixes": PREFIX + "storage-prefixes",
-    "quotas": PREFIX + "quotas",
-}
-"""Annotations of a pool, by argument of `parse_rules`."""
+_FORMER_RULES = frozenset(PREFIX + name for name in ("namespaces", "storage-prefixes", "quotas"))
+"""Annotations of pools in earlier releases: a change of them replaced the pods."""
 _DROPPED_ANNOTATIONS = ("kubectl.kubernetes.io/last-applied-configuration",)
 
 
@@ -75,6 +73,7 @@ class Kind(StrEnum):
     POD = "pods"
     APPLICATION = "InferenceApplications"
     GRAPH = "InferenceGraphs"
+    TENANT = "ConfigMaps of tenants"
 
 
 RESOURCES: Final[Mapping[Kind, tuple[str, str, str]]] = {
@@ -107,8 +106,6 @@ class ServiceObject:
     problems: tuple[str, ...]
     """Mistakes in annotations or model, one line each."""
     status: Mapping[str, Any]
-    rules: TenantRules | None = None
-    """Of a pool without mistakes."""
     kind: Kind = Kind.SERVICE
     components: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Transformer and explainer of a model, as declared."""
@@ -154,7 +151,7 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
     status = document.get("status") or {}
     role = role_of(document)
     problems: tuple[str, ...] = ()
-    spec = rules = None
+    spec = None
     if role is Role.MODEL:
         try:
             spec = declared_model(document)
@@ -164,7 +161,6 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         problems = (mode_problem(document),)
     elif role is Role.POOL:
         problems = annotation_problems(document)
-        rules = None if problems else _read_rules(metadata.get("annotations") or {})
     return ServiceObject(
         name=ModelName(metadata["namespace"], metadata["name"]),
         uid=metadata["uid"],
@@ -178,7 +174,6 @@ def read_service(document: Mapping[str, Any]) -> ServiceObject:
         spec=spec,
         problems=problems,
         status=status,
-        rules=rules,
         kind=next((k for k, name in _NAMES.items() if name == document.get("kind")), Kind.SERVICE),
         components={}
         if spec is None or spec.is_stopped
@@ -244,18 +239,15 @@ def annotation_problems(document: Mapping[str, Any]) -> tuple[str, ...]:
     annotations = (document.get("metadata") or {}).get("annotations") or {}
     problems: list[str] = []
     if role_of(document) is Role.POOL:
-        try:
-            _read_rules(annotations)
-        except ValueError as error:
-            problems += str(error).splitlines()
-        own = {*RULES.values(), *BOUNDS.values()}
+        problems += [
+            f"metadata.annotations[{key}] has no effect any more; remove it and make a ConfigMap "
+            f"with the label {TENANT_OF} for each tenant: docs/kubernetes.md, 'Storage of tenants'"
+            for key in sorted(annotations.keys() & _FORMER_RULES)
+        ]
+        own = {*_FORMER_RULES, *BOUNDS.values()}
         annotations = {key: annotations[key] for key in annotations.keys() - own}
     problems += parse_annotations(annotations).problems
     return tuple(f"{_title(document)}: {problem}" for problem in problems)
-
-
-def _read_rules(annotations: Mapping[str, str]) -> TenantRules:
-    return parse_rules(**{name: annotations.get(key, "") for name, key in RULES.items()})
 
 
 def mode_problem(document: Mapping[str, Any]) -> str:
@@ -412,7 +404,52 @@ def read_graph_object(document: Mapping[str, Any]) -> GraphObject:
     )
 
 
-ClusterObject: TypeAlias = ServiceObject | PodObject | ApplicationObject | GraphObject
+@dataclass(frozen=True, slots=True)
+class TenantObject:
+    """A ConfigMap that says what a pool grants to a namespace, or (`*`) to all."""
+
+    kind: ClassVar[Kind] = Kind.TENANT
+
+    name: ModelName
+    uid: str
+    pool: str
+    rules: TenantRules
+    """Nothing if it has mistakes."""
+    problems: tuple[str, ...] = ()
+
+
+_TENANT_KEYS: Final = {"namespace", "admit", "storage-prefixes", "quotas"}
+
+
+def read_tenant(document: Mapping[str, Any]) -> TenantObject:
+    metadata, data = document["metadata"], document.get("data") or {}
+    tenant, admits = data.get("namespace", "").strip(), data.get("admit", "true").strip()
+    problems = [f"data.{key} is unknown" for key in sorted(data.keys() - _TENANT_KEYS)]
+    if not tenant or admits not in ("true", "false"):
+        problems.append("data.namespace must be a namespace or '*', data.admit 'true' or 'false'")
+    rules = merged(())
+    try:
+        rules = parse_rules(
+            namespaces=tenant,
+            prefixes=f"{tenant}={data.get('storage-prefixes', '')}".replace("\n", " "),
+            quotas=f"{tenant}={data.get('quotas', '')}".replace("\n", " "),
+        )
+    except ValueError as error:
+        problems += str(error).splitlines()
+    if admits == "false":
+        rules = replace(rules, namespaces=frozenset())
+    return TenantObject(
+        ModelName(metadata["namespace"], metadata["name"]),
+        metadata["uid"],
+        (metadata.get("labels") or {}).get(TENANT_OF, ""),
+        merged(()) if problems else rules,
+        tuple(problems),
+    )
+
+
+ClusterObject: TypeAlias = (
+    ServiceObject | PodObject | ApplicationObject | GraphObject | TenantObject
+)
 
 
 def _read_spec(

@@ -59,7 +59,7 @@ class ControllerSettings:
 
     @property
     def trusted_namespaces(self) -> frozenset[str]:
-        """The namespaces of pools: a pool's annotations say what tenants may do."""
+        """The namespaces of pools: ConfigMaps there say what tenants may do."""
         return _names(self.pool_namespaces) or frozenset({self.namespace})
 
     @property

@@ -35,7 +35,7 @@ from controller.admission import review_response, set_defaults, validate
 from controller.api import FAILURES, TIMEOUT_S, Changed, Gone, KubernetesError, api_errors
 from controller.objects import ClusterObjects
 from controller.settings import ControllerSettings
-from registry.inference_service.tenant_quotas import TenantRules
+from registry.domain.tenant_rules import TenantRules
 
 logger = logging.getLogger(__name__)
 
@@ -273,8 +273,7 @@ class WebhookServer:
         return self._server is not None and self._server.started
 
     def _rules(self, pool: str) -> TenantRules | None:
-        found = self._objects.pool(pool)
-        return None if found is None else found.rules
+        return self._objects.rules(pool) if self._objects.has_pool(pool) else None
 
     async def run(self) -> None:
         certificates = await self._first_certificates()

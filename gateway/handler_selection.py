@@ -148,7 +148,10 @@ class ExchangeChoice:
         pool = await self._pools.find_owner(target.model)
         record = pool.watch.state.models.get(target.model)
         if record is None:
-            raise UndeclaredModel(f"model {target.model} does not exist")
+            rules, namespace = pool.watch.state.rules, target.model.namespace
+            is_admitted = rules is None or rules.admits(namespace)
+            why = "" if is_admitted else f": the pool does not admit namespace {namespace!r}"
+            raise UndeclaredModel(f"model {target.model} does not exist{why}")
         return pool, record
 
     def _model_request(

@@ -30,7 +30,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-from registry.inference_service.tenant_quotas import parse_rules
+from registry.domain.tenant_rules import TenantRules, parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
@@ -171,7 +171,6 @@ def create_pool(
     )
     pods = PodClient(connections.secret, connections.tls)
     loads = ModelLoads(pods, watch.state)
-    rules = parse_rules(prefixes=settings.sneakpeek_prefixes)
 
     def make_applications() -> "LiveApplications":
         from variants.live import LiveApplications
@@ -183,7 +182,9 @@ def create_pool(
             watch.registry_now_s,
             explanations.record_selection,
             count_look=lambda outcome: metrics.looks.labels(outcome).inc(),
-            is_granted=lambda namespace, uri: rules.granting_prefix(namespace, uri) is not None,
+            is_granted=lambda *named: (
+                (watch.state.rules or TenantRules()).granting_prefix(*named) is not None
+            ),
         )
 
     applications = PoolApplications(watch.state, make_applications)

@@ -12,7 +12,7 @@ from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from gateway.authentication import read_keys
 from gateway.authentication.issuers import read_issuers
-from registry.inference_service.tenant_quotas import parse_rules
+from registry.domain.tenant_rules import parse_rules
 from registry.redis.server_address import parse_redis_url
 
 MIB = 1 << 20
@@ -31,13 +31,10 @@ def _readable_folder(read: Callable[[Path], object]) -> Callable[[str], str]:
     return parse
 
 
-def _parse_prefixes(text: str) -> str:
-    parse_rules(prefixes=text)
-    return text
-
-
 def _parse_logger_prefixes(text: str) -> str:
-    return text if text == "auto" else _parse_prefixes(text)
+    if text != "auto":
+        parse_rules(prefixes=text)
+    return text
 
 
 def _parse_bool_or_auto(text: str) -> bool | None:
@@ -123,12 +120,6 @@ class GatewaySettings:
         _parse_bool_or_auto,
         "accept x-pilotlight-policy, which selects a request's routing policy and can load a model"
         " on every pod; auto: unless keys or tokens are required",
-    )
-    sneakpeek_prefixes: str = option(
-        "*=*",
-        _parse_prefixes,
-        "URIs that applications of each namespace may name in sneakPeek, such as"
-        " 'team=s3://team/; *=s3://shared/', read with the gateway's credentials",
     )
     logger_prefixes: str = option(
         "auto",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from common.settings_table import option, parse_bool, parse_choice, parse_int, p
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
 from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
-from registry.inference_service.tenant_quotas import TenantRules, parse_rules
 from registry.redis.server_address import parse_redis_url
 from runtime.device.queue import MAX_SEQUENCES
 from runtime.engines.server_process import server_problems
@@ -24,16 +22,6 @@ from runtime.tiers.host_folder import DEFAULT_BASE
 KSERVE_GRPC_PORT = 8081
 GIB = 1024**3
 MIB = 1024**2
-
-
-def _rules_text(name: str) -> Callable[[str], str]:
-    """Parser of an option of `parse_rules`: checks the text, and returns it unchanged."""
-
-    def parse(text: str) -> str:
-        parse_rules(**{name: text})
-        return text
-
-    return parse
 
 
 def _percentage(text: str) -> float:
@@ -146,23 +134,6 @@ class RuntimeSettings:
     storage_config: str = option(
         "", str, "folder where KServe's secret `storage-config` is mounted; empty: none"
     )
-    namespaces: str = option(
-        "",
-        _rules_text("namespaces"),
-        "namespaces whose models this pool serves, separated by commas; empty: all",
-    )
-    storage_prefixes: str = option(
-        "",
-        _rules_text("prefixes"),
-        "beginnings of the URIs that each namespace's models may read with the pool's credentials:"
-        " NAMESPACE=PREFIX PREFIX; *=PREFIX; empty: on Kubernetes none, elsewhere everything",
-    )
-    quotas: str = option(
-        "",
-        _rules_text("quotas"),
-        "bytes of models per namespace, on the device and in the disk cache:"
-        " NAMESPACE=memory:2Gi cache:20Gi; *=memory:1Gi; empty: no limits",
-    )
     threads: int = option(1, parse_int(1), "threads of one inference")
     allow_simulated_work: bool = option(
         False, parse_bool, "honour x-pilotlight-simulate; for experiments only"
@@ -217,6 +188,8 @@ class RuntimeSettings:
     log_level: str = option("INFO", str, "lowest level that is logged")
 
     # Without flag or variable: set by the process that starts the pod, or constant.
+    has_tenants: bool = False
+    """Also off a cluster: the pod serves what the registry's rules grant, nothing without them."""
     placed_model: str = ""
     """NAMESPACE/NAME of the model that a plan placed here: loaded at the start, and the only one
     served; empty: all models."""
@@ -274,13 +247,6 @@ class RuntimeSettings:
             max_concurrent=MAX_SEQUENCES,
             max_new_tokens=self.generation_max_tokens,
             timeout_s=TIMEOUT_S,
-        )
-
-    @property
-    def rules(self) -> TenantRules:
-        """Namespaces, storage prefixes and quotas; raises ValueError."""
-        return parse_rules(
-            namespaces=self.namespaces, prefixes=self.storage_prefixes, quotas=self.quotas
         )
 
     @property

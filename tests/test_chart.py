@@ -259,6 +259,33 @@ def test_credentials_of_tenants_and_storage_are_named(tmp_path: Path) -> None:
     assert pool["containers"][0]["envFrom"][0]["secretRef"]["name"] == "mine"
 
 
+def test_tenants_of_the_values_have_an_entry_each(tmp_path: Path) -> None:
+    pool = POOL | {
+        "namespaces": "team-a, team-b",
+        "storagePrefixes": "team-a=s3://a/ pvc://models/a; *=s3://public/x=1",
+        "quotas": "*=pinned:2 memory:2Gi; team-a=cache:5Gi",
+    }
+    found = {
+        key[2]: each["data"]
+        for key, each in render(tmp_path, pools=[pool]).items()
+        if "pilotlight.io/tenant-of" in each["metadata"].get("labels", {})
+    }
+    assert found == {
+        "tenant-default.team-a": {
+            "namespace": "team-a",
+            "storage-prefixes": "s3://a/ pvc://models/a",
+            "quotas": "cache:5Gi",
+        },
+        "tenant-default.team-b": {"namespace": "team-b"},
+        "everyone": {
+            "namespace": "*",
+            "admit": "false",
+            "storage-prefixes": "s3://public/x=1",
+            "quotas": "pinned:2 memory:2Gi",
+        },
+    }
+
+
 def test_namespaced_mode_has_no_right_outside_its_namespaces(tmp_path: Path) -> None:
     objects = render(tmp_path, controller={"watchNamespaces": ["team-a", "team-b"]})
     bound = [each for key, each in objects.items() if key[0] == "ClusterRoleBinding"]
@@ -564,9 +591,8 @@ def test_prometheus_is_let_in_from_its_namespace(tmp_path: Path) -> None:
 
 
 def test_nothing_is_granted_by_default(tmp_path: Path) -> None:
-    [pool] = [each for key, each in render(tmp_path).items() if key[0] == "InferenceService"]
-    assert "pilotlight.io/storage-prefixes" not in pool["metadata"]["annotations"]
     objects = render(tmp_path)
+    assert objects["ConfigMap", "pilotlight", "everyone"]["data"] == {"namespace": "*"}
     for kind, name in (("InferenceService", "pool"), ("Deployment", "pilotlight-gateway")):
         assert environment(objects, kind, name)["AWS_EC2_METADATA_DISABLED"] == "true"
     allowed = [{"name": "AWS_EC2_METADATA_DISABLED", "value": "false"}]

@@ -125,7 +125,7 @@ class SneakPeekClient:
         """Why the files cannot be used; raises ProcessEnded."""
         namespace, uri = spec.name.namespace, spec.sneak_peek.uri if spec.sneak_peek else ""
         if not self._is_granted(namespace, uri):
-            return f"namespace {namespace} may not have {uri} read (--sneakpeek-prefixes)"
+            return f"namespace {namespace} may not have {uri} read by the pool's rules"
         problem: str = await self.process.call("load", name, spec)
         return problem
 

@@ -29,6 +29,7 @@ from pilotlight.sample_models import prepare_samples
 from pilotlight.state_dir import PlatformState, StateDir
 from registry import policy_names
 from registry.domain.model import PlacementName
+from registry.domain.tenant_rules import TenantRules, machine_rules
 from registry.redis.server_address import check_url
 from runtime.engines.server_process import server_problems
 
@@ -99,6 +100,11 @@ def read_settings(given: Mapping[str, Any]) -> PlatformSettings:
             check_url(redis_url)
         except ValueError as error:
             problems.append(str(error))
+    rules = TenantRules()
+    try:
+        rules = machine_rules(given["namespaces"], given["storage_prefixes"], given["quotas"])
+    except ValueError as error:
+        problems += str(error).splitlines()
     problems += engine_problems(pods, {name: pod.get(f"engine_{name}", "") for name in _ENGINE})
     if min_pods is not None:
         problems += pool_problems(Limits(min_pods, pods))
@@ -117,6 +123,7 @@ def read_settings(given: Mapping[str, Any]) -> PlatformSettings:
         grpc_port=gateway.pop("grpc_port"),
         gateway=gateway,
         redis_url=redis_url,
+        rules=rules,
         keeps_declared=not given["ephemeral"],
         s3=given["s3"],
         pool=given["pool"],

@@ -89,6 +89,10 @@ def _of(process: str, name: str, panel: str, help_text: str = "", **more: Any) -
     return replace(flag, **more)
 
 
+def _grant(name: str, text: str, default: str) -> UpFlag:
+    return UpFlag(name, "Tenants", text, options={"show_default": default})
+
+
 UP_FLAGS: Final = (
     _of("gateway", "host", "Platform", "Address the gateway listens on."),
     _of("gateway", "port", "Platform", "Port the gateway listens on; 0 takes a free one."),
@@ -250,9 +254,19 @@ UP_FLAGS: Final = (
         default=None,
         show_default="tokens are not read",
     ),
-    _of("pod", "namespaces", "Tenants", show_default="all"),
-    _of("pod", "storage_prefixes", "Tenants", show_default="everything"),
-    _of("pod", "quotas", "Tenants", show_default="none"),
+    _grant("namespaces", "Namespaces whose models are served, separated by commas.", "all"),
+    _grant(
+        "storage_prefixes",
+        "Beginnings of the URIs that each namespace's models may read with the platform's "
+        "credentials: NAMESPACE=PREFIX PREFIX; *=PREFIX.",
+        "everything",
+    ),
+    _grant(
+        "quotas",
+        "Bytes of models per namespace, on devices and in the disk cache: "
+        "NAMESPACE=memory:2Gi cache:20Gi; *=memory:1Gi.",
+        "none",
+    ),
     _of(
         "autoscaler",
         "placement",

@@ -11,7 +11,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -50,9 +50,11 @@ from pilotlight.platform.settings import (
 from pilotlight.state_dir import PlatformState
 from registry.domain.pod import PodPhase
 from registry.domain.records import PlacedPod
+from registry.errors import RegistryUnavailable
 from registry.redis.acl import Role
 
 _LOOPBACK = "127.0.0.1"
+_RULES_INTERVAL_S = 1.0
 _START_TIMEOUT_S = 180.0
 """For one process to become ready; importing torch takes a minute on a busy machine."""
 
@@ -149,6 +151,8 @@ class Platform:
             await store.wait_ready(timeout_s=_START_TIMEOUT_S)
             self._report_step(f"object store at {self.s3_endpoint}")
         self._cluster = await ClusterConnection.open(self.redis_url, settings.pool, self._group)
+        await self._cluster.registry.put_rules(settings.rules)
+        self._tasks.append(self._group.create_task(self._keep_rules(self._cluster)))
         if settings.keeps_declared and settings.redis_url is None:
             await self._restore_declared(self._cluster)
         scheduler_port = free_port()
@@ -218,6 +222,14 @@ class Platform:
         if models := await self._declarations.restore():
             self._report(f"{models} models of the last run declared again")
         self._tasks.append(self._group.create_task(self._declarations.save_periodically()))
+
+    async def _keep_rules(self, cluster: ClusterConnection) -> None:
+        """Write them again to a registry that lost its data."""
+        while True:
+            await asyncio.sleep(_RULES_INTERVAL_S)
+            if cluster.state.rules is None:
+                with suppress(RegistryUnavailable):
+                    await cluster.registry.put_rules(self.settings.rules)
 
     def _start_autoscaler(self, autoscaler: Mapping[str, Any], env: dict[str, str]) -> None:
         """Start without waiting for readiness: no request depends on the autoscaler."""

@@ -22,6 +22,7 @@ from pilotlight.state_dir import StateDir
 from registry.domain.model import PlacementName
 from registry.domain.pod import placed_slots
 from registry.domain.records import PlacedPod
+from registry.domain.tenant_rules import TenantRules
 from registry.redis.acl import Role, acl_file
 
 POD_MEMORY_BYTES: Final = 4 * 2**30
@@ -51,6 +52,8 @@ class PlatformSettings:
     s3: bool = True
     """Start an object store for the pods; False: the variables AWS_* name another."""
     pool: str = "default"
+    rules: TenantRules = TenantRules()  # noqa: RUF009  (it is frozen)
+    """What each namespace may use and read."""
     autoscaler: Mapping[str, Any] | None = None
     """By the names of the autoscaler's settings; without `min_pods` the number of pods is fixed.
     None: no autoscaler runs, and only requests load models."""
@@ -153,7 +156,7 @@ def autoscaler_spec(
     redis_url: str,
     metrics_port: int,
 ) -> Command:
-    given = {"metrics_port": metrics_port, "quotas": settings.pod.get("quotas"), **autoscaler}
+    given = {"metrics_port": metrics_port, **autoscaler}
     if given.get("placement", PlacementName.OFF) != PlacementName.OFF:
         given["cpu_accelerators"] = ",".join(core_groups(settings.threads))
     if given.get("min_pods") is not None:
@@ -214,6 +217,7 @@ def pod_settings(
         "lease_ttl": settings.lease_ttl_s,
         "drain_timeout": settings.stop_grace_s,
         "memory_bytes": POD_MEMORY_BYTES,
+        "has_tenants": not settings.rules.is_open,
         **settings.pod,
         "log_file": str(state_dir.logs / f"{name}.log"),
     }

@@ -29,6 +29,7 @@ from registry.domain.records import (
     decode_record,
     decode_wanted,
 )
+from registry.domain.tenant_rules import TenantRules, decode_rules
 
 _Value = TypeVar("_Value")
 _NO_HOLDERS: Mapping[str, Residency] = {}
@@ -65,6 +66,8 @@ class ClusterState:
         """The pods that the autoscaler wants; None before its first decision."""
         self.placement: PlacementRecord | None = None
         """Which models share which accelerators; None: nothing is placed."""
+        self.rules: TenantRules | None = None
+        """For the pool's tenants; None: there are none in the registry."""
         self.queued_steps: dict[str, QueuedSteps] = {}
         """By pod that has steps of workflows; those of all schedulers."""
         self.policy_memory: dict[str, dict[str, Any]] = {}
@@ -88,7 +91,7 @@ class ClusterState:
             self.pods, self.residency, self.arrivals, self.queue_depths
         )
         self.profiles = {}
-        self.wanted = self.placement = None
+        self.wanted = self.placement = self.rules = None
         self.queued_steps = {}
 
     @property
@@ -383,6 +386,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "wanted": ("wanted", decode_wanted),
     "placement": ("placement", partial(decode, PlacementRecord)),
     "expected": ("expected_rates", decode_expected),
+    "tenants": ("rules", decode_rules),
 }
 """What a pool has once: the field of the state, and what reads it."""
 
@@ -410,6 +414,7 @@ class Snapshot(NamedTuple):
     """Pod, and its queued steps."""
     speeds: Sequence[Sequence[Any]] | None = None
     """Pod, and its speed."""
+    tenants: str | bytes | None = None
 
 
 def load_snapshot(
@@ -435,7 +440,7 @@ def load_snapshot(
     changes += [("accuracy", *pair) for pair in snapshot.accuracies]
     changes += [("steps", *pair) for pair in snapshot.steps or ()]
     changes += [("speed", *pair) for pair in snapshot.speeds or ()]
-    for kind in ("wanted", "expected", "placement"):
+    for kind in ("wanted", "expected", "placement", "tenants"):
         if text := getattr(snapshot, kind):
             changes.append((kind, text))
     applier.apply(version, changes, now_s)

@@ -27,6 +27,7 @@ from registry.domain.records import (
     encode_application,
     encode_profile,
 )
+from registry.domain.tenant_rules import TenantRules, encode_rules
 from registry.errors import ClaimLost, InvalidModel, LeaseLost, RegistryUnavailable
 from registry.policy_names import loading_problems, placement_problems
 from registry.redis.server_address import check_url
@@ -161,6 +162,13 @@ class Registry:
         state = ClusterState()
         load_snapshot(state, versions.changes, snapshot)
         return state
+
+    async def put_rules(self, rules: TenantRules, token: int = 0) -> bool:
+        """Store the rules for tenants; False: a controller with a higher token has written them.
+
+        `token`: version of the lease of the controller that writes; 0: of one machine's owner.
+        """
+        return str(await self._submit("put_tenants", token, encode_rules(rules))) != "fenced"
 
     async def put_profile(self, profile: Profile) -> bool:
         """Store a profile; returns False if its generation of the model is no longer declared."""

@@ -97,7 +97,9 @@ class ServerScript:
 def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Snapshot:
     """What the script's `snapshot` returned, and the replies to `snapshot_reads`."""
     pods, samples, *latest = parts
-    wanted, expected, placement, steps, speeds, *_ = (*latest, None, None, None, None, None)
+    wanted, expected, placement, steps, speeds, tenants, *_ = (
+        *latest, None, None, None, None, None, None,
+    )  # fmt: skip
     models, previous, failures, profiles, applications, accuracies = map(_texts, hashes)
     return Snapshot(
         pods=pods,
@@ -114,6 +116,7 @@ def read_snapshot(parts: Sequence[Any], hashes: Sequence[Sequence[bytes]]) -> Sn
         placement=placement,
         steps=steps,
         speeds=speeds,
+        tenants=tenants,
     )
 
 

@@ -15,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from common.inference_protocol import PodError
+from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Tier, name_of_key
 from registry.domain.pod_state import ANY_COPIES
+from registry.domain.tenant_rules import UNKNOWN, Quota, TenantRules, ends_access
 from registry.errors import RegistryError
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -42,11 +44,33 @@ POLL_INTERVAL_S = 0.5
 """Between looks at the only model of a pod."""
 
 
+class PodRules:
+    """The rules for tenants: the last that the registry had, also while it has none."""
+
+    def __init__(self, state: ClusterState, *, has_tenants: bool) -> None:
+        self._state, self._last = state, UNKNOWN if has_tenants else TenantRules()
+        self._has_tenants = has_tenants
+
+    @property
+    def last(self) -> TenantRules:
+        if self._state.rules is not None:
+            self._last = self._state.rules
+        return self._last
+
+    def __call__(self) -> TenantRules | None:
+        """None: all is one owner's."""
+        return None if self.last.is_open and not self._has_tenants else self.last
+
+    def quota(self, namespace: str, kind: Quota) -> int | None:
+        return self.last.quota(namespace, kind)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelParts:
     """The parts of a pod that hold its models."""
 
     watch: ClusterWatch
+    rules: PodRules
     costs: ReloadCosts
     cache: DiskCache
     host: HostTier
@@ -71,7 +95,9 @@ class ModelSync:
         self._placed = ModelName.parse(placed_model) if placed_model else None
         self._retire_grace_s = retire_grace_s
         self._changed = asyncio.Event()
-        self._seen_models_version = -1
+        self._seen: tuple[object, ...] = ()
+        self._rules = parts.rules.last
+        """Those that the pod's copies were checked against."""
         self._absent_since_s: dict[str, float] = {}
         self._attempted_s: dict[str, float] = {}
         self._named: set[ModelName] = set()
@@ -80,13 +106,13 @@ class ModelSync:
         self._watch.subscribe(self._on_change)
 
     def _on_change(self) -> None:
-        """Start a pass if the declared models changed.
+        """Start a pass if the declared models, or the rules for tenants, changed.
 
         A pass covers all models, and most changes are of other pods' tiers, which it does not need.
         """
-        version = self._watch.state.models_version
-        if version != self._seen_models_version:
-            self._seen_models_version = version
+        seen = (self._watch.state.models_version, self._parts.rules.last)
+        if seen != self._seen:
+            self._seen = seen
             self._changed.set()
 
     def _keys(self) -> set[str]:
@@ -103,6 +129,8 @@ class ModelSync:
                 if placed is not None and now_s >= self._placed_retry_s:
                     self._placed_retry_s = now_s + RETRY_INTERVAL_S
                     tasks.create_task(self._preload(placed, ANY_COPIES))
+                for spec, reason in self._ended_grants():
+                    tasks.create_task(self._revoke(spec.key, reason))
                 await self._remove_withdrawn()
                 self._drop_series()
                 await self._wait()
@@ -148,6 +176,40 @@ class ModelSync:
             await self._parts.coordinator.preload(spec, max_other_copies)
         except PodError as error:
             logger.info("model not loaded", extra={"key": spec.key, "error": error})
+
+    # Grants that ended
+
+    def _ended_grants(self) -> list[tuple[ModelSpec, str]]:
+        """Models that the rules granted at the last pass and do not now, and why."""
+        before, self._rules = self._rules, self._parts.rules.last
+        if before == self._rules:
+            return []
+        specs = [load.spec for load in self._parts.coordinator.loads.running.values()]
+        specs += [entry.model.spec for entry in self._store.by_key.values()]
+        for record in self._watch.state.models.values():
+            specs += record.generations
+        ended = {spec.key: (spec, ends_access(spec, before, self._rules)) for spec in specs}
+        return [(spec, reason) for spec, reason in ended.values() if reason is not None]
+
+    async def _revoke(self, key: str, reason: str) -> None:
+        """Stop its loads, refuse its requests, and drop the copies but those on disk.
+
+        Files on disk are used again only as whoever reads the model then.
+        """
+        self._refuse(key, reason)
+        self._parts.demotions.withdraw(key)
+        self._parts.processors.forget(key)
+        await self._parts.coordinator.cancel(key, reason)
+        self._refuse(key, reason)  # if its load ended first
+        with suppress(OSError):  # the folder is gone
+            await in_thread(self._threads, self._host.discard, key)
+        self._parts.agent.report_tier(key)
+        logger.info("grant ended", extra={"key": key, "reason": reason})
+
+    def _refuse(self, key: str, reason: str) -> None:
+        if (entry := self._store.by_key.get(key)) is not None:
+            entry.model.device_model.broken_reason = reason  # else requests could keep it for ever
+            self._store.retire(key, "grant-ended")
 
     # Withdrawn models
 

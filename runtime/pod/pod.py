@@ -29,8 +29,8 @@ from common.pod_secret import PodSecret
 from common.tls import PartTls
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PodInfo, Profile, host_port, slots_at_start
+from registry.domain.tenant_rules import Quota
 from registry.errors import RegistryUnavailable
-from registry.inference_service.tenant_quotas import Quota
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.device.accelerator import GpuWatch, find_accelerator, memory_budget, pod_share
@@ -54,6 +54,7 @@ from runtime.openai.routes import OpenAIRoutes
 from runtime.pod.model_sync import (
     ModelParts,
     ModelSync,
+    PodRules,
     ServerWatch,
     SingleModel,
     single_model_spec,
@@ -231,15 +232,15 @@ class Pod:
     def _hold_models(self) -> None:
         settings, host, device = self._settings, self.host, self.device
         memory = self._opened.memory
-        rules, limits = settings.rules, self._generation_limits()
-        watch = ClusterWatch(self.registry, counts=False)
+        watch, limits = ClusterWatch(self.registry, counts=False), self._generation_limits()
+        rules = PodRules(watch.state, has_tenants=_has_tenants(settings))
         costs = ReloadCosts()
         cache = DiskCache(
             settings.cache_path,
-            Storages(_storage_options(settings)),
+            Storages(_storage_options(settings, rules)),
             Bandwidth(settings.link_rate or None),
             budget_bytes=settings.disk_bytes,
-            quota_of=lambda namespace: rules.quota(namespace, Quota.CACHE),
+            quota_of=partial(rules.quota, kind=Quota.CACHE),
             rules=_file_rules(settings),
         )
 
@@ -267,7 +268,7 @@ class Pod:
             on_added=on_added,
             policy=greedy_dual,
             reload_s=reload_s,
-            quota_of=lambda namespace: rules.quota(namespace, Quota.MEMORY),
+            quota_of=partial(rules.quota, kind=Quota.MEMORY),
         )
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
         self.gpu = GpuWatch(
@@ -326,7 +327,7 @@ class Pod:
             tasks=self._tasks,
         )
         self.models = ModelParts(
-            watch, costs, cache, host, store, agent, processors, demotions, coordinator
+            watch, rules, costs, cache, host, store, agent, processors, demotions, coordinator
         )
         self.catalog = ModelCatalog(watch, self.registry)
         self.single_model = None
@@ -483,14 +484,17 @@ def _declared(watch: ClusterWatch, name: ModelName) -> ModelSpec | None:
     return None if record is None else record.serving
 
 
-def _storage_options(settings: RuntimeSettings) -> StorageOptions:
-    """Without tenants' rules where all is one owner's: a machine, or the only model, by KServe."""
-    is_open = not (settings.namespaces or settings.storage_prefixes)
-    is_owned = is_open and "KUBERNETES_SERVICE_HOST" not in os.environ
+def _has_tenants(settings: RuntimeSettings) -> bool:
+    """Else all is one owner's: a machine without rules, or the only model, by KServe."""
+    is_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
+    return settings.has_tenants or (is_cluster and not settings.model_name)
+
+
+def _storage_options(settings: RuntimeSettings, rules: PodRules) -> StorageOptions:
     return StorageOptions(
         secret_folder=settings.storage_config,
         claim_mounts=CLAIM_MOUNTS,
-        rules=None if settings.model_name or is_owned else settings.rules,
+        rules=rules,
         secrets=NamespaceSecrets.from_environment(os.environ),
     )
 

@@ -2,8 +2,8 @@
 
 Credentials in a model's own namespace are read from the API server for each download, by KServe's
 conventions (`pkg/credentials` of 0.20): the Secrets of a service account, an annotated Secret, or a
-key of `storage-config`. They are kept in memory for the download only. A namespace allows it with a
-RoleBinding to the pool's service account.
+key of `storage-config`; without keys for S3, those of the service account's role. Only these are
+kept longer than a download. A namespace allows it by a Role bound to the pods' service account.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -24,8 +25,9 @@ from urllib.parse import quote, unquote, urlsplit
 from urllib.request import getproxies
 
 from registry.domain.model import ModelSpec
-from registry.inference_service.tenant_quotas import EVERY, Access, TenantRules, access_problem
+from registry.domain.tenant_rules import EVERY, Access, TenantRules, access_problem
 from runtime.errors import StorageFailed
+from runtime.storage.web_identity import ROLE, RoleKeys
 
 # Connections to public addresses only, for URIs and endpoints that a tenant chose.
 #
@@ -187,12 +189,11 @@ name files of the pod."""
 GOOGLE_FILE = "gcloud-application-credentials.json"
 _AS_VARIABLES = ("HF_TOKEN", "MODELSCOPE_API_TOKEN")
 _AZURE = ("AZURE_", "AZ_")
-_IRSA = "eks.amazonaws.com/role-arn"
 
 
 HOW_TO_GRANT: Final = (
-    "for the pool's credentials, its operator may grant the prefix in the pool's annotation"
-    " pilotlight.io/storage-prefixes (the chart's pools[].storagePrefixes)"
+    "for the pool's credentials, its operator may grant the prefix in the tenant's ConfigMap (the"
+    " chart's pools[].storagePrefixes)"
 )
 
 
@@ -275,7 +276,8 @@ def _model_access(
                 " the Kubernetes API server with a token of their service account: set"
                 " automountServiceAccountToken in the pool's InferenceService"
             )
-        found = secrets.read(spec.name.namespace, spec.credentials)
+        is_s3 = urlsplit(spec.storage_uri).scheme == "s3"
+        found = secrets.read(spec.name.namespace, spec.credentials, is_s3=is_s3)
     names = (*_FROM_POOL, *(_S3_FROM_POOL if urlsplit(spec.storage_uri).scheme == "s3" else ()))
     base = {name: environment[name] for name in names if name in environment}
     if found.variables.keys() & set(_ENDPOINTS):
@@ -303,8 +305,15 @@ class ModelCredentials:
 class NamespaceSecrets:
     """Reads service accounts and Secrets with the pod's own token."""
 
-    def __init__(self, host: str, port: int, token_folder: Path = TOKEN_FOLDER) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token_folder: Path = TOKEN_FOLDER,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._host, self._port, self._folder = host, port, token_folder
+        self._role_keys = RoleKeys(environment or {})
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> NamespaceSecrets | None:
@@ -312,14 +321,15 @@ class NamespaceSecrets:
         host = environment.get("KUBERNETES_SERVICE_HOST")
         if not host or not (TOKEN_FOLDER / "token").is_file():
             return None
-        return cls(host, int(environment.get("KUBERNETES_SERVICE_PORT") or 443))
+        port = int(environment.get("KUBERNETES_SERVICE_PORT") or 443)
+        return cls(host, port, environment=environment)
 
-    def read(self, namespace: str, credentials: str) -> ModelCredentials:
+    def read(self, namespace: str, credentials: str, *, is_s3: bool) -> ModelCredentials:
         """The credentials that `ModelSpec.credentials` names; raises StorageFailed."""
         kind, _, name = credentials.partition("/")
         match kind:
             case "serviceaccount":
-                return self._of_account(namespace, name)
+                return self._of_account(namespace, name, is_s3=is_s3)
             case "secret":
                 return _of_secrets([self._secret(namespace, name)])
             case "storage-config":
@@ -328,7 +338,7 @@ class NamespaceSecrets:
             case _:
                 raise StorageFailed(f"credentials {credentials!r} are of an unknown kind")
 
-    def _of_account(self, namespace: str, name: str) -> ModelCredentials:
+    def _of_account(self, namespace: str, name: str, *, is_s3: bool) -> ModelCredentials:
         account = self._get(namespace, "serviceaccounts", name)
         secrets = [
             self._secret(namespace, str(each["name"]))
@@ -336,13 +346,24 @@ class NamespaceSecrets:
             if each.get("name")
         ]
         found = _of_secrets(secrets)
+        annotations = account["metadata"].get("annotations") or {}
+        if is_s3 and ROLE in annotations and "AWS_ACCESS_KEY_ID" not in found.variables:
+            make_token = partial(self._make_token, namespace, name)
+            keys = self._role_keys.of(f"{namespace}/{name}", annotations, make_token)
+            return replace(found, variables={**found.variables, **keys})
         if not found.variables and not found.google:
-            annotations = account["metadata"].get("annotations") or {}
-            hint = f"; {_IRSA} is not supported, name a Secret" if _IRSA in annotations else ""
             raise StorageFailed(
-                f"service account {namespace}/{name} names no Secret with storage credentials{hint}"
+                f"service account {namespace}/{name} names no Secret with storage credentials, and"
+                f" has no role for S3: add one under `secrets`, or the annotation {ROLE}"
             )
         return found
+
+    def _make_token(self, namespace: str, name: str, audience: str) -> str:
+        """A token of a service account, for 10 minutes."""
+        spec = {"audiences": [audience], "expirationSeconds": 600}
+        request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        made = self._call(namespace, "serviceaccounts", name, "token", request)
+        return str(made["status"]["token"])
 
     def _of_storage_config(self, namespace: str, name: str, key: str) -> ModelCredentials:
         data = _data(self._get(namespace, "secrets", name))
@@ -361,7 +382,15 @@ class NamespaceSecrets:
         return self._get(namespace, "secrets", name)
 
     def _get(self, namespace: str, kind: str, name: str) -> dict[str, Any]:
+        return self._call(namespace, kind, name)
+
+    def _call(
+        self, namespace: str, kind: str, name: str, part: str = "", body: object = None
+    ) -> dict[str, Any]:
+        """GET of an object, or POST of `body` to a part of it."""
+        resource, verb = (f"{kind}/{part}", "create") if part else (kind, "get")
         path = f"/api/v1/namespaces/{quote(namespace, '')}/{kind}/{quote(name, '')}"
+        path += f"/{part}" if part else ""
         try:
             token = (self._folder / "token").read_text().strip()  # rotated by the kubelet
             context = ssl.create_default_context(cafile=str(self._folder / "ca.crt"))
@@ -370,22 +399,26 @@ class NamespaceSecrets:
             )
             try:
                 headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
-                connection.request("GET", path, headers=headers)
+                headers["content-type"] = "application/json"
+                sent = None if body is None else json.dumps(body)
+                connection.request("GET" if sent is None else "POST", path, sent, headers)
                 response = connection.getresponse()
-                body = response.read(MAX_BYTES)
+                answer = response.read(MAX_BYTES)
             finally:
                 connection.close()
         except (OSError, http.client.HTTPException) as error:
             raise StorageFailed(f"the API server did not respond: {error}") from error
-        if response.status == http.HTTPStatus.OK:
-            found: dict[str, Any] = json.loads(body)
+        if response.status in (http.HTTPStatus.OK, http.HTTPStatus.CREATED):
+            found: dict[str, Any] = json.loads(answer)
             return found
         if response.status == http.HTTPStatus.NOT_FOUND:
             raise StorageFailed(f"{namespace} has no object {name!r} among its {kind}")
+        role = f"pilotlight-{resource.replace('/', '-')}"
         raise StorageFailed(
-            f"the pool may not read {kind} {name!r} of namespace {namespace!r}"
-            f" ({response.status}); allow it: kubectl -n {namespace} create rolebinding"
-            " pilotlight-storage --clusterrole=pilotlight-storage-reader"
+            f"the pool may not {verb} {resource} {name!r} of namespace {namespace!r}"
+            f" ({response.status}); allow it: kubectl -n {namespace} create role {role}"
+            f" --verb={verb} --resource={resource} --resource-name={name} && kubectl -n {namespace}"
+            f" create rolebinding {role} --role={role}"
             " --serviceaccount=pilotlight:pilotlight-runtime"
         )
 

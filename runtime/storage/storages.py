@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
 from registry.domain.model import ModelSpec
+from registry.domain.tenant_rules import Quota, TenantRules
 from registry.inference_service.documents import LIBRARY_SCHEMES, SECRET_BUCKET, STORAGE_SCHEMES
-from registry.inference_service.tenant_quotas import Quota, TenantRules
 from runtime.errors import StorageFailed
 from runtime.storage.access import NamespaceSecrets, StorageAccess, reader_of, storage_access
 from runtime.storage.file import ClaimStorage, FileStorage, fetched_folder, mounted_model
@@ -57,8 +57,8 @@ class StorageOptions:
     claim_mounts: Path = Path("/mnt/pvc")
     """Folder in which the PersistentVolumeClaims of `pvc://` are mounted, each under its name."""
     read_timeout_s: float = READ_TIMEOUT_S
-    rules: TenantRules | None = None
-    """What each namespace may read; None: everything, for the machine's one owner."""
+    rules: Callable[[], TenantRules | None] = lambda: None
+    """What each namespace may read now; None: everything, for the machine's one owner."""
     secrets: NamespaceSecrets | None = None
     """Reads credentials in models' own namespaces; None: outside of clusters."""
 
@@ -76,7 +76,7 @@ class Storages:
 
         Raises StorageFailed where they forbid the model.
         """
-        return reader_of(spec, self._options.rules)
+        return reader_of(spec, self._options.rules())
 
     def open(
         self, spec: ModelSpec, staging: Path, ticket: LoadTicket | None = None
@@ -87,8 +87,8 @@ class Storages:
         ticket is cancelled. Raises StorageFailed for an unknown scheme, a wrong URI, or one that
         the pool's rules forbid, and LoadFailed, LoadCancelled if the library's fetch ends.
         """
-        options, uri = self._options, spec.storage_uri
-        access = storage_access(spec, options.rules, options.environment, options.secrets)
+        options, uri, rules = self._options, spec.storage_uri, self._options.rules()
+        access = storage_access(spec, rules, options.environment, options.secrets)
         scheme = urlsplit(uri).scheme
         if access.is_pool and (found := mounted_model(spec, options.claim_mounts)) is not None:
             return found
@@ -100,7 +100,7 @@ class Storages:
                     bucket = secret_bucket(key, access.environment, folder)
                     uri = uri.replace(SECRET_BUCKET, bucket, 1)
                 s3 = self._s3_access(parse_s3_uri(uri)[0], access)
-                return S3Storage(uri, s3, is_exact=options.rules is not None)
+                return S3Storage(uri, s3, is_exact=rules is not None)
             case "file":
                 return FileStorage(uri, Path(access.folder) if access.folder else None)
             case "pvc":
@@ -127,7 +127,7 @@ class Storages:
 
     def _max_bytes(self, spec: ModelSpec) -> int:
         """Of a library's download, whose size is unknown before."""
-        rules = self._options.rules or TenantRules()
+        rules = self._options.rules() or TenantRules()
         quota = rules.quota(spec.name.namespace, Quota.CACHE)
         return MAX_WEIGHT_BYTES if quota is None else min(quota, MAX_WEIGHT_BYTES)
 

@@ -183,8 +183,8 @@ class DeviceCache(Generic[R]):
         if quota is not None and memory_bytes > quota:
             raise ModelTooLarge(
                 f"{name_of_key(key)} needs {shown_bytes(memory_bytes)}, its namespace's quota of"
-                f" memory is {shown_bytes(quota)}: raise the pool's annotation"
-                " pilotlight.io/quotas, or --quotas of `pilotlight up`"
+                f" memory is {shown_bytes(quota)}: raise quotas in the"
+                " tenant's ConfigMap, or --quotas of `pilotlight up`"
             )
         if memory_bytes > self.budget_bytes:
             raise ModelTooLarge(

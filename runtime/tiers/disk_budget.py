@@ -167,7 +167,7 @@ def free_bytes(cache: Path) -> int:
     return shutil.disk_usage(cache).free
 
 
-_QUOTAS = "the pool's annotation pilotlight.io/quotas, or --quotas of `pilotlight up`"
+_QUOTAS = "quotas in the tenant's ConfigMap, or --quotas of `pilotlight up`"
 DEFAULT_SHARE = 0.8
 """Budget without a configured one, as a share of the space that is free for the cache now."""
 

@@ -9,7 +9,6 @@ from autoscaler.policy import Limits
 from registry.domain.demand import QueueStats
 from registry.domain.records import PodShape, WantedPods
 from registry.errors import RegistryUnavailable
-from registry.inference_service.tenant_quotas import TenantRules
 from registry.redis.reports import ArrivalLog, AutoscalerLog
 from tests.autoscaler.conftest import Stage, metric, model
 from tests.registry.redis.clients import eventually, until
@@ -32,9 +31,6 @@ class RecordingActuator:
         if self.is_cut_off:
             raise RegistryUnavailable("cut off")
         return self.given
-
-    def rules(self) -> TenantRules:
-        return TenantRules()
 
     def set_leading(self, *, is_leading: bool) -> None:
         self.is_leading = is_leading

@@ -18,6 +18,7 @@ from registry.domain.model import ModelName, ModelSpec, Preload, Tier
 from registry.domain.pod import CopyReport, PodReport
 from registry.domain.pod_state import ANY_COPIES
 from registry.domain.records import ActionOutcome
+from registry.domain.tenant_rules import parse_rules
 from registry.redis.client import Registry
 from registry.redis.reports import ArrivalLog, AutoscalerLog
 from registry.redis.watch import ClusterWatch
@@ -71,7 +72,8 @@ async def test_a_namespace_has_one_quota_of_memory_on_all_pods(stage: Stage) -> 
         ), state
 
     policy = LoadingPolicy("all", None, load_all)
-    async with stage.autoscaler(policy, quotas="default=memory:250"):
+    await stage.registry.put_rules(parse_rules(quotas="default=memory:250"))
+    async with stage.autoscaler(policy):
 
         async def is_within() -> bool:
             return len(await _warm(stage, "a")) + len(await _warm(stage, "b")) == 2

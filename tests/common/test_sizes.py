@@ -12,7 +12,7 @@ from common.settings_table import settings_from_fields
 from common.sizes import parse_duration_s, parse_rate, parse_size, parse_size_from
 from gateway.settings import GatewaySettings
 from load.simulator.cluster.sections import Size
-from registry.inference_service.tenant_quotas import Quota, parse_rules
+from registry.domain.tenant_rules import Quota, parse_rules
 from runtime.settings import RuntimeSettings
 from workflows.settings import SchedulerSettings
 

@@ -11,8 +11,13 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio import client
 
-_KINDS = {"inferenceservices": "InferenceService", "models": "Model", "deployments": "Deployment"}
-_FOLDERS = {"Model": "models/", "Deployment": "deployments/"}
+_KINDS = {
+    "inferenceservices": "InferenceService",
+    "models": "Model",
+    "deployments": "Deployment",
+    "configmaps": "ConfigMap",
+}
+_FOLDERS = {"Model": "models/", "Deployment": "deployments/", "ConfigMap": "configmaps/"}
 
 
 @dataclass
@@ -169,7 +174,9 @@ class ApiServer:
         self.events.append(event["reason"])
         return web.json_response(event, status=201)
 
-    async def config_map(self, request: web.Request) -> web.Response:
+    async def config_map(self, request: web.Request) -> web.StreamResponse:
+        if request.method == "GET" and "name" not in request.match_info:
+            return await self.get(request)
         if request.method == "GET":
             known = self.config_maps.get(request.match_info["name"])
             return web.json_response(known or {}, status=200 if known else 404)

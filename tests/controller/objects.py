@@ -3,6 +3,19 @@
 from typing import Any
 
 
+def pool_tenant(pool: str = "default", namespace: str = "*", **data: str) -> dict[str, Any]:
+    """A tenant's ConfigMap; its name and uid follow from the namespace."""
+    name = {"*": "everyone"}.get(namespace, namespace)
+    labels = {"pilotlight.io/tenant-of": pool}
+    given = {key.replace("_", "-"): text for key, text in data.items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": "pilotlight", "uid": name, "labels": labels},
+        "data": {"namespace": namespace, **given},
+    }
+
+
 def service(
     *,
     annotations: dict[str, str] | None = None,

@@ -15,12 +15,12 @@ from controller.api import ClusterApi, ClusterUnreachable, Denied
 from controller.declaration_reconcilers import ApplicationReconciler, application_status
 from controller.objects import ClusterObjects
 from controller.pools import PoolRegistries
-from controller.resources import read_application_object, read_service
+from controller.resources import read_application_object, read_service, read_tenant
 from registry.domain.application import AccuracyProfile
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
 from tests import servers
-from tests.controller.objects import service
+from tests.controller.objects import pool_tenant, service
 from tests.registry.redis.clients import until
 
 _pools = itertools.count(1)
@@ -80,15 +80,16 @@ class Stage:
         self.objects.update(found, is_removed=is_removed)
         return found.name
 
-    def declare_pool(self, **annotations: str) -> None:
+    def declare_pool(self, **data: str) -> None:
         document = service(
             name="pool",
             namespace="pilotlight",
             uid="p",
             labels={"pilotlight.io/pool": self.pool},
-            annotations={f"pilotlight.io/{key}": value for key, value in annotations.items()},
+            annotations={},
         )
         self.objects.update(read_service(document))
+        self.objects.update(read_tenant(pool_tenant(self.pool, **data)))
 
     @property
     def state(self) -> ClusterState:
@@ -178,10 +179,10 @@ async def test_the_rules_of_the_pool_hold_for_the_look(stage: Stage) -> None:
     stage.declare(spec=LOOK)
     await stage.reconciler.reconcile_all()
     assert "namespace 'team' may not have it read" in stage.ready()[1]
-    stage.declare_pool(**{"storage-prefixes": "team=s3://examples/"})
+    stage.declare_pool(storage_prefixes="s3://examples/")
     await stage.reconciler.reconcile_all()
     assert stage.ready()[0] == "NoVariants"
-    stage.declare_pool(namespaces="others")
+    stage.declare_pool(admit="false")
     await stage.reconciler.reconcile_all()
     assert "does not admit namespace 'team'" in stage.ready()[1]
 

@@ -22,14 +22,14 @@ from controller.informer import Informer
 from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects, Key
-from controller.pools import PoolRegistries
+from controller.pools import PoolRegistries, TenantRulesWriter
 from controller.resources import Kind, owner_of, read_graph_object
 from controller.settings import ControllerSettings
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
 from tests import servers
 from tests.controller.api_server import ApiServer, connect, running
-from tests.controller.objects import model, service
+from tests.controller.objects import model, pool_tenant, service
 from tests.controller.test_graph_objects import graph
 from tests.registry.redis.clients import until
 
@@ -51,7 +51,7 @@ class Replica:
 
 @contextlib.asynccontextmanager
 async def replica(
-    url: str, redis_url: str, agent: str = "one", *, leads: bool = True
+    url: str, redis_url: str, agent: str = "one", *, leads: bool = True, token: int = 1
 ) -> AsyncIterator[Replica]:
     objects = ClusterObjects()
     async with connect(url, agent) as connection, asyncio.TaskGroup() as tasks:
@@ -59,11 +59,13 @@ async def replica(
         registries = PoolRegistries(redis_url, tasks, lambda: controller.on_registry_change())
         settings = settings_from_fields(ControllerSettings, {})
         models = ModelReconciler(settings, api, objects, registries)
+        tenants = TenantRulesWriter(api, objects, registries, lambda: token)
         controller = Controller(
             objects,
             {
                 **dict.fromkeys(Kind, models.reconcile),
                 **dict.fromkeys((Kind.POD, Kind.APPLICATION, Kind.GRAPH), _nothing),
+                Kind.TENANT: lambda _: tenants.update(),
             },
             models.changed_in_registries,
         )
@@ -129,10 +131,10 @@ async def stage(
     async with running(server) as url:
         stage = Stage(server, url, redis.url, f"controlled-{next(_pools)}")
         labels = {"pilotlight.io/pool": stage.pool}
-        grants = {"pilotlight.io/storage-prefixes": "*=s3://"}
         server.put(
-            service(name="pool", namespace="pilotlight", uid="p", labels=labels, annotations=grants)
+            service(name="pool", namespace="pilotlight", uid="p", labels=labels, annotations={})
         )
+        server.put(pool_tenant(stage.pool, storage_prefixes="s3://"))
         yield stage
 
 
@@ -474,8 +476,7 @@ async def test_an_earlier_model_that_uses_the_quota_later_displaces_a_later_one(
         document["metadata"]["annotations"]["pilotlight.io/pin"] = "true"
         return document
 
-    pool = stage.server.objects["pilotlight/pool"]
-    pool["metadata"]["annotations"]["pilotlight.io/quotas"] = "*=pinned:1"
+    stage.server.put(pool_tenant(stage.pool, storage_prefixes="s3://", quotas="pinned:1"))
     later = {"name": "later", "uid": "uid-2", "creationTimestamp": "2026-01-02T00:00:00Z"}
     stage.server.put(stage.model())
     stage.server.put(pinned(**later))

@@ -17,7 +17,6 @@ from controller.pool_size import (
 )
 from registry.domain.pod import PodInfo
 from registry.domain.pod_state import PodState
-from registry.inference_service.tenant_quotas import Quota
 
 POOL = PoolObject("pilotlight", "pool", "pool-predictor", "Standard", "external", 1, 4)
 
@@ -89,12 +88,6 @@ def test_reads_a_pool() -> None:
         "status": {"deploymentMode": "Standard"},
     }
     assert read_pool(document) == POOL
-    quotas = "pilotlight.io/quotas"
-    document["metadata"]["annotations"][quotas] = "*=memory:2Gi; red=memory:1Ki"
-    rules = read_pool(document).rules
-    assert [rules.quota(name, Quota.MEMORY) for name in ("red", "blue")] == [1024, 2 << 30]
-    document["metadata"]["annotations"][quotas] = "a mistake, which the pool's status names"
-    assert read_pool(document).rules.quota("red", Quota.MEMORY) is None
 
 
 def test_idle_and_empty_pods_have_the_lowest_cost() -> None:

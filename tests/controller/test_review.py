@@ -7,7 +7,7 @@ import pytest
 
 from controller.admission import review_response, set_defaults, validate
 from controller.resources import Kind, read_service
-from registry.inference_service.tenant_quotas import parse_rules
+from registry.domain.tenant_rules import parse_rules
 from tests.controller.objects import model, service
 
 MODE = "serving.kserve.io/deploymentMode"
@@ -176,7 +176,7 @@ def test_rejects_what_the_pools_rules_forbid(document: dict[str, Any], message: 
     answer = checked(request(document))
     assert not answer["allowed"]
     assert message in answer["status"]["message"]
-    assert "pilotlight.io/" in answer["status"]["message"]  # what its operator may change
+    assert "ConfigMap" in answer["status"]["message"]  # what its operator may change
 
 
 def test_allows_what_the_pools_rules_grant() -> None:
@@ -188,12 +188,12 @@ def pool(**annotations: str) -> dict[str, Any]:
     return service(annotations=keys, labels=POOL)
 
 
-def test_checks_the_rules_of_a_pool() -> None:
-    rules = {"namespaces": "*", "storage_prefixes": "*=s3://", "quotas": "*=pinned:1"}
-    assert checked(request(pool(**rules))) == {"allowed": True}
-    answer = checked(request(pool(quotas="team=everything", storage_prefixes="s3://")))
-    assert "'everything'" in answer["status"]["message"]
-    assert "NAMESPACE=VALUES" in answer["status"]["message"]
+def test_former_annotations_of_a_pool_are_refused_with_what_took_their_place() -> None:
+    assert checked(request(pool())) == {"allowed": True}
+    answer = checked(request(pool(quotas="*=pinned:1", storage_prefixes="*=s3://")))
+    told = answer["status"]["message"]
+    assert "annotations[pilotlight.io/quotas] has no effect any more" in told
+    assert told.count("make a ConfigMap with the label pilotlight.io/tenant-of") == 2
 
 
 def test_rules_of_a_pool_are_unknown_keys_of_a_model() -> None:

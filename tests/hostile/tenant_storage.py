@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from registry.domain.model import ModelName, ModelSpec
+from registry.domain.tenant_rules import parse_rules
 from registry.inference_service.documents import storage_uri_rule
-from registry.inference_service.tenant_quotas import parse_rules
 from runtime.errors import LoadFailed
 from runtime.storage.access import storage_access
 from runtime.storage.ranged_download import Bandwidth
@@ -151,7 +151,7 @@ def start_storage(stack: ExitStack, folder: Path) -> StorageTarget:
         environment=environment,
         claim_mounts=folder / "pvc",
         read_timeout_s=5.0,
-        rules=parse_rules(prefixes=_PREFIXES.format(folder=folder)),
+        rules=lambda: parse_rules(prefixes=_PREFIXES.format(folder=folder)),
     )
     cache = DiskCache(folder / "cache", Storages(options), Bandwidth(None))
     stack.callback(cache.close)

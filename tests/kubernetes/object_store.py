@@ -23,8 +23,8 @@ CONTENT = {
 }
 """Kinds of models by folder of the bucket; tiny models replace the samples."""
 SECRET = "pilotlight-storage"
-GRANT = {"pilotlight.io/storage-prefixes": "*=s3:// gs:// hf:// pvc://"}
-"""Annotation of a pool whose credentials read every tenant's models."""
+GRANT = {"storage-prefixes": "s3:// gs:// hf:// pvc://"}
+"""For a tenant's ConfigMap: the pool's credentials read these models."""
 
 
 def start_object_store(plane: ControlPlane) -> S3Server:

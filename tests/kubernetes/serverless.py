@@ -39,7 +39,7 @@ def serverless_objects(folder: Path) -> list[dict[str, Any]]:
     pool = made["InferenceService", "pool"]
     pool["metadata"]["name"] = POOL
     pool["metadata"]["labels"]["pilotlight.io/pool"] = POOL
-    pool["metadata"]["annotations"] |= WINDOW | GRANT
+    pool["metadata"]["annotations"] |= WINDOW
     predictor = pool["spec"]["predictor"]
     predictor |= {"minReplicas": LEAST, "maxReplicas": MOST}
     _name_pool(predictor["containers"][0])
@@ -54,7 +54,10 @@ def serverless_objects(folder: Path) -> list[dict[str, Any]]:
     service = made["Service", "pilotlight-gateway"]
     service["metadata"]["name"] = GATEWAY
     service["spec"]["selector"] = {OF_GATEWAY: GATEWAY}
-    return [pool, gateway, service]
+    tenants = made["ConfigMap", "everyone"]
+    tenants["metadata"] |= {"name": f"{POOL}-tenants", "labels": {"pilotlight.io/tenant-of": POOL}}
+    tenants["data"] |= GRANT
+    return [pool, gateway, service, tenants]
 
 
 def _from(folder: Path, name: str) -> str:

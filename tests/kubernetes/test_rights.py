@@ -140,11 +140,11 @@ OWN = {
     "pods": {"list", "watch"},
     "leases.coordination.k8s.io": {"create"},
     "leases.coordination.k8s.io [pilotlight-controller]": {"get", "update", "patch"},
+    "configmaps": {"create", "list", "watch"},
     "secrets": {"create"},
     "secrets [pilotlight-pods]": {"get", "update"},
     "secrets [pilotlight-redis]": {"get", "update"},
     "secrets [pilotlight-webhook]": {"get", "update"},
-    "configmaps": {"create"},
     "configmaps [pilotlight-cluster-issuer]": {"get", "update"},
 }
 CA_BUNDLES = {

@@ -11,7 +11,7 @@
 {{- range $item := $one.items -}}
 {{- if eq $item.kind "NetworkPolicy" -}}
 {{- include "pilotlight.add" (dict "state" $.state "item" $item) -}}
-{{- else -}}
+{{- else if ne $item.kind "ConfigMap" -}}
 {{- if not $isFirst }}{{ $_ := set $item.metadata "name" (printf "%s-%s" $item.metadata.name $pool.name) }}{{ end -}}
 {{- if eq $item.kind "Deployment" -}}
 {{- $_ := set $item.spec.selector.matchLabels "app.kubernetes.io/instance" $pool.name -}}
@@ -27,6 +27,32 @@
 {{- include "pilotlight.add" (dict "state" $.state "item" $item) -}}
 {{- end -}}
 {{- end -}}
+{{- include "pilotlight.tenants" . -}}
+{{- end -}}
+
+{{- /* A ConfigMap for each namespace in the texts `NAMESPACE=VALUES; …` of a pool's values. */ -}}
+{{- define "pilotlight.tenants" -}}
+{{- $pool := .pool -}}
+{{- $everyone := .isFirst | ternary "everyone" (printf "everyone-%s" $pool.name) -}}
+{{- $tenants := dict -}}
+{{- range regexSplit "[\\s,;]+" (trim (default "*" $pool.namespaces)) -1 }}{{ $_ := set $tenants . (dict "namespace" .) }}{{ end -}}
+{{- range $key, $text := dict "storage-prefixes" $pool.storagePrefixes "quotas" $pool.quotas -}}
+{{- range regexSplit "[;\\n]" (default "" $text) -1 -}}
+{{- with trim . -}}
+{{- if not (contains "=" .) }}{{ fail (printf "pools: %s must be NAMESPACE=VALUES; …, was %q" $key .) }}{{ end -}}
+{{- $part := splitn "=" 2 . -}}
+{{- $name := trim $part._0 -}}
+{{- $tenant := default (dict "namespace" $name "admit" "false") (get $tenants $name) -}}
+{{- $_ := set $tenant $key (trim (printf "%s %s" (default "" (get $tenant $key)) $part._1)) -}}
+{{- $_ := set $tenants $name $tenant -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $data := $tenants -}}
+{{- $labels := dict "app.kubernetes.io/part-of" "pilotlight" "pilotlight.io/tenant-of" $pool.name -}}
+{{- $metadata := dict "name" (eq $name "*" | ternary $everyone (printf "tenant-%s.%s" $pool.name $name)) "labels" $labels -}}
+{{- include "pilotlight.add" (dict "state" $.state "item" (dict "apiVersion" "v1" "kind" "ConfigMap" "metadata" $metadata "data" $data)) -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* What a pool's values change in its InferenceService. */ -}}
@@ -36,9 +62,6 @@
 {{- $spec := $item.spec.predictor -}}
 {{- $container := first $spec.containers -}}
 {{- $_ := set $item.metadata.labels "pilotlight.io/pool" $pool.name -}}
-{{- range $key, $value := dict "storage-prefixes" $pool.storagePrefixes "namespaces" $pool.namespaces "quotas" $pool.quotas -}}
-{{- with $value }}{{ $_ := set $item.metadata.annotations (printf "pilotlight.io/%s" $key) . }}{{ end -}}
-{{- end -}}
 {{- include "pilotlight.set" (dict "container" $container "name" "PILOTLIGHT_POOL" "value" $pool.name) -}}
 {{- range $key := list "minReplicas" "maxReplicas" "deploymentStrategy" -}}
 {{- if hasKey $pool $key }}{{ $_ := set $spec $key (get $pool $key) }}{{ end -}}

@@ -1,4 +1,4 @@
--- Declared models. When a model's generation changes while a pod is warm for the old one, the old
+-- Declared models, and the rules for tenants. When a model's generation changes while a pod is warm for the old one, the old
 -- one keeps serving as `previous` until a pod is warm for the new one.
 
 local function is_warm(model)
@@ -110,6 +110,19 @@ function op.declared_at(times)
     end
   end
   return true
+end
+
+-- The rules for tenants. An older token than the last is of a controller that leads no more; it is
+-- remembered for a minute, since a cluster that is restored begins with lower ones.
+local FENCE_MS = 60000
+
+function op.put_tenants(token, text)
+  if token < tonumber(redis.call('GET', key('tenants_fence')) or 0) then return 'fenced' end
+  redis.call('SET', key('tenants_fence'), string.format('%.0f', token), 'PX', FENCE_MS)
+  if redis.call('GET', key('tenants')) == text then return 'unchanged' end
+  redis.call('SET', key('tenants'), text)
+  change('tenants', text)
+  return 'ok'
 end
 
 function op.model(name) return {model_record(name)} end

@@ -50,7 +50,7 @@ end
 local function whole_state()
   return {all_pods(), all_samples(), or_false(redis.call('GET', key('wanted'))),
     or_false(redis.call('GET', key('expected'))), or_false(redis.call('GET', key('placement'))),
-    all_steps(), reported('speed')}
+    all_steps(), reported('speed'), or_false(redis.call('GET', key('tenants')))}
 end
 
 local function expire_all()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.tenant_quotas import parse_rules
+from registry.domain.tenant_rules import parse_rules
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.access import (
     REFUSAL,
@@ -48,7 +48,7 @@ def cache_of(folder: Path, *, prefixes: str = "", **environment: str) -> DiskCac
         environment={**os.environ, **pools, **environment},
         claim_mounts=folder / "pvc",
         read_timeout_s=5.0,
-        rules=parse_rules(prefixes=prefixes),
+        rules=lambda: parse_rules(prefixes=prefixes),
     )
     return DiskCache(folder / "cache", Storages(options), Bandwidth(None))
 
@@ -70,7 +70,7 @@ def test_the_cached_weights_of_another_team_are_not_read(tmp_path: Path) -> None
     cache.fetch_assets(team)
     cache.fetch_weights(team)
     theirs = model(f"file://{tmp_path}/cache/{cache_name(team.key)}")
-    with pytest.raises(StorageFailed, match="storage-prefixes") as caught:
+    with pytest.raises(StorageFailed, match="may grant a prefix") as caught:
         cache.fetch_assets(theirs)
     missing = model(f"file://{tmp_path}/cache/nothing")
     with pytest.raises(StorageFailed) as other:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.tenant_quotas import parse_rules
+from registry.domain.tenant_rules import parse_rules
 from runtime.errors import ModelInvalid, StorageFailed
 from runtime.storage.file import FileStorage, FolderStorage, mounted_model
 from runtime.storage.ranged_download import Bandwidth
@@ -116,5 +116,5 @@ def test_no_other_claim_stands_for_a_models_uri(tmp_path: Path, uri: str, claim:
 def test_a_claim_is_not_read_for_who_may_not_use_the_pools_credentials(tmp_path: Path) -> None:
     spec = cached_locally(tmp_path, f"{SOURCE}/iris")
     rules = parse_rules(prefixes="")
-    storages = Storages(StorageOptions(rules=rules, claim_mounts=tmp_path / "claims"))
+    storages = Storages(StorageOptions(rules=lambda: rules, claim_mounts=tmp_path / "claims"))
     assert not isinstance(storages.open(spec, tmp_path / "staging"), FolderStorage)

@@ -281,7 +281,7 @@ def test_a_refused_fetch_says_with_what_it_was_read_and_who_grants_the_pools(
         with pytest.raises(StorageFailed, match="cannot be fetched") as caught:
             fetched_folder("hf://team/private", tmp_path / "staging", access)
     assert "it was read with no credentials" in str(caught.value)
-    assert "pilotlight.io/storage-prefixes" in str(caught.value)
+    assert "the tenant's ConfigMap" in str(caught.value)
 
 
 def make_archive(folder: Path, files: Mapping[str, bytes]) -> None:

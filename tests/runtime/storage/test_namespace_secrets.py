@@ -6,16 +6,21 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.webhook_server import make_certificates
 from registry.domain.model import ModelName, ModelSpec
-from registry.inference_service.tenant_quotas import parse_rules
+from registry.domain.tenant_rules import parse_rules
 from runtime.errors import StorageFailed
-from runtime.storage.access import NamespaceSecrets, storage_access
+from runtime.storage import web_identity
+from runtime.storage.access import NamespaceSecrets, StorageAccess, storage_access
+from runtime.storage.s3 import S3Storage, open_s3
 from runtime.storage.s3_connections import options_without_pool
+from runtime.storage.web_identity import ROLE, RoleKeys
+from tests import servers
 from tests.http_server import Handler, http_server
 
 TOKEN = "the-pods-token"
@@ -37,13 +42,14 @@ def account(*secrets: str, **annotations: str) -> dict[str, Any]:
     }
 
 
+ROLE_ARN = "arn:aws:iam::123456789012:role/team"
 S3_KEYS = {"awsAccessKeyID": "AKIATENANT", "awsSecretAccessKey": "tenant-secret"}
 OBJECTS: dict[str, dict[str, Any]] = {
     "serviceaccounts/reader": account("s3", "hub", "google"),
     "serviceaccounts/bare": account(),
-    "serviceaccounts/irsa": account() | {
-        "metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/r"}}
-    },
+    "serviceaccounts/role": account(**{"eks.amazonaws.com/role-arn": ROLE_ARN}),
+    "serviceaccounts/unbound": account(**{"eks.amazonaws.com/role-arn": ROLE_ARN}),
+    "serviceaccounts/both": account("plain", **{"eks.amazonaws.com/role-arn": ROLE_ARN}),
     "secrets/s3": secret(S3_KEYS, endpoint="s3.tenant.example", usehttps="1", region="eu-west-1"),
     "secrets/plain": secret(S3_KEYS),
     "secrets/bundle": secret({**S3_KEYS, "AWS_CA_BUNDLE": "/etc/shadow"}, cabundle="/etc/shadow"),
@@ -55,6 +61,10 @@ OBJECTS: dict[str, dict[str, Any]] = {
          "odd": "[]"}
     ),
 }  # fmt: skip
+
+
+TOKENS: list[dict[str, Any]] = []
+"""Specs of the requests for tokens."""
 
 
 class Api(Handler):
@@ -69,9 +79,20 @@ class Api(Handler):
         status = 200 if found else 404 if is_allowed else 403
         self.answer(status, json.dumps(found or {}).encode())
 
+    def do_POST(self) -> None:
+        """Tokens, of the account `role` only."""
+        spec = json.loads(self.body())["spec"]
+        is_allowed = self.path == "/api/v1/namespaces/team/serviceaccounts/role/token"
+        if is_allowed:
+            TOKENS.append(spec)
+        made = {"status": {"token": f"a.token.{len(TOKENS)}"}}
+        self.answer(201 if is_allowed else 403, json.dumps(made).encode())
+
 
 @pytest.fixture(scope="module")
-def secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceSecrets]:
+def secrets(
+    tmp_path_factory: pytest.TempPathFactory, s3: servers.S3Server
+) -> Iterator[NamespaceSecrets]:
     folder = tmp_path_factory.mktemp("token")
     made = make_certificates(["localhost"], datetime.datetime.now(datetime.UTC))
     (folder / "ca.crt").write_bytes(made.authority)
@@ -80,7 +101,8 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceSecre
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "pair.pem")
     with http_server(Api, tls=context) as address:
-        yield NamespaceSecrets("localhost", int(address.rpartition(":")[2]), folder)
+        sts = {"AWS_ENDPOINT_URL_STS": s3.url}
+        yield NamespaceSecrets("localhost", int(address.rpartition(":")[2]), folder, sts)
 
 
 def model(credentials: str, uri: str = "s3://bucket/m") -> ModelSpec:
@@ -142,7 +164,12 @@ def test_a_model_without_keys_is_read_anonymously_never_by_boto3s_own_chain() ->
     ("credentials", "message"),
     [
         pytest.param("serviceaccount/bare", "names no Secret", id="no-secret"),
-        pytest.param("serviceaccount/irsa", "role-arn is not supported", id="irsa"),
+        pytest.param("serviceaccount/bare", "annotation eks.amazonaws.com/role-arn", id="no-role"),
+        pytest.param(
+            "serviceaccount/unbound",
+            "may not create serviceaccounts/token 'unbound'.*--verb=create",
+            id="no-token",
+        ),
         pytest.param("serviceaccount/missing", "no object 'missing'", id="no-account"),
         pytest.param("secret/missing", "no object 'missing'", id="no-such-secret"),
         pytest.param("storage-config/storage-config/other", "no key 'other'", id="no-key"),
@@ -158,7 +185,8 @@ def test_missing_credentials_are_named(
 
 def test_another_namespaces_secrets_are_not_read(secrets: NamespaceSecrets) -> None:
     spec = replace(model("secret/s3"), name=ModelName("other", "m"))
-    with pytest.raises(StorageFailed, match="kubectl -n other create rolebinding"):
+    allow = "kubectl -n other create role .* --resource=secrets --resource-name=s3 && .*rolebinding"
+    with pytest.raises(StorageFailed, match=allow):
         storage_access(spec, parse_rules(), POOL, secrets)
 
 
@@ -175,3 +203,48 @@ def test_one_machine_ignores_the_names_of_a_clusters_secrets() -> None:
 def test_credentials_are_a_part_of_the_generation() -> None:
     specs = [model(""), model("serviceaccount/a"), model("serviceaccount/b")]
     assert len({spec.generation for spec in specs}) == len(specs)
+
+
+def test_the_role_of_a_service_account_reads_s3(
+    secrets: NamespaceSecrets, s3: servers.S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    s3.put_folder(tmp_path / "m", "s3://of-the-team/m")
+    spec, pool = model("serviceaccount/role", "s3://of-the-team/m"), {"AWS_ENDPOINT_URL": s3.url}
+
+    def access() -> StorageAccess:
+        return storage_access(spec, parse_rules(), pool, secrets)
+
+    TOKENS.clear()
+    found = access()
+    assert found.environment["AWS_ACCESS_KEY_ID"].startswith("ASIA")
+    assert TOKENS == [{"audiences": ["sts.amazonaws.com"], "expirationSeconds": 600}]
+    options = options_without_pool(found.environment, found.hosts or frozenset())
+    assert options.session_token
+    assert "config.json" in [
+        each.path for each in S3Storage("s3://of-the-team/m", open_s3(options)).list_files()
+    ]
+    assert access().environment == found.environment  # kept
+    assert len(TOKENS) == 1
+    monkeypatch.setattr(web_identity, "RENEW_BEFORE_S", web_identity.KEYS_TTL_S + 60.0)
+    assert access().environment != found.environment
+    assert len(TOKENS) == 2
+
+
+def test_keys_of_a_secret_come_before_the_role(secrets: NamespaceSecrets) -> None:
+    access = storage_access(model("serviceaccount/both"), parse_rules(), POOL, secrets)
+    assert access.environment["AWS_ACCESS_KEY_ID"] == "AKIATENANT"
+
+
+def test_a_role_reads_s3_only(secrets: NamespaceSecrets) -> None:
+    spec = model("serviceaccount/role", "hf://team/m")
+    with pytest.raises(StorageFailed, match="names no Secret"):
+        storage_access(spec, parse_rules(), POOL, secrets)
+
+
+def test_a_role_that_cannot_be_assumed_says_what_it_must_trust() -> None:
+    keys = RoleKeys({"AWS_ENDPOINT_URL_STS": f"http://127.0.0.1:{servers.free_port()}"})
+    trust = "system:serviceaccount:team:role with audience sts.amazonaws.com"
+    with pytest.raises(StorageFailed, match=trust):
+        keys.of("team/role", {ROLE: ROLE_ARN}, lambda audience: f"token.for.{audience}")

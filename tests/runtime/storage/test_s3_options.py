@@ -153,7 +153,7 @@ def test_a_refused_anonymous_read_names_the_grant_of_the_pool() -> None:
     error = ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "ListObjectsV2")
     told = s3_problem(error, open_s3(S3Options("http://store:9000", is_anonymous=True)).client)
     assert "read without credentials" in told
-    assert "pilotlight.io/storage-prefixes" in told
+    assert "the tenant's ConfigMap" in told
     assert "pools[].storagePrefixes" in told
 
 

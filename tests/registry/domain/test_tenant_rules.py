@@ -3,11 +3,17 @@
 import pytest
 
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec
-from registry.inference_service.tenant_quotas import (
+from registry.domain.tenant_rules import (
+    UNKNOWN,
     Access,
     Quota,
     TenantRules,
     access_problem,
+    decode_rules,
+    encode_rules,
+    ends_access,
+    machine_rules,
+    merged,
     parse_rules,
     quota_problem,
 )
@@ -67,14 +73,12 @@ def test_a_models_own_credentials_come_before_the_pools() -> None:
 
 
 @pytest.mark.parametrize("uri", ["s3://any/x", "hf://any/x", "https://any.example/x"])
-def test_a_pool_without_annotations_reads_for_every_namespace_without_its_credentials(
-    uri: str,
-) -> None:
+def test_a_pool_without_grants_reads_for_every_namespace_without_its_credentials(uri: str) -> None:
     assert parse_rules().access(model(uri, namespace="any")) is Access.MODEL
 
 
 @pytest.mark.parametrize("uri", ["file:///etc", "http://10.0.0.1/x", "pvc://claim/x"])
-def test_a_pool_without_annotations_reads_no_files_claims_or_private_addresses(uri: str) -> None:
+def test_a_pool_without_grants_reads_no_files_claims_or_private_addresses(uri: str) -> None:
     assert parse_rules().access(model(uri)) is None
     assert TenantRules().access(model(uri)) is Access.POOL  # one machine, one owner
 
@@ -132,3 +136,50 @@ def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(ValueError, match="namespaces") as caught:
         parse_rules(namespaces="A", prefixes="x", quotas="y=z")
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_rules_are_the_same_after_the_registry() -> None:
+    assert decode_rules(encode_rules(RULES)) == RULES
+
+
+def test_entries_add_up_and_the_smaller_quota_holds() -> None:
+    one = parse_rules(namespaces="a", prefixes="a=s3://a", quotas="a=pinned:3 memory:1Gi")
+    other = parse_rules(namespaces="b", prefixes="a=s3://b", quotas="a=pinned:2")
+    both = merged([one, other])
+    assert both.namespaces == {"a", "b"}
+    assert both.prefixes_of("a") == ("s3://a", "s3://b")
+    assert [both.quota("a", kind) for kind in (Quota.PINNED, Quota.MEMORY)] == [2, 1 << 30]
+    assert not merged([]).admits("a")
+
+
+def test_rules_that_were_not_read_grant_nothing_and_say_so() -> None:
+    spec = model("hf://any/x")
+    assert UNKNOWN.access(spec) is None
+    assert "not in the registry yet" in (access_problem(spec, UNKNOWN, "default") or "")
+
+
+@pytest.mark.parametrize(
+    ("uri", "now", "reason"),
+    [
+        pytest.param("s3://team/m", RULES, None, id="unchanged"),
+        pytest.param("s3://team/m", parse_rules(), "no longer granted", id="anonymous-from-now"),
+        pytest.param("pvc://claim/team", parse_rules(), "may not read pvc://", id="refused"),
+        pytest.param("s3://other/m", merged([]), "does not admit namespace 'team'", id="left"),
+        pytest.param("s3://other/m", parse_rules(prefixes="*=*"), None, id="granted-now"),
+        pytest.param("pvc://claim/other", parse_rules(), None, id="never-granted"),
+    ],
+)
+def test_what_was_read_under_a_grant_may_not_be_used_without_it(
+    uri: str, now: TenantRules, reason: str | None
+) -> None:
+    found = ends_access(model(uri), RULES, now)
+    assert found is None if reason is None else reason in (found or "")
+
+
+def test_one_machine_grants_everything_unless_told_what() -> None:
+    assert machine_rules("", "", "").is_open
+    limited = machine_rules("", "", "team=memory:1Gi")
+    assert limited.is_open
+    assert limited.quota("team", Quota.MEMORY) == 1 << 30
+    assert not machine_rules("team", "", "").is_open
+    assert not machine_rules("", "team=s3://a", "").is_open

@@ -1,16 +1,18 @@
 """What a pool grants to the models of each namespace: use, storage, quotas. Pure.
 
-All rules are texts `NAMESPACE=VALUES; NAMESPACE=VALUES` (`*`: every namespace), in annotations of
-the pool's InferenceService or settings of its processes.
+On a cluster they are in ConfigMaps; on one machine texts, `NAMESPACE=VALUES; NAMESPACE=VALUES`
+(`*`: every namespace). Processes read them from the registry.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
+
+import orjson
 
 from common.sizes import parse_size
 from registry.domain.model import ModelSpec
@@ -25,7 +27,7 @@ read with the model's own credentials or none, never with the pool's."""
 
 
 class Quota(StrEnum):
-    """What a namespace may use of a pool, as in the annotation `quotas`."""
+    """What a namespace may use of a pool."""
 
     PINNED = "pinned"
     """Models with `pin`."""
@@ -53,6 +55,11 @@ class TenantRules:
     prefixes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: {EVERY: (EVERY,)})
     """By namespace: beginnings of the URIs that are read with the pool's credentials."""
     quotas: Mapping[str, Mapping[Quota, int]] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every namespace may read everything."""
+        return EVERY in self.namespaces and EVERY in self.prefixes.get(EVERY, ())
 
     def admits(self, namespace: str) -> bool:
         return EVERY in self.namespaces or namespace in self.namespaces
@@ -84,8 +91,56 @@ class TenantRules:
         return Access.MODEL if scheme in _ANONYMOUS_SCHEMES else None
 
 
+UNKNOWN: Final = TenantRules(namespaces=frozenset(), prefixes={})
+"""Of a process on a cluster that has not read the rules of its pool yet: they grant nothing."""
+
+
+def ends_access(spec: ModelSpec, before: TenantRules, now: TenantRules) -> str | None:
+    """Why copies that were read under earlier rules may be used no more; None: they may be."""
+    was, is_now = before.access(spec), now.access(spec)
+    if was is None or is_now is was or is_now is Access.POOL:
+        return None
+    return access_problem(spec, now, spec.pool) or (
+        f"namespace {spec.name.namespace!r} is no longer granted {spec.storage_uri!r} with the "
+        f"credentials of pool {spec.pool!r}"
+    )
+
+
+def merged(entries: Iterable[TenantRules]) -> TenantRules:
+    """The rules of all entries together; of two quotas of a namespace the smaller one."""
+    namespaces: set[str] = set()
+    prefixes: dict[str, tuple[str, ...]] = {}
+    quotas: dict[str, dict[Quota, int]] = {}
+    for each in entries:
+        namespaces |= each.namespaces
+        for name, found in each.prefixes.items():
+            prefixes[name] = (*prefixes.get(name, ()), *found)
+        for name, limits in each.quotas.items():
+            known = quotas.setdefault(name, {})
+            for kind, amount in limits.items():
+                known[kind] = min(amount, known.get(kind, amount))
+    return TenantRules(frozenset(namespaces), prefixes, quotas)
+
+
+def encode_rules(rules: TenantRules) -> str:
+    document = asdict(rules) | {"namespaces": sorted(rules.namespaces)}
+    return orjson.dumps(document, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS).decode()
+
+
+def decode_rules(text: str) -> TenantRules:
+    stored: dict[str, Any] = orjson.loads(text)
+    return TenantRules(
+        frozenset(stored["namespaces"]),
+        {name: tuple(found) for name, found in stored["prefixes"].items()},
+        {
+            name: {Quota(kind): amount for kind, amount in found.items()}
+            for name, found in stored["quotas"].items()
+        },
+    )
+
+
 def parse_rules(*, namespaces: str = "", prefixes: str = "", quotas: str = "") -> TenantRules:
-    """The rules of a pool on a cluster.
+    """The rules that these texts give.
 
     By default every namespace is admitted, and none may use the pool's credentials.
     Raises ValueError with all mistakes, one line each.
@@ -101,13 +156,24 @@ def parse_rules(*, namespaces: str = "", prefixes: str = "", quotas: str = "") -
     return parsed
 
 
+def machine_rules(namespaces: str, prefixes: str, quotas: str) -> TenantRules:
+    """As `parse_rules`; on one machine all is granted unless one of the first two says what is."""
+    parsed = parse_rules(namespaces=namespaces, prefixes=prefixes, quotas=quotas)
+    return parsed if namespaces or prefixes else TenantRules(quotas=parsed.quotas)
+
+
 def access_problem(spec: ModelSpec, rules: TenantRules, pool: str) -> str | None:
     """Why a model may not use the pool, and what to change; None: it may."""
     namespace = spec.name.namespace
+    if rules is UNKNOWN:
+        return (
+            f"the rules of pool {pool!r} for tenants are not in the registry yet, so none of its "
+            "models may be served; its controller writes them"
+        )
     if not rules.admits(namespace):
         return (
-            f"pool {pool!r} does not admit namespace {namespace!r}; its operator may add it to the "
-            "pool's annotation pilotlight.io/namespaces"
+            f"pool {pool!r} does not admit namespace {namespace!r}; its operator may add a "
+            "ConfigMap of the tenant with the label pilotlight.io/tenant-of"
         )
     if rules.access(spec) is not None:
         return None
@@ -116,8 +182,8 @@ def access_problem(spec: ModelSpec, rules: TenantRules, pool: str) -> str | None
     return (
         f"spec.predictor.model.storageUri: namespace {namespace!r} may not read {scheme}:// URIs "
         f"in pool {pool!r} but those it is granted (now: {granted}), was {spec.storage_uri!r}; its "
-        "operator may grant a prefix in the pool's annotation pilotlight.io/storage-prefixes (the "
-        f"chart's pools[].storagePrefixes), such as '{namespace}={spec.storage_uri}'"
+        "operator may grant a prefix in the tenant's ConfigMap (the chart's "
+        f"pools[].storagePrefixes), such as '{namespace}={spec.storage_uri}'"
     )
 
 
