@@ -114,7 +114,7 @@ class StorageTarget:
     def _attempt_access(self, spec: ModelSpec) -> tuple[str, str]:
         """Of what a library downloads: whose credentials it would get."""
         options = self.options
-        access = storage_access(spec, options.rules, options.environment, options.secrets)
+        access = storage_access(spec, options.rules(), options.environment, options.secrets)
         if not access.is_pool:
             has_keys = POOLS_KEY in access.environment.values()
             return "anonymous", "the pool's keys" if has_keys else ""
