@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.kubectl import APPLY, Kubectl, kustomize
+from tests.kubernetes.kubectl import APPLY, Kubectl
 from tests.kubernetes.models import Gateway, Tenant
-from tests.kubernetes.object_store import GRANT, storage_secret
+from tests.kubernetes.object_store import overlay_with_grant, storage_secret
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
 from tests.kubernetes.scaling import Autoscalers, Pool, Scaler
 from tests.kubernetes.suite import Cluster, own_cluster
@@ -48,11 +48,7 @@ def installed(cluster: Cluster) -> Kubectl:
     admin(*APPLY, "-f", str(manifests / "base" / "namespace.yaml"))
     if cluster.store is not None:
         admin.apply([storage_secret(cluster.store, NAMESPACE)])
-    objects = kustomize(manifests / "overlays" / "minimal")
-    for each in objects:
-        if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", "everyone"):
-            each["data"] |= GRANT
-    admin.apply(objects)
+    admin.apply(overlay_with_grant(manifests / "overlays" / "minimal"))
     Pool(admin).allow(1, 1)  # until a test lets the autoscaler set the number
     return admin
 

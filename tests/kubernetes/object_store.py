@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kubernetes.control_plane import ControlPlane
-from tests.kubernetes.kubectl import CALL_TIMEOUT_S
+from tests.kubernetes.kubectl import CALL_TIMEOUT_S, kustomize
 from tests.kubernetes.places import HOST_ADDRESS, REPOSITORY, cache_folder
 from tests.servers import S3Server, wait_until
 
@@ -25,6 +25,15 @@ CONTENT = {
 SECRET = "pilotlight-storage"
 GRANT = {"storage-prefixes": "s3:// gs:// hf:// pvc://"}
 """For a tenant's ConfigMap: the pool's credentials read these models."""
+
+
+def overlay_with_grant(folder: Path) -> list[dict[str, Any]]:
+    """The objects of an overlay, whose tenants may read these models."""
+    objects = kustomize(folder)
+    for each in objects:
+        if (each["kind"], each["metadata"]["name"]) == ("ConfigMap", "everyone"):
+            each["data"] |= GRANT
+    return objects
 
 
 def start_object_store(plane: ControlPlane) -> S3Server:

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from tests.kubernetes.kserve import PROGRAM
-from tests.kubernetes.kubectl import Kubectl
+from tests.kubernetes.kubectl import Kubectl, kustomize
 from tests.kubernetes.models import Gateway, Tenant
 from tests.kubernetes.places import REPOSITORY, source_tree
 from tests.kubernetes.suite import Cluster
@@ -82,11 +81,7 @@ def test_the_api_server_accepts_an_overlay_with_the_component(
         "components": [f"{here}/components/{each}" for each in component.split()],
     }
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    made = subprocess.run(
-        ["kubectl", "kustomize", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert made.returncode == 0, made.stderr
-    installed.apply(yaml.safe_load_all(made.stdout), "--dry-run=server", "--force-conflicts")
+    installed.apply(kustomize(tmp_path), "--dry-run=server", "--force-conflicts")
 
 
 def _bundle(kubectl: Kubectl) -> str:

@@ -1,7 +1,6 @@
 """The last of the tests: what an untested KServe makes the status say, and a cluster without it."""
 
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from tests.kubernetes.kserve import NAMESPACE as KSERVE
 from tests.kubernetes.kserve import PROGRAM
 from tests.kubernetes.kubectl import Kubectl
 from tests.kubernetes.models import Gateway, Tenant
-from tests.kubernetes.object_store import GRANT
+from tests.kubernetes.object_store import overlay_with_grant
 from tests.kubernetes.places import IN_NAMESPACE, REPOSITORY
 from tests.kubernetes.suite import Cluster
 from tests.kubernetes.test_own_models import own_model
@@ -90,11 +89,4 @@ def _objects(folder: Path) -> list[dict[str, Any]]:
         "components": [f"{here}/components/without-kserve"],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(content))
-    made = subprocess.run(
-        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, check=True
-    )
-    objects = list(yaml.safe_load_all(made.stdout))
-    (pool,) = (each for each in objects if each["metadata"]["name"] == "pool-predictor")
-    for each in (pool, pool["spec"]["template"]):
-        each["metadata"]["annotations"] |= GRANT
-    return objects
+    return overlay_with_grant(folder)
