@@ -177,9 +177,9 @@ def test_an_uninstall_keeps_the_tenants_objects_and_nothing_else(
         "apiVersion": "pilotlight.io/v1alpha1",
         "kind": "InferenceApplication",
         "metadata": {"name": "kept", "namespace": "charted-a"},
-        "spec": {"slo": "1s", "variants": [{"model": MODEL, "accuracy": 0.9}]},
+        "spec": {"classes": ["cat", "dog"]},
     }
-    admin("create", "--validate=false", "-f", "-", given=yaml.safe_dump(application))
+    admin("create", "-f", "-", given=yaml.safe_dump(application))
     release("uninstall", "pilotlight", "--wait", "--timeout", "4m")
     admin("-n", "charted-a", "get", "inferenceapplication", "kept")
     for tenant in tenants.values():
