@@ -28,7 +28,15 @@ from controller.model_status import (
 )
 from controller.objects import ClusterObjects, Key
 from controller.pools import PoolRegistries, PoolRegistry
-from controller.resources import FINALIZER, Kind, Role, ServiceObject, name_problem, owner_of
+from controller.resources import (
+    FINALIZER,
+    KSERVE_FINALIZER,
+    Kind,
+    Role,
+    ServiceObject,
+    name_problem,
+    owner_of,
+)
 from controller.settings import ControllerSettings
 from registry.domain.model import ModelName, name_of_key
 from registry.domain.tenant_rules import access_problem, quota_problem
@@ -427,7 +435,8 @@ async def withdraw(api: ClusterApi, service: ServiceObject, message: str) -> Non
             for unwanted in removed_objects(service, component) if component in COMPONENTS else ():
                 await api.delete_owned(unwanted)
     if service.has_finalizer:
-        kept = [each for each in service.finalizers if each != FINALIZER]
+        unwanted = {FINALIZER, *([KSERVE_FINALIZER] if service.is_deleted else ())}
+        kept = [each for each in service.finalizers if each not in unwanted]
         service = await api.set_finalizers(service, kept)
     if not service.is_deleted and service.was_model:
         await api.write_status(service, withdrawn_status(service, message, _now()))

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from controller.resources import FINALIZER
+from controller.resources import FINALIZER, KSERVE_FINALIZER
 from controller.webhook_server import CHECK_INTERVAL_S
 from tests.kubernetes.audit import LOG
 from tests.kubernetes.kubectl import APPLY, Answer, Kubectl
@@ -102,6 +102,9 @@ def is_refused(answer: Answer, words: str) -> None:
             id="owners",
         ),
         pytest.param({"metadata": {"finalizers": [FINALIZER, "a.test/b"]}}, id="others-finalizers"),
+        pytest.param(
+            {"metadata": {"finalizers": [FINALIZER, KSERVE_FINALIZER]}}, id="finalizer-of-kserve"
+        ),
     ],
 )
 def test_the_controller_changes_nothing_of_a_model(
