@@ -23,7 +23,7 @@ from controller.leader_election import Leadership
 from controller.model_reconciler import ModelReconciler
 from controller.objects import ClusterObjects, Key
 from controller.pools import PoolRegistries, TenantRulesWriter
-from controller.resources import Kind, owner_of, read_graph_object
+from controller.resources import KSERVE_FINALIZER, Kind, owner_of, read_graph_object
 from controller.settings import ControllerSettings
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
@@ -170,8 +170,9 @@ async def test_a_deleted_model_is_unloaded_and_forgotten(stage: Stage) -> None:
         await until(stage.is_ready, what="the model is ready")
         document = stage.server.objects[PATH]
         document["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z"
+        document["metadata"]["finalizers"].append(KSERVE_FINALIZER)
         stage.server.put(document)
-        await until(lambda: PATH not in stage.server.objects, what="its finalizer is gone")
+        await until(lambda: PATH not in stage.server.objects, what="its finalizers are gone")
         await until(lambda: NAME not in stage.state(one).models, what="the registry is clean")
         await until(
             lambda: not one.models._known.keys() & {Key(Kind.SERVICE, NAME)},
