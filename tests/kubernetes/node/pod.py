@@ -85,7 +85,7 @@ class Pod:
     def _open_sandbox(self) -> Sandbox:
         """Pods outside the platform's namespace do not reach the addresses that a test denies."""
         sandbox = open_sandbox()
-        denied = self._folder.parent / DENIED
+        denied = self._folder.parents[1] / DENIED
         if self._namespace != NAMESPACE and denied.exists():
             for address in denied.read_text().split():
                 sandbox.deny(address)
