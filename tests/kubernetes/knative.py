@@ -25,7 +25,7 @@ KIND = "CustomResourceDefinition"
 PROGRAMS = ("Deployment", "HorizontalPodAutoscaler", "PodDisruptionBudget")
 
 SETTINGS: Mapping[str, Mapping[str, str]] = {
-    "config-deployment": {"registries-skipping-tag-resolving": "index.docker.io"},
+    "config-deployment": {"registries-skipping-tag-resolving": "registry.invalid"},
     "config-network": {"ingress-class": "tests.ingress.networking.knative.dev"},
     "config-features": {"kubernetes.podspec-fieldref": "enabled"},
 }
