@@ -261,10 +261,11 @@ class DeviceWorker:
         return self._add(model, Payload(work), _call_each, due_s=due_s)
 
     def withdraw(self, job: Job) -> bool:
-        """Take back a job that has not begun; False for others, which run to their end."""
+        """Take back a job that has not begun, and cancel its future; False: it runs to its end."""
         with self._lock:
             job.is_given_up = True
-            return not job.is_running and self._queue.remove(job)
+            was_queued = not job.is_running and self._queue.remove(job)
+        return was_queued and (job.future.cancel() or True)
 
     def _add(
         self,

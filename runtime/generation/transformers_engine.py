@@ -242,6 +242,8 @@ class TransformersEngine:
     def _stepped(self, step: Job, added: int, ended: asyncio.Future[InferenceResult[bool]]) -> None:
         """`added`: requests when the step was queued."""
         self._steps.discard(step)
+        if ended.cancelled():
+            return
         if (error := ended.exception()) is not None:
             self._fail(error)
             return

@@ -18,7 +18,9 @@ from tests.pilotlight.conftest import Cli
 from tests.registry.redis.clients import act
 from tests.runtime.tiers.test_disk_budget import SIZE, fetch, make_cache, make_model
 
-_QUALIFIED = re.compile(r"\b(routing|loading|placement|selection|scheduling)\b", re.IGNORECASE)
+_QUALIFIED = re.compile(
+    r"\b(network|routing|loading|placement|selection|scheduling)\b", re.IGNORECASE
+)
 
 
 def _verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

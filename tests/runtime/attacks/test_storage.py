@@ -271,7 +271,7 @@ def test_one_private_address_among_public_ones_refuses_the_name(
 @needs_kserve_storage
 def test_a_url_of_a_private_address_is_not_fetched(tmp_path: Path) -> None:
     with web() as inside:
-        cache = cache_of(tmp_path, prefixes="tenant=http://")
+        cache = cache_of(tmp_path, prefixes="tenant=http:// https://")
         answers = set()
         for place in (
             f"http://127.0.0.1:{inside.port}",
