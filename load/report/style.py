@@ -164,11 +164,6 @@ def row_height_in(runs: Sequence[Run]) -> float:
     return 1.5 + 0.42 * len(runs)
 
 
-def run_index(runs: Sequence[Run], run: Run) -> int:
-    """Position of a run among all, which determines its colour and its marker."""
-    return [each.name for each in runs].index(run.name)
-
-
 def label_rows(
     axes: Axes, run_labels: Mapping[str, str], shown: Sequence[Run], longest: float
 ) -> None:
