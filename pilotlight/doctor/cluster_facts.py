@@ -86,7 +86,7 @@ async def _list(api: client.ApiClient, name: str, path: str, namespace: str) -> 
             query["continue"] = rest
         url = path.format(namespace=namespace)
         page = await read_json(api, url, kind=accept, **query)
-        found += page["items"]
+        found += page["items"] or ()  # null in an empty list of metadata only
         rest = page["metadata"].get("continue") or ""
         if not rest:
             return found
