@@ -96,6 +96,36 @@ async def read_json(
         return api.response_deserialize(response, {"200": "object"}).data
 
 
+class StoredObject:
+    """An object of the installation that the controller creates and replaces as a whole."""
+
+    def __init__(self, group: object, kind: str, name: str, namespace: str) -> None:
+        """`group`: the client of the API group; `kind` as its methods name it, as `config_map`."""
+        self._group = group
+        self._kind = kind
+        self._name = name
+        self._namespace = namespace
+
+    async def read(self) -> Any | None:
+        """None: there is none. Raises KubernetesError."""
+        with suppress(Gone):
+            return await self._call("read", name=self._name)
+        return None
+
+    async def write(self, body: Any) -> Any:
+        """Create it, or replace the version that `body` names. Raises Changed, KubernetesError."""
+        if body.metadata.resource_version is None:
+            return await self._call("create", body=body)
+        return await self._call("replace", name=self._name, body=body)
+
+    async def _call(self, verb: str, **arguments: object) -> Any:
+        operation = getattr(self._group, f"{verb}_namespaced_{self._kind}")
+        with api_errors(f"{verb} the {self._kind}", self._name):
+            return await operation(
+                namespace=self._namespace, _request_timeout=TIMEOUT_S, **arguments
+            )
+
+
 class ClusterApi:
     """Patches InferenceServices and Models, and posts events, for controller and autoscaler."""
 

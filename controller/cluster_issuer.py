@@ -10,7 +10,7 @@ from typing import Final
 
 from kubernetes.aio import client
 
-from controller.api import TIMEOUT_S, Changed, Gone, api_errors, read_json
+from controller.api import Changed, StoredObject, read_json
 
 CONFIG_MAP: Final = "pilotlight-cluster-issuer"
 
@@ -20,23 +20,15 @@ async def write_issuer(api: client.ApiClient, namespace: str) -> None:
 
     An empty one where they cannot be read: gateways start, and take API keys and other tokens.
     """
-    core, stored, data = client.CoreV1Api(api), None, {}
-    with suppress(Gone), api_errors("read the ConfigMap", CONFIG_MAP):
-        stored = await core.read_namespaced_config_map(
-            CONFIG_MAP, namespace, _request_timeout=TIMEOUT_S
-        )
+    store = StoredObject(client.CoreV1Api(api), "config_map", CONFIG_MAP, namespace)
+    stored, data = await store.read(), {}
     try:
         data = await read_issuer(api)
     finally:
-        body = client.V1ConfigMap(metadata=client.V1ObjectMeta(name=CONFIG_MAP), data=data)
-        with suppress(Changed), api_errors("write the ConfigMap", CONFIG_MAP):
-            if stored is None:
-                await core.create_namespaced_config_map(namespace, body, _request_timeout=TIMEOUT_S)
-            elif data and stored.data != data:
-                body.metadata = stored.metadata
-                await core.replace_namespaced_config_map(
-                    CONFIG_MAP, namespace, body, _request_timeout=TIMEOUT_S
-                )
+        if stored is None or (data and stored.data != data):
+            found = client.V1ObjectMeta(name=CONFIG_MAP) if stored is None else stored.metadata
+            with suppress(Changed):
+                await store.write(client.V1ConfigMap(metadata=found, data=data))
 
 
 async def read_issuer(api: client.ApiClient) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from kubernetes.aio import client
 
-from controller.api import TIMEOUT_S, Changed, Gone, KubernetesError, api_errors
+from controller.api import TIMEOUT_S, Changed, KubernetesError, StoredObject, api_errors
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Leadership:
         on_change: Callable[[bool], None],
     ) -> None:
         self._leases = client.CoordinationV1Api(api)
+        self._store = StoredObject(self._leases, "lease", LEASE, namespace)
         self._namespace = namespace
         self._identity = identity
         self._on_change = on_change
@@ -97,12 +98,8 @@ class Leadership:
         """Acquire or renew the lease if it is held by this replica, free or expired."""
         if self._lease is not None and await self._write(self._lease):
             return True  # a renewal needs no read, as in client-go
-        try:
-            with api_errors("read the lease", LEASE):
-                lease = await self._leases.read_namespaced_lease(
-                    LEASE, self._namespace, _request_timeout=TIMEOUT_S
-                )
-        except Gone:
+        lease = await self._store.read()
+        if lease is None:
             return await self._write(client.V1Lease(metadata=client.V1ObjectMeta(name=LEASE)))
         spec = lease.spec or client.V1LeaseSpec()
         observed = (spec.holder_identity, spec.renew_time, spec.lease_transitions)
@@ -126,18 +123,11 @@ class Leadership:
         lease.spec = spec
         self._lease = None
         try:
-            with api_errors("write the lease", LEASE):
-                if lease.metadata.resource_version is None:
-                    self._lease = await self._leases.create_namespaced_lease(
-                        self._namespace, lease, _request_timeout=TIMEOUT_S
-                    )
-                else:
-                    self._lease = await self._leases.replace_namespaced_lease(
-                        LEASE, self._namespace, lease, _request_timeout=TIMEOUT_S
-                    )
+            written = await self._store.write(lease)
         except Changed:
             return False  # another replica was faster
-        self.version = int(self._lease.metadata.resource_version)
+        self._lease = written
+        self.version = int(written.metadata.resource_version)
         return True
 
     def _set(self, *, is_leading: bool) -> None:

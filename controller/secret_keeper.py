@@ -16,7 +16,7 @@ from kubernetes.aio import client
 
 from common.pod_secret import make_secret, parse_secrets
 from common.process import write_private_file
-from controller.api import FAILURES, TIMEOUT_S, Changed, Gone, KubernetesError, api_errors
+from controller.api import FAILURES, Changed, KubernetesError, StoredObject
 from controller.settings import ControllerSettings
 from registry.errors import RegistryUnavailable
 from registry.redis.acl import Role, acl_file, set_users
@@ -91,8 +91,7 @@ class SecretKeeper:
 
         `on_kept` gets the secrets in force whenever they have been read.
         """
-        self._core = client.CoreV1Api(api)
-        self._namespace = namespace
+        self._store = StoredObject(client.CoreV1Api(api), "secret", name, namespace)
         self._name = name
         self._entries = entries
         self._derive = derive
@@ -115,12 +114,8 @@ class SecretKeeper:
         return secrets
 
     async def _step(self, now: datetime.datetime) -> Secrets | None:
-        try:
-            with api_errors("read the Secret", self._name):
-                stored = await self._core.read_namespaced_secret(
-                    self._name, self._namespace, _request_timeout=TIMEOUT_S
-                )
-        except Gone:
+        stored = await self._store.read()
+        if stored is None:
             made = {each: (make_secret(),) for each in self._entries}
             return await self._write(made, now.isoformat(), version=None)
         changed_at = (stored.metadata.annotations or {}).get(CHANGED_AT)
@@ -151,15 +146,7 @@ class SecretKeeper:
             ),
             string_data=self._data(secrets),
         )
-        with api_errors("write the Secret", self._name):
-            if version is None:
-                await self._core.create_namespaced_secret(
-                    self._namespace, body, _request_timeout=TIMEOUT_S
-                )
-            else:
-                await self._core.replace_namespaced_secret(
-                    self._name, self._namespace, body, _request_timeout=TIMEOUT_S
-                )
+        await self._store.write(body)
         logger.info("the Secret was changed", extra={"secret": self._name})
         return secrets
 

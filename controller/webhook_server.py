@@ -32,7 +32,7 @@ from starlette.routing import Route
 
 from common.http_server import HttpServer
 from controller.admission import review_response, set_defaults, validate
-from controller.api import FAILURES, TIMEOUT_S, Changed, Gone, KubernetesError, api_errors
+from controller.api import FAILURES, TIMEOUT_S, Changed, KubernetesError, StoredObject, api_errors
 from controller.objects import ClusterObjects
 from controller.settings import ControllerSettings
 from registry.domain.tenant_rules import TenantRules
@@ -51,56 +51,37 @@ RENEW_BEFORE = datetime.timedelta(days=60)
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    certificates: Certificates
-    version: str
-    """The Secret's resourceVersion."""
-
-
 class WebhookSetup:
     """Keeps the Secret and the webhook configurations of one installation up to date."""
 
     def __init__(self, api: client.ApiClient, settings: ControllerSettings) -> None:
-        self._core = client.CoreV1Api(api)
+        self._store = StoredObject(client.CoreV1Api(api), "secret", SECRET, settings.namespace)
         self._admission = client.AdmissionregistrationV1Api(api)
-        self._namespace = settings.namespace
         service = f"{SERVICE}.{settings.namespace}"
         self._names = [f"{service}.svc", f"{service}.svc.cluster.local", service]
 
     async def prepare(self) -> Certificates:
         """Valid certificates that the API server trusts. Idempotent. Raises KubernetesError."""
-        stored = await self._read()
-        found = stored.certificates if stored is not None else None
-        if found is None or needs_renewal(found.certificate, self._names, _now()):
-            found = await self._write(stored)
+        found, version = await self._read()
+        if needs_renewal(found.certificate, self._names, _now()):
+            found = await self._renew(found, version)
         await self._set_ca_bundle(found.authority)
         return found
 
-    async def _read(self) -> _Stored | None:
-        try:
-            with api_errors("read the Secret", SECRET):
-                secret = await self._core.read_namespaced_secret(
-                    SECRET, self._namespace, _request_timeout=TIMEOUT_S
-                )
-        except Gone:
-            return None
-        data = {name: base64.b64decode(text) for name, text in (secret.data or {}).items()}
-        certificates = Certificates(
-            data.get("ca.crt", b""), data.get("tls.crt", b""), data.get("tls.key", b"")
-        )
-        return _Stored(certificates, secret.metadata.resource_version)
+    async def _read(self) -> tuple[Certificates, str | None]:
+        """Of the Secret, empty where it has none, and its resourceVersion."""
+        secret = await self._store.read()
+        stored = (secret.data if secret is not None else None) or {}
+        texts = (stored.get(each, "") for each in ("ca.crt", "tls.crt", "tls.key"))
+        version = secret.metadata.resource_version if secret is not None else None
+        return Certificates(*map(base64.b64decode, texts)), version
 
-    async def _write(self, old: _Stored | None) -> Certificates:
+    async def _renew(self, old: Certificates, version: str | None) -> Certificates:
         """Store new certificates; if another replica was faster, return those it stored."""
         made = make_certificates(self._names, _now())
-        metadata = client.V1ObjectMeta(name=SECRET)
-        if old is not None:
-            bundle = authority_bundle(made.authority, old.certificates.authority)
-            made = replace(made, authority=bundle)
-            metadata.resource_version = old.version
+        made = replace(made, authority=authority_bundle(made.authority, old.authority))
         body = client.V1Secret(
-            metadata=metadata,
+            metadata=client.V1ObjectMeta(name=SECRET, resource_version=version),
             type="kubernetes.io/tls",
             data={
                 "ca.crt": base64.b64encode(made.authority).decode(),
@@ -109,18 +90,9 @@ class WebhookSetup:
             },
         )
         try:
-            with api_errors("write the Secret", SECRET):
-                if old is None:
-                    await self._core.create_namespaced_secret(
-                        self._namespace, body, _request_timeout=TIMEOUT_S
-                    )
-                else:
-                    await self._core.replace_namespaced_secret(
-                        SECRET, self._namespace, body, _request_timeout=TIMEOUT_S
-                    )
+            await self._store.write(body)
         except Changed:
-            stored = await self._read()
-            return stored.certificates if stored is not None else made
+            return (await self._read())[0]
         logger.info("webhook certificates created")
         return made
 
@@ -175,31 +147,32 @@ class Certificates:
 
 
 def make_certificates(names: list[str], now: datetime.datetime) -> Certificates:
-    """An authority, and a server certificate for these DNS names; both valid for a year."""
-    authority_key = ec.generate_private_key(ec.SECP256R1())
-    subject = _name("pilotlight-webhook-ca")
-    authority = (
-        _builder(subject, subject, authority_key.public_key(), now)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(
-            x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False
-        )
-        .sign(authority_key, hashes.SHA256())
-    )
+    """A server certificate for these DNS names, its own authority, valid for a year.
+
+    By the key's identifiers clients tell two of one name apart during a renewal.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    certificate = (
-        _builder(_name(names[0]), subject, key.public_key(), now)
+    public = key.public_key()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)
+        .not_valid_after(now + VALIDITY)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), False
-        )
-        .sign(authority_key, hashes.SHA256())
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
+        .sign(key, hashes.SHA256())
     )
+    certificate = made.public_bytes(serialization.Encoding.PEM)
     return Certificates(
-        authority=authority.public_bytes(serialization.Encoding.PEM),
-        certificate=certificate.public_bytes(serialization.Encoding.PEM),
+        authority=certificate,
+        certificate=certificate,
         key=key.private_bytes(
             serialization.Encoding.PEM,
             serialization.PrivateFormat.PKCS8,
@@ -227,24 +200,6 @@ def needs_renewal(certificate: bytes, names: list[str], now: datetime.datetime) 
     if not set(names) <= set(listed.get_values_for_type(x509.DNSName)):
         return True
     return found.not_valid_after_utc - now < RENEW_BEFORE
-
-
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, now: datetime.datetime
-) -> x509.CertificateBuilder:
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + VALIDITY)
-    )
 
 
 VALIDATE_PATH = "/validate-inferenceservice"
