@@ -438,6 +438,8 @@ def read_tenant(document: Mapping[str, Any]) -> TenantObject:
         )
     except ValueError as error:
         problems += str(error).splitlines()
+    if (rules.prefixes.keys() | rules.quotas.keys()) - {tenant}:
+        problems.append(f"data may say what namespace {tenant!r} gets, no other: leave out ';'")
     if admits == "false":
         rules = replace(rules, namespaces=frozenset())
     return TenantObject(

@@ -42,12 +42,16 @@ Secrets = Mapping[str, Sequence[str]]
 
 
 def redis_keeper(api: client.ApiClient, settings: ControllerSettings) -> "SecretKeeper":
+    former: Sequence[str] = ()
+
     async def use(passwords: Secrets) -> None:
         """Log in with them, and have Redis accept them; not if the Redis is the operator's."""
+        nonlocal former
         if file := password_file(settings.redis_url):
             own = "\n".join(passwords[Role.CONTROLLER])
             await asyncio.to_thread(write_private_file, Path(file), own)
-            await set_users(settings.redis_url, passwords)
+            await set_users(settings.redis_url, passwords, former)
+            former = passwords[Role.ADMIN]
 
     return SecretKeeper(
         api,
@@ -96,6 +100,8 @@ class SecretKeeper:
         self._entries = entries
         self._derive = derive
         self._on_kept = on_kept
+        self._kept: Secrets | None = None
+        """Those that `on_kept` has taken."""
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -111,6 +117,7 @@ class SecretKeeper:
         secrets = await self._step(now)
         if secrets is not None and self._on_kept is not None:
             await self._on_kept(secrets)
+            self._kept = secrets
         return secrets
 
     async def _step(self, now: datetime.datetime) -> Secrets | None:
@@ -125,13 +132,17 @@ class SecretKeeper:
             name: base64.b64decode(text).decode("ascii", "replace")
             for name, text in (stored.data or {}).items()
         }
-        age_s = (now - datetime.datetime.fromisoformat(changed_at)).total_seconds()
+        age_s = _age_s(changed_at, now)
         given = {each: texts.get(each, "") for each in self._entries}
-        steps = {name: next_secrets(text, age_s, PERIOD_S) for name, text in given.items()}
+        steps = {name: next_secrets(text, age_s or 0.0, PERIOD_S) for name, text in given.items()}
+        if self._on_kept is not None and not any(map(_is_unusable, given.values())):
+            current = {name: parse_secrets(text) for name, text in given.items()}
+            if current != self._kept:  # a step further, Redis might know none of the passwords
+                return current
         secrets = {name: step or parse_secrets(given[name]) for name, step in steps.items()}
-        if self._data(secrets) == texts:
+        if self._data(secrets) == texts and age_s is not None:
             return secrets
-        if any(steps.values()):  # else this version derives other entries
+        if age_s is None or any(steps.values()):  # else this version derives other entries
             changed_at = now.isoformat()
         return await self._write(secrets, changed_at, version=stored.metadata.resource_version)
 
@@ -149,6 +160,18 @@ class SecretKeeper:
         await self._store.write(body)
         logger.info("the Secret was changed", extra={"secret": self._name})
         return secrets
+
+
+def _age_s(changed_at: str, now: datetime.datetime) -> float | None:
+    """None: the annotation is no time."""
+    try:
+        return (now - datetime.datetime.fromisoformat(changed_at)).total_seconds()
+    except (ValueError, TypeError):  # TypeError: it has no zone
+        return None
+
+
+def _is_unusable(text: str) -> bool:
+    return next_secrets(text, 0.0, PERIOD_S) is not None
 
 
 def next_secrets(text: str, age_s: float, period_s: float) -> tuple[str, ...] | None:

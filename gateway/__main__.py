@@ -40,7 +40,7 @@ from gateway.management.api import create_api, render_metrics
 from gateway.management.workflows import WorkflowProxy, workflow_routes
 from gateway.pool import GatewayPools, create_pool
 from gateway.request_task import Shutdown
-from gateway.settings import GatewaySettings, tls_problems
+from gateway.settings import GatewaySettings, contradictions
 from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 
@@ -253,7 +253,7 @@ def _serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncCo
 
 def main() -> None:
     settings = read_settings(GatewaySettings, sys.argv[1:], os.environ, prog="python -m gateway")
-    if problems := tls_problems(settings):
+    if problems := contradictions(settings):
         sys.stderr.write("\n".join(problems) + "\n")
         sys.exit(2)
     set_process_title("gateway")

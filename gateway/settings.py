@@ -195,9 +195,14 @@ class GatewaySettings:
         return tuple(self.pool.split(","))
 
 
-def tls_problems(settings: GatewaySettings) -> list[str]:
-    """What contradicts `tls-dir`, as sentences."""
+def contradictions(settings: GatewaySettings) -> list[str]:
+    """What contradicts `tls-dir` or `auth`, as sentences."""
     found = []
+    if settings.auth == "open" and (settings.api_keys or settings.token_issuers):
+        found.append(
+            "--auth open (PILOTLIGHT_AUTH) asks no client for the keys or tokens of --api-keys and"
+            " --token-issuers: leave out one or the other"
+        )
     if settings.tls_port and not settings.tls_dir:
         found.append("--tls-port needs --tls-dir, the folder with the certificate to serve")
     expected = "https://" if settings.tls_dir else "http://"

@@ -11,7 +11,7 @@ import pytest
 
 from common.settings_table import settings_from_fields
 from common.tls import PART_NAME
-from gateway.settings import GatewaySettings, tls_problems
+from gateway.settings import GatewaySettings, contradictions
 from registry.errors import RegistryUnavailable
 from registry.redis.acl import Role, acl_file
 from registry.redis.client import Registry
@@ -76,7 +76,7 @@ def test_gateway_and_schedulers_find_each_other(rendered: OBJECTS, tmp_path: Pat
             "workflows_url": given["PILOTLIGHT_WORKFLOWS_URL"],
         },
     )
-    assert tls_problems(settings) == []
+    assert contradictions(settings) == []
     assert environment(scheduler)["PILOTLIGHT_GATEWAY_URL"] == "https://pilotlight-gateway"
     for name in ("pilotlight-gateway", "pilotlight-workflows"):
         service = rendered["Service", name]["spec"]

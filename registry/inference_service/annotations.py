@@ -147,6 +147,10 @@ KEYS: Mapping[str, _Annotation] = {
 """Each key without the prefix; docs/annotations.md describes what each one does."""
 
 
+_MAX_UNKNOWN: Final = 8
+"""That are named, since a search for near names takes milliseconds: an object may have 15,000."""
+
+
 def parse_annotations(
     annotations: Mapping[str, str], defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> ParsedAnnotations:
@@ -156,17 +160,22 @@ def parse_annotations(
     """
     values: dict[str, Any] = dict(defaults)
     problems: list[str] = []
+    unknown = 0
     for full_key, text in annotations.items():
         if not full_key.startswith(PREFIX):
             continue
         annotation = KEYS.get(full_key.removeprefix(PREFIX))
         if annotation is None:
-            problems.append(_unknown(full_key, text))
+            unknown += 1
+            if unknown <= _MAX_UNKNOWN:
+                problems.append(_unknown(full_key, text))
             continue
         try:
             values[annotation.field] = annotation.parse(text)
         except ValueError as allowed:
             problems.append(f"metadata.annotations[{full_key}] must be {allowed}, was {text!r}")
+    if unknown > _MAX_UNKNOWN:
+        problems.append(f"{unknown - _MAX_UNKNOWN} more annotations {PREFIX}* are no known keys")
     problems += _contradictions(values)
     pool = values.pop("pool", "default")
     task = values.pop("task", None)

@@ -176,7 +176,7 @@ def review(document: Mapping[str, Any], kind: str) -> Iterator[Finding]:
             if rule is not None and key != ENABLE_AUTH:
                 yield from _judge(rule, f"{path}[{key}]", key, value, {})
     if isinstance(document.get("spec"), dict):
-        yield from _review(kind, "spec", "spec", document["spec"])
+        yield from _review(kind, "spec", "spec", document["spec"], iter(range(_MAX_HINTS)))
 
 
 def auth_problem(spec: ModelSpec) -> str | None:
@@ -194,13 +194,19 @@ def warnings_of(spec: object) -> list[str]:
     return [f"{kind} {spec.name}: {each}" for each in spec.warnings]
 
 
-def _review(kind: str, section: str, path: str, given: Mapping[str, Any]) -> Iterator[Finding]:
+_MAX_HINTS: Final = 64
+"""Searches for near names in one document: thousands take seconds."""
+
+
+def _review(
+    kind: str, section: str, path: str, given: Mapping[str, Any], hints: Iterator[int]
+) -> Iterator[Finding]:
     rules = _RULES[kind, section]
     for key, value in given.items():
         rule = rules.get(key)
         if rule is None:
-            # the search takes long for thousands of fields
-            near = difflib.get_close_matches(str(key), rules, n=1) if len(given) < 100 else ()
+            may_search = next(hints, None) is not None
+            near = difflib.get_close_matches(str(key), rules, n=1) if may_search else ()
             hint = f"; did you mean {near[0]}?" if near else ""
             line = f"{path}.{key} has no effect: KServe 0.20 has no such field{hint}"
             yield Finding(line, is_refused=False)
@@ -209,7 +215,7 @@ def _review(kind: str, section: str, path: str, given: Mapping[str, Any]) -> Ite
         inner = f"{section}.{'model' if key in LEGACY_KINDS else key}"
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, dict) and (kind, inner) in _RULES:
-                yield from _review(kind, inner, f"{path}.{key}", each)
+                yield from _review(kind, inner, f"{path}.{key}", each, hints)
 
 
 def _judge(

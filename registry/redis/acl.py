@@ -102,13 +102,17 @@ def _hashes(passwords: Sequence[str]) -> list[str]:
     return [f"#{hashlib.sha256(each.encode()).hexdigest()}" for each in passwords]
 
 
-async def set_users(url: str, passwords: Mapping[str, Sequence[str]]) -> None:
+async def set_users(
+    url: str, passwords: Mapping[str, Sequence[str]], former: Sequence[str] = ()
+) -> None:
     """Have a running Redis accept these passwords; open connections stay.
+
+    `former`: passwords of the admin that it may know in their place.
 
     Raises:
         RegistryUnavailable: when Redis cannot be reached, or knows none of the admin's passwords.
     """
-    newest_first = tuple(reversed(passwords[Role.ADMIN]))
+    newest_first = (*reversed(passwords[Role.ADMIN]), *former)
     address = replace(await find_server(url, ""), username=Role.ADMIN, passwords=newest_first)
     connection = await RedisConnection.open(address)
     try:

@@ -45,11 +45,11 @@ class ServerAddress:
 
 def check_url(url: str) -> SplitResult:
     """The parts of a Redis URL. Raises ValueError for a form that `find_server` cannot use."""
-    parts = urlsplit(url)
+    parts, shown = urlsplit(url), _hidden(url)
     if parts.scheme == "unix":
         if parts.hostname or not parts.path.strip("/"):
             raise ValueError(
-                f"the URL of a Unix socket must be unix:///PATH or unix://USER@/PATH, was {url!r}"
+                f"the URL of a Unix socket must be unix:///PATH or unix://USER@/PATH, was {shown!r}"
             )
         _check_query(parts, url)
         return parts
@@ -57,21 +57,21 @@ def check_url(url: str) -> SplitResult:
     if parts.scheme in _SENTINEL:
         service, _, path = path.partition("/")
         if not service:
-            raise ValueError(f"the Sentinel URL must name a service after the hosts, was {url!r}")
+            raise ValueError(f"the Sentinel URL must name a service after the hosts, was {shown!r}")
     elif parts.scheme not in ("redis", "rediss", *_CLUSTER):
         raise ValueError(
             "the Redis URL must begin with redis://, unix://, redis+sentinel:// or redis+cluster://,"
             " or, for TLS, rediss://, rediss+sentinel:// or rediss+cluster://, was"
-            f" {_hidden(url)!r}"
+            f" {shown!r}"
         )
     _check_query(parts, url)
     if path and not (path.isascii() and path.isdigit()):
-        raise ValueError(f"the path of the Redis URL must be a database number, was {url!r}")
+        raise ValueError(f"the path of the Redis URL must be a database number, was {shown!r}")
     for host in _hosts(parts):
         _, colon, port = host.rpartition("]")[2].rpartition(":")
         is_port = port.isascii() and port.isdigit() and int(port) < 65536
         if "," in host or (colon and not is_port):
-            raise ValueError(f"the Redis URL must name its servers as host:port, was {url!r}")
+            raise ValueError(f"the Redis URL must name its servers as host:port, was {shown!r}")
     return parts
 
 
@@ -140,7 +140,7 @@ def _sentinel_login(parts: SplitResult) -> dict[str, str]:
 
 def _hidden(url: str) -> str:
     """The URL without passwords, for messages."""
-    return re.sub(r"(://[^/@]*:)[^@]*(?=@)|(password=)[^&]*", r"\1\2***", url)
+    return re.sub(r"(://[^/@]*:).*(?=@)|(password=)[^&]*", r"\1\2***", url)
 
 
 async def find_server(url: str, routing_key: str) -> ServerAddress:

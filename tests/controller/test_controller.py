@@ -325,6 +325,27 @@ async def test_before_an_uninstall_models_are_free_and_no_controller_takes_them_
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_an_uninstall_of_many_models_keeps_the_lease(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uninstall, "RENEW_S", 0.0)
+    monkeypatch.setattr(uninstall, "RENEWED_EVERY", 2)
+    stage.server.lease = {"metadata": {"name": "pilotlight-controller"}, "spec": {}}
+    names = [f"model-{number}" for number in range(5)]
+    for name in names:
+        stage.server.put(stage.model(name=name, uid=name, finalizers=["pilotlight.io/unload"]))
+    renewed: set[str] = set()
+
+    async def note(_: web.Request) -> None:
+        assert stage.server.lease is not None
+        renewed.add(stage.server.lease["spec"]["renewTime"])
+
+    stage.server.before_write = note
+    async with connect(stage.url, "uninstall") as connection:
+        await uninstall.release_models(connection, settings_from_fields(ControllerSettings, {}))
+    assert len(renewed) >= 3  # else a controller would add the finalizers of the first again
+
+
 async def test_an_object_that_vanishes_during_its_reconciliation_does_not_stay(
     stage: Stage,
 ) -> None:

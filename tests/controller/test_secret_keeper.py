@@ -148,6 +148,53 @@ async def test_the_controller_logs_in_and_redis_learns_each_rotation(tmp_path: P
             redis.stop()
 
 
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Redis 7")
+@pytest.mark.parametrize("is_deleted", [False, True], ids=["killed", "its Secret is deleted"])
+async def test_redis_is_never_left_with_passwords_that_nobody_has(
+    tmp_path: Path, *, is_deleted: bool
+) -> None:
+    """A controller that is killed when it has written the Secret, and starts again hours later."""
+    api, file = ApiServer(), tmp_path / "own"
+    redis = RedisServer(
+        tmp_path / "redis",
+        executable="redis-server",
+        options=("--aclfile", str(tmp_path / REDIS_USERS)),
+    )
+    own = f"redis://controller@127.0.0.1:{redis.port}?password_file={file}"
+    settings = ControllerSettings(redis_url=own, namespace=NAMESPACE)
+    async with running(api) as url, connect(url) as client:
+        keeper = redis_keeper(client, settings)
+        with pytest.raises(RegistryUnavailable):
+            await keeper.keep(NOW)
+        (tmp_path / REDIS_USERS).write_text(_stored(api)[REDIS_USERS])
+        redis.start()
+        try:
+            await keeper.keep(NOW)
+            if is_deleted:
+                del api.config_maps[REDIS]
+            else:
+                rotating = SecretKeeper(client, NAMESPACE, REDIS, list(Role))  # tells Redis nothing
+                await rotating.keep(NOW + datetime.timedelta(hours=24))
+                keeper = redis_keeper(client, settings)
+            for hour in (30, 31, 32):
+                await keeper.keep(NOW + datetime.timedelta(hours=hour))
+                await (await Registry.connect(own)).close()
+        finally:
+            redis.stop()
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "2026-11-30T00:00:00"])
+async def test_a_time_that_cannot_be_read_starts_the_period_anew(
+    server: tuple[ApiServer, SecretKeeper], text: str
+) -> None:
+    api, keeper = server
+    made = await keeper.keep(NOW)
+    annotations = api.config_maps[REDIS]["metadata"]["annotations"]
+    annotations[CHANGED_AT] = text
+    assert await keeper.keep(NOW) == made
+    assert api.config_maps[REDIS]["metadata"]["annotations"][CHANGED_AT] == NOW.isoformat()
+
+
 PARTS = {
     Role.GATEWAY: ("Deployment", "pilotlight-gateway"),
     Role.AUTOSCALER: ("Deployment", "pilotlight-autoscaler"),

@@ -2,6 +2,7 @@
 
 import asyncio
 
+from controller.resources import read_tenant
 from registry.domain.model import ModelName
 from registry.domain.tenant_rules import Quota, merged, parse_rules
 from registry.redis.client import Registry
@@ -46,6 +47,13 @@ async def test_tenants_come_change_and_go(stage: Stage) -> None:
 def _prefixes(stage: Stage, one: Replica, namespace: str) -> tuple[str, ...]:
     rules = stage.state(one).rules
     return () if rules is None else rules.prefixes_of(namespace)
+
+
+def test_a_tenants_object_grants_nothing_to_others() -> None:
+    for data in ({"storage_prefixes": "s3://a; *=*"}, {"quotas": "pinned:1;b=pinned:0"}):
+        found = read_tenant(pool_tenant("p", "a", **data))
+        assert found.rules == merged([])
+        assert "no other" in found.problems[0]
 
 
 async def test_mistakes_grant_nothing_and_are_said(stage: Stage) -> None:

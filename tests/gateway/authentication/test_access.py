@@ -3,14 +3,14 @@
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from common.settings_table import settings_from_fields
-from gateway.settings import GatewaySettings
+from gateway.settings import GatewaySettings, contradictions
 from registry.domain.model import ModelSpec
 from tests import servers
 from tests.gateway.authentication.identity_provider import Issuer, new_key, published, trust
@@ -227,3 +227,11 @@ def test_clients_with_credentials_cannot_choose_the_policy(guarded: GuardedGatew
     response = guarded.harness.client.post(url, content=BODY, headers=headers)
     assert response.status_code == 400, response.text
     assert "--allow-policy-header" in response.json()["error"]
+
+
+def test_keys_beside_an_open_gateway_are_a_mistake() -> None:
+    for asking in (GatewaySettings(api_keys="/folder"), GatewaySettings(token_issuers="/folder")):
+        assert contradictions(asking) == []
+        [problem] = contradictions(replace(asking, auth="open"))
+        assert "PILOTLIGHT_AUTH" in problem
+    assert contradictions(GatewaySettings(cluster_issuer="/folder", auth="open")) == []

@@ -1,3 +1,5 @@
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -162,6 +164,14 @@ def test_an_unknown_key_without_a_similar_one_lists_the_known_keys() -> None:
     (problem,) = parse_annotations({PREFIX + "zzzzzzzzzzzzzzzzzzzzzzzzzzzz": "1"}).problems
     assert "did you mean" not in problem
     assert all(key in problem for key in KEYS)
+
+
+def test_thousands_of_unknown_keys_are_read_soon_and_told_briefly() -> None:
+    began_s = time.thread_time()
+    problems = parse_annotations({f"{PREFIX}a{number}": "" for number in range(15_000)}).problems
+    assert time.thread_time() - began_s < 1.0  # not a search for near names in each
+    assert len(problems) < 20
+    assert f"more annotations {PREFIX}* are no known keys" in problems[-1]
 
 
 @pytest.mark.parametrize("key", ["placements", "profiles"])

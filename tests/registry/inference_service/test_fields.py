@@ -233,9 +233,25 @@ def test_a_model_of_our_own_kind_is_warned_of_alike() -> None:
     assert warning.startswith("Model default/iris: spec.predictor.hostNetwork has no effect")
 
 
-def test_an_object_of_many_unknown_fields_is_read_soon_and_warned_of_briefly() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {f"minReplica{number}": 1 for number in range(9_000)},
+        {
+            "storageUris": [
+                {"uri": "s3://models/a", "mountPath": f"/mnt/{each}"}
+                | {f"mountPat{number}": 1 for number in range(60)}
+                for each in range(150)
+            ]
+        },
+    ],
+    ids=["in one object", "in many"],
+)
+def test_an_object_of_many_unknown_fields_is_read_soon_and_warned_of_briefly(
+    fields: dict[str, Any],
+) -> None:
     document = declared()
-    document["spec"]["predictor"] |= {f"minReplica{number}": 1 for number in range(9_000)}
+    document["spec"]["predictor"] |= fields
     began_s = time.thread_time()
     spec = read_object(document)
     assert time.thread_time() - began_s < 1.0  # not a search for near names in each

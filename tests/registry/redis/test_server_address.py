@@ -14,7 +14,7 @@ import redis
 from registry.domain.pod_state import Granted
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
-from registry.redis.server_address import ServerAddress, find_server
+from registry.redis.server_address import ServerAddress, check_url, find_server
 from registry.redis.watch import ClusterWatch
 from tests import servers
 from tests.kubernetes.certificates import Authority
@@ -244,6 +244,22 @@ async def test_a_url_names_the_authorities_it_trusts(
             f"rediss+sentinel://127.0.0.1:{encrypted_sentinel}/main{trusted}", "k"
         )
         assert found.authorities_file == trusted.partition("=")[2]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "unix://u:secret@/",
+        "redis+sentinel://u:secret@h:1",
+        "redis://u:secret@h:1/x",
+        "redis://u:not@secret@h:1/x",
+        "redis+sentinel://u:secret@h:x/main",
+    ],
+)
+def test_passwords_of_wrong_urls_are_in_no_message(url: str) -> None:
+    with pytest.raises(ValueError, match="URL") as raised:
+        check_url(url)
+    assert "secret" not in str(raised.value)
 
 
 async def test_passwords_are_in_no_message() -> None:

@@ -16,7 +16,7 @@ from common.pod_client import PodClient, PodRefused
 from common.pod_secret import PodSecret
 from common.settings_table import settings_from_fields
 from common.tls import PART_NAME, PartTls
-from gateway.settings import GatewaySettings, tls_problems
+from gateway.settings import GatewaySettings, contradictions
 from registry.domain.model import Tier
 from tests import servers
 from tests.certificates import write_certificates
@@ -201,6 +201,6 @@ def test_settings_that_contradict_each_other_are_refused(folder: Path, tmp_path:
     settings = settings_from_fields(
         GatewaySettings, {"tls_port": 8443, "workflows_url": "https://scheduler"}
     )
-    needs, begins = tls_problems(settings)
+    needs, begins = contradictions(settings)
     assert "--tls-port needs --tls-dir" in needs
     assert "must begin with http://" in begins
