@@ -427,7 +427,7 @@ class Pod:
         )
         work: list[Callable[[], Coroutine[Any, Any, None]]] = [
             models.watch.run,
-            models.agent.run,
+            self._register,
             models.demotions.run,
             self.ended_inferences.run,
             self.kept_tensors.run,
@@ -450,6 +450,11 @@ class Pod:
         if self.single_model is not None:
             work.append(self.single_model.run)
         return work
+
+    async def _register(self) -> None:
+        """Offer the pod once its copy is complete: it refuses loads until it has seen the rules."""
+        await self.models.watch.wait_synced()
+        await self.models.agent.run()
 
     # 7. Its end
 

@@ -1,5 +1,6 @@
 """Grants that end while a pod runs: its downloads, warm models and cached files, by real pods."""
 
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -121,6 +122,24 @@ def test_a_pod_that_has_seen_no_rules(cluster: Cluster, models: Path, *, has_ten
         refusal(pod, "one~m", "not in the registry yet")
         grant(cluster, parse_rules(prefixes="*=*"))
     servers.wait_until(lambda: predict(pod, "one~m").status_code == 200, what="it is served")
+
+
+def test_a_pod_takes_requests_once_its_copy_of_the_rules_is_complete(cluster: Cluster) -> None:
+    def command(*words: str) -> bytes:
+        return bytes(cluster.do(lambda registry: registry.transactions.command(*words)))
+
+    def refused(_: servers.Pod) -> bool:
+        calls = re.search(rb"cmdstat_subscribe:.*rejected_calls=(\d+)", command("INFO", "all"))
+        return calls is not None and int(calls[1]) >= 3
+
+    command("CONFIG", "RESETSTAT")
+    command("ACL", "SETUSER", "default", "-subscribe")
+    try:
+        pod = cluster.pod(until=refused)
+        assert not pod.is_ready()
+    finally:
+        command("ACL", "SETUSER", "default", "+subscribe")
+    servers.wait_until(pod.is_ready, what="it is registered")
 
 
 def test_rules_hold_while_the_registry_has_none(cluster: Cluster, models: Path) -> None:

@@ -13,17 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kubernetes import client, config, watch
-from urllib3.exceptions import HTTPError
+from kubernetes import config, watch
 
-from tests.kubernetes.node.cluster import Cluster
+from tests.kubernetes.node.cluster import TROUBLE, Cluster
 from tests.kubernetes.node.pod import Pod
 
 logger = logging.getLogger(__name__)
 
 LEASE_PERIOD_S = 5.0
 RETRY_S = 0.5
-TROUBLE = (client.ApiException, HTTPError, OSError)
 
 
 class Agent:

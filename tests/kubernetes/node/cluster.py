@@ -20,6 +20,7 @@ LEASE_NAMESPACE = "kube-node-lease"
 LEASE_S = 40
 RETRY_S = 0.5
 CAPACITY = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti"}
+TROUBLE = (client.ApiException, HTTPError, OSError)
 ALL_GOOD = "the node agent of the tests is well"
 
 

@@ -1,5 +1,6 @@
 """The life of one pod on this node, in its own thread: start, probe, report, end."""
 
+import contextlib
 import logging
 import shutil
 import threading
@@ -8,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kubernetes.node.cluster import Cluster
+from tests.kubernetes.node.cluster import TROUBLE, Cluster
 from tests.kubernetes.node.container import Container, mounts_of, timestamp
 from tests.kubernetes.node.environment import BadReference, command, environment
 from tests.kubernetes.node.images import UnknownImage, image
@@ -24,6 +25,8 @@ DENIED = "denied"
 BYTE_CODE = "/var/cache/byte-code"
 """Folder for Python's bytecode, shared by all containers; a built image would contain it."""
 RETRY_S = 1.0
+VOLUMES_PERIOD_S = 60.0
+"""Period in which a kubelet updates mounted ConfigMaps, Secrets and tokens."""
 
 
 class Pod:
@@ -41,6 +44,7 @@ class Pod:
         self._started_at = timestamp()
         self._grace_s: float | None = None
         self._wake = threading.Event()
+        self._volumes_due_s = 0.0
 
     @property
     def name(self) -> str:
@@ -92,6 +96,7 @@ class Pod:
         return sandbox
 
     def _make_volumes(self, sandbox: Sandbox) -> dict[str, Path]:
+        self._volumes_due_s = time.monotonic() + VOLUMES_PERIOD_S
         return {
             volume["name"]: make_volume(
                 self.manifest,
@@ -161,6 +166,9 @@ class Pod:
     def _tick(self) -> None:
         always = self.manifest["spec"].get("restartPolicy", "Always") == "Always"
         now_s = time.monotonic()
+        if self._sandbox is not None and now_s >= self._volumes_due_s:
+            with contextlib.suppress(BadReference, *TROUBLE):
+                self._make_volumes(self._sandbox)
         for container in self._containers:
             failed = container.exit_code not in {None, 0}
             on_failure = self.manifest["spec"].get("restartPolicy") == "OnFailure" and failed

@@ -1,4 +1,4 @@
-"""A pod's volumes as folders of this machine, rewritten when their sources change."""
+"""A pod's volumes as folders of this machine, written from their sources at each call."""
 
 import os
 import shutil
