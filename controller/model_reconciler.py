@@ -435,8 +435,8 @@ async def withdraw(api: ClusterApi, service: ServiceObject, message: str) -> Non
             for unwanted in removed_objects(service, component) if component in COMPONENTS else ():
                 await api.delete_owned(unwanted)
     if service.has_finalizer:
-        unwanted = {FINALIZER, *([KSERVE_FINALIZER] if service.is_deleted else ())}
-        kept = [each for each in service.finalizers if each not in unwanted]
+        done = {FINALIZER, *([KSERVE_FINALIZER] if service.is_deleted else ())}
+        kept = [each for each in service.finalizers if each not in done]
         service = await api.set_finalizers(service, kept)
     if not service.is_deleted and service.was_model:
         await api.write_status(service, withdrawn_status(service, message, _now()))
