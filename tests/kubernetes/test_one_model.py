@@ -21,6 +21,28 @@ RUNTIME = MANIFESTS / "components" / "one-model" / "runtime.yaml"
 SAMPLE = MANIFESTS / "samples" / "kubernetes" / "one-model.yaml"
 READER = "reader"
 NAME = "restricted"
+INITIALIZER = {
+    "name": "storage-initializer",
+    "image": "kserve/storage-initializer:v0.20.0",
+    "securityContext": {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": True,
+        "runAsUser": 1000,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    },
+}
+STORAGE = {
+    "apiVersion": "serving.kserve.io/v1alpha1",
+    "kind": "ClusterStorageContainer",
+    "metadata": {"name": NAME},
+    "spec": {
+        "container": INITIALIZER,
+        "supportedUriFormats": [{"prefix": "s3://"}],
+        "workloadType": "initContainer",
+    },
+}
+"""KServe's own has no security context, so an administrator of such a namespace sets one."""
 
 
 def _account(cluster: Cluster, namespace: str) -> list[dict[str, Any]]:
@@ -58,7 +80,7 @@ def tenant(node: Cluster) -> Tenant:
     """A namespace that takes pods of Pod Security `restricted` only."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     metadata = {"name": NAME, "labels": labels}
-    node.admin.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}])
+    node.admin.apply([{"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}, STORAGE])
     return Tenant(node.admin, NAME)
 
 
@@ -89,3 +111,4 @@ def test_kserve_creates_a_deployment_whose_pod_serves_the_model(
     status = tenant.status(name)
     assert status["clusterServingRuntimeName"] == "pilotlight"
     admin("delete", *here, f"isvc/{name}")
+    admin("delete", "clusterstoragecontainer", NAME)
