@@ -19,7 +19,7 @@ import pytest
 from pilotlight.doctor.policy_probe import NAMESPACE as PROBED
 from tests.kubernetes.control_plane import ControlPlane
 from tests.kubernetes.kserve import NAMESPACE as KSERVE
-from tests.kubernetes.kubectl import CALL_TIMEOUT_S, Kubectl
+from tests.kubernetes.kubectl import APPLY, CALL_TIMEOUT_S, Kubectl
 from tests.kubernetes.models import Gateway
 from tests.kubernetes.node.pod import DENIED
 from tests.kubernetes.places import IN_NAMESPACE, NAMESPACE, REPOSITORY
@@ -361,7 +361,7 @@ def test_missing_admission_policies(patient: Patient) -> None:
     try:
         found = patient.find("admission policies")
     finally:
-        patient.admin("apply", "-f", file)
+        patient.admin(*APPLY, "-f", file)
     assert "admission-policies.yaml" in found["remedy"]
 
 
@@ -373,5 +373,5 @@ def test_missing_network_policies(patient: Patient) -> None:
     finally:
         for each in others["items"]:
             each["metadata"] = {key: each["metadata"][key] for key in ("name", "namespace")}
-        patient.admin("apply", "-f", "-", given=json.dumps(others))
+        patient.admin(*APPLY, "-f", "-", given=json.dumps(others))
     assert "there are none" in found["detail"]
