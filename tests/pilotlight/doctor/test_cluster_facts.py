@@ -36,7 +36,7 @@ def test_every_list_is_read_or_its_refusal_kept() -> None:
 
 def test_an_empty_list_of_metadata_only_is_null() -> None:
     """As the API server answers, here of a namespace without Secrets."""
-    nothing = {"metadata": {}, "items": None}
+    nothing: dict[str, object] = {"metadata": {}, "items": None}
     secrets = "/api/v1/namespaces/pilotlight/secrets"
     server = ApiServer(documents={"/version/": VERSION, secrets: nothing})
     assert read(server).items("secrets") == []
