@@ -49,6 +49,7 @@ MODULES_LEFT_OUT: Final = {
     "test_reports": "a simulated autoscaler reads the pods themselves",
     "test_shared_snapshot": "the state is the copy: no client takes a snapshot",
     "test_speeds": "the state is the copy, and all pods are of this version",
+    "test_tenant_rules": "a simulated pool has one tenant, who may do anything",
     "test_watch": "nothing is published: the state is the copy",
     "test_withdrawn_measurements": "a run deletes no models",
     "test_workflow_log": "simulated workflows are not deployed, and their runs not resumed",
