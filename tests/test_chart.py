@@ -302,7 +302,6 @@ def test_namespaced_mode_has_no_right_outside_its_namespaces(tmp_path: Path) -> 
     assert {name for _, namespace, name in objects if not namespace} == {
         "inferenceapplications.pilotlight.io",
         "models.pilotlight.io",
-        "pilotlight-storage-reader",
         "pilotlight-transformers",
         "pilotlight-autoscaler-pods",
         "pilotlight-controller-models",

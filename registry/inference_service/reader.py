@@ -193,7 +193,7 @@ class _Reader:
             labels=tuple(sorted(labels.items())),
             options=_options(predictor, parsed),
             served_name=self._served_name(predictor, name),
-            warnings=(*self._review(document), *predictor.warnings),
+            warnings=(*self._review(document), *predictor.warnings)[:_MAX_WARNINGS],
         )
         return None if checks.problems else spec
 
@@ -204,7 +204,7 @@ class _Reader:
             if each.is_refused:
                 is_canary = each.line.startswith("spec.canary ")
                 self.checks.add(each.line + (f": {canary_objects(document)}" if is_canary else ""))
-        return [each.line for each in found if not each.is_refused][:_MAX_WARNINGS]
+        return [each.line for each in found if not each.is_refused]
 
     def _strings(self, metadata: Mapping[str, Any], key: str) -> dict[str, str]:
         result: dict[str, str] = {}
