@@ -235,7 +235,7 @@ DISK = {"name": "cache", "emptyDir": {"sizeLimit": "50Gi"}}
                 volumes=[{"name": "keys", "secret": {"secretName": "forgotten"}}],
             ),
             "Secret forgotten",
-            "is missing",
+            "named by a Deployment and missing",
             "create it",
             id="missing-secret",
         ),
