@@ -659,6 +659,8 @@ OTHER: dict[str, Any] = {
     "deploymentStrategy": {"type": "Recreate"},
     "disk": "16Gi", "host": "16Gi", "device": "16Gi",
     "url": "https://other.example.com",
+    "storagePrefixes": "*=s3://other/",
+    "quotas": "*=pinned:1",
 }  # fmt: skip
 """Of values whose text has a form, by their last name."""
 
