@@ -5,10 +5,12 @@ import datetime
 import shutil
 import stat
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.aio.client import ApiClient
 
 from common.pod_secret import parse_secrets
 from controller.secret_keeper import (
@@ -118,69 +120,70 @@ async def test_a_secret_of_somebody_else_is_left_alone(
     assert api.config_maps[REDIS] is theirs
 
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Redis 7")
-async def test_the_controller_logs_in_and_redis_learns_each_rotation(tmp_path: Path) -> None:
-    """From a Redis that mounted the first version of the Secret."""
-    api, file = ApiServer(), tmp_path / "own"
-    redis = RedisServer(
-        tmp_path / "redis",
-        executable="redis-server",
-        options=("--aclfile", str(tmp_path / REDIS_USERS)),
-    )
-    own = f"redis://controller@127.0.0.1:{redis.port}?password_file={file}"
-    settings = ControllerSettings(redis_url=own, namespace=NAMESPACE)
-    async with running(api) as url, connect(url) as client:
-        keeper = redis_keeper(client, settings)
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """A Redis that mounted the first version of the Secret."""
+
+    api: ApiServer
+    client: ApiClient
+    settings: ControllerSettings
+    redis: RedisServer
+    own: Path
+    """The file of the controller's password."""
+
+    async def keep(self, keeper: SecretKeeper, hour: int) -> None:
+        """After which the controller can log in."""
+        await keeper.keep(NOW + datetime.timedelta(hours=hour))
+        await (await Registry.connect(self.settings.redis_url)).close()
+
+
+@pytest.fixture
+async def rotation(tmp_path: Path) -> AsyncIterator[Rotation]:
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs Redis 7")
+    api, own, users = ApiServer(), tmp_path / "own", tmp_path / REDIS_USERS
+    options = ("--aclfile", str(users))
+    redis = RedisServer(tmp_path / "redis", executable="redis-server", options=options)
+    url = f"redis://controller@127.0.0.1:{redis.port}?password_file={own}"
+    settings = ControllerSettings(redis_url=url, namespace=NAMESPACE)
+    async with running(api) as server, connect(server) as client:
         with pytest.raises(RegistryUnavailable):  # Redis waits for the Secret
-            await keeper.keep(NOW)
-        (tmp_path / REDIS_USERS).write_text(_stored(api)[REDIS_USERS])
+            await redis_keeper(client, settings).keep(NOW)
+        users.write_text(_stored(api)[REDIS_USERS])
         redis.start()
         try:
-            for hour in (0, 24, 25, 49, 50):
-                await keeper.keep(NOW + datetime.timedelta(hours=hour))
-                await (await Registry.connect(own)).close()
-                for role in (Role.GATEWAY, Role.POD):
-                    for password in _stored(api)[role].split():
-                        login = f"redis://{role}:{password}@127.0.0.1:{redis.port}"
-                        await (await Registry.connect(login)).close()
-            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+            yield Rotation(api, client, settings, redis, own)
         finally:
             redis.stop()
 
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs Redis 7")
+async def test_the_controller_logs_in_and_redis_learns_each_rotation(rotation: Rotation) -> None:
+    keeper = redis_keeper(rotation.client, rotation.settings)
+    for hour in (0, 24, 25, 49, 50):
+        await rotation.keep(keeper, hour)
+        for role in (Role.GATEWAY, Role.POD):
+            for password in _stored(rotation.api)[role].split():
+                login = f"redis://{role}:{password}@127.0.0.1:{rotation.redis.port}"
+                await (await Registry.connect(login)).close()
+    assert stat.S_IMODE(rotation.own.stat().st_mode) == 0o600
+
+
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["killed", "its Secret is deleted"])
 async def test_redis_is_never_left_with_passwords_that_nobody_has(
-    tmp_path: Path, *, is_deleted: bool
+    rotation: Rotation, *, is_deleted: bool
 ) -> None:
     """A controller that is killed when it has written the Secret, and starts again hours later."""
-    api, file = ApiServer(), tmp_path / "own"
-    redis = RedisServer(
-        tmp_path / "redis",
-        executable="redis-server",
-        options=("--aclfile", str(tmp_path / REDIS_USERS)),
-    )
-    own = f"redis://controller@127.0.0.1:{redis.port}?password_file={file}"
-    settings = ControllerSettings(redis_url=own, namespace=NAMESPACE)
-    async with running(api) as url, connect(url) as client:
-        keeper = redis_keeper(client, settings)
-        with pytest.raises(RegistryUnavailable):
-            await keeper.keep(NOW)
-        (tmp_path / REDIS_USERS).write_text(_stored(api)[REDIS_USERS])
-        redis.start()
-        try:
-            await keeper.keep(NOW)
-            if is_deleted:
-                del api.config_maps[REDIS]
-            else:
-                rotating = SecretKeeper(client, NAMESPACE, REDIS, list(Role))  # tells Redis nothing
-                await rotating.keep(NOW + datetime.timedelta(hours=24))
-                keeper = redis_keeper(client, settings)
-            for hour in (30, 31, 32):
-                await keeper.keep(NOW + datetime.timedelta(hours=hour))
-                await (await Registry.connect(own)).close()
-        finally:
-            redis.stop()
+    client = rotation.client
+    keeper = redis_keeper(client, rotation.settings)
+    await rotation.keep(keeper, 0)
+    if is_deleted:
+        del rotation.api.config_maps[REDIS]
+    else:
+        rotating = SecretKeeper(client, NAMESPACE, REDIS, list(Role))  # tells Redis nothing
+        await rotating.keep(NOW + datetime.timedelta(hours=24))
+        keeper = redis_keeper(client, rotation.settings)
+    for hour in (30, 31, 32):
+        await rotation.keep(keeper, hour)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "2026-11-30T00:00:00"])
