@@ -79,21 +79,38 @@ async def connect(context: str | None = None) -> client.ApiClient:
     return client.ApiClient(configuration)
 
 
-async def read_json(
-    api: client.ApiClient, path: str, *, kind: str = "application/json", **query: str
-) -> Any:
+async def read_json(api: client.ApiClient, path: str, *, kind: str = _JSON, **query: str) -> Any:
     """The document at a path, in a media type. Raises KubernetesError."""
     with api_errors("read", path):
-        request = await api.param_serialize(
-            "GET",
-            path,
-            query_params=list(query.items()),
-            header_params={"Accept": kind},
-            auth_settings=["BearerToken"],
+        return await _call(
+            api, "GET", path, {"Accept": kind}, list(query.items()), timeout_s=LIST_TIMEOUT_S
         )
-        response = await api.call_api(*request, _request_timeout=LIST_TIMEOUT_S)
-        await response.read()
-        return api.response_deserialize(response, {"200": "object"}).data
+
+
+async def _call(
+    api: client.ApiClient,
+    method: str,
+    path: str,
+    headers: Mapping[str, str],
+    query: Sequence[tuple[str, str]] = (),
+    body: object = None,
+    *,
+    timeout_s: float = TIMEOUT_S,
+) -> Any:
+    """The JSON of the response. Raises the client's errors."""
+    request = await api.param_serialize(
+        method,
+        path,
+        query_params=list(query),
+        header_params=dict(headers),
+        body=body,
+        auth_settings=["BearerToken"],
+    )
+    response = await api.call_api(*request, _request_timeout=timeout_s)
+    text = await response.read()
+    if response.status >= HTTPStatus.BAD_REQUEST:
+        raise ApiException(response.status, response.reason, body=text)
+    return json.loads(text)
 
 
 class StoredObject:
@@ -142,14 +159,10 @@ class ClusterApi:
         await self._write_status(application, status)
 
     async def write_status(
-        self, service: ServiceObject, status: Mapping[str, Any], *, is_shared: bool = False
+        self, service: ServiceObject, status: Mapping[str, Any]
     ) -> ServiceObject:
-        """Replace a model's whole status; returns the new object. Raises Gone, Changed.
-
-        `is_shared`: KServe writes it as well, so the object must be of the version that was read.
-        """
-        version = service.resource_version if is_shared else None
-        return read_service(await self._write_status(service, status, version=version))
+        """Replace a model's whole status; returns the new object. Raises Gone, Changed."""
+        return read_service(await self._write_status(service, status))
 
     async def apply_owned(self, wanted: Mapping[str, Any]) -> None:
         """Make or change an object of a model (server-side apply).
@@ -185,18 +198,12 @@ class ClusterApi:
         return await self._request("GET", _path(about), subject)
 
     async def _write_status(
-        self,
-        about: ServiceObject | ApplicationObject,
-        status: Mapping[str, Any],
-        *,
-        version: str | None = None,
+        self, about: ServiceObject | ApplicationObject, status: Mapping[str, Any]
     ) -> Any:
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": about.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
-        if version is not None:
-            patch.insert(1, {"op": "test", "path": "/metadata/resourceVersion", "value": version})
         path = f"{_path_of(about)}/status"
         return await self._request("PATCH", path, f"the status of {about.name}", patch, _JSON_PATCH)
 
@@ -218,20 +225,9 @@ class ClusterApi:
         content_type: str = _JSON,
         query: Sequence[tuple[str, str]] = (),
     ) -> Any:
+        headers = {"Accept": _JSON, "Content-Type": content_type}
         with api_errors(method.lower(), subject):
-            request = await self._client.param_serialize(
-                method,
-                path,
-                query_params=list(query),
-                header_params={"Accept": _JSON, "Content-Type": content_type},
-                body=body,
-                auth_settings=["BearerToken"],
-            )
-            response = await self._client.call_api(*request, _request_timeout=TIMEOUT_S)
-            text = await response.read()
-            if response.status >= HTTPStatus.BAD_REQUEST:
-                raise ApiException(response.status, response.reason, body=text)
-        return json.loads(text)
+            return await _call(self._client, method, path, headers, query, body)
 
     async def post_event(
         self,

@@ -102,18 +102,14 @@ async def test_a_missing_right_and_an_outage_are_told_apart(
         await api.apply_owned(WANTED)
 
 
-async def test_a_shared_status_is_written_to_the_version_that_was_read(
+async def test_a_status_is_written_to_the_object_that_was_read(
     stage: tuple[ApiServer, ClusterApi],
 ) -> None:
     server, api = stage
-    await api.write_status(MODEL, {}, is_shared=True)
     await api.write_status(MODEL, {})
-    tested = [
-        {each["path"]: each["value"] for each in patch if each["op"] == "test"}
-        for patch in server.patches
-    ]
-    version = {"/metadata/resourceVersion": MODEL.resource_version}
-    assert tested == [{"/metadata/uid": MODEL.uid, **version}, {"/metadata/uid": MODEL.uid}]
+    [patch] = server.patches
+    tested = {each["path"]: each["value"] for each in patch if each["op"] == "test"}
+    assert tested == {"/metadata/uid": MODEL.uid}
     server.status = 422
     with pytest.raises(Changed):
-        await api.write_status(MODEL, {}, is_shared=True)
+        await api.write_status(MODEL, {})
