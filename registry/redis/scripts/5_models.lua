@@ -1,5 +1,5 @@
--- Declared models, and the rules for tenants. When a model's generation changes while a pod is warm for the old one, the old
--- one keeps serving as `previous` until a pod is warm for the new one.
+-- Declared models, and the rules for tenants. When a model's generation changes while a pod is warm
+-- for the old one, the old one keeps serving as `previous` until a pod is warm for the new one.
 
 local function is_warm(model)
   return model and redis.call('SCARD', key('warm:' .. model)) > 0
