@@ -293,7 +293,7 @@ def api_errors(action: str, subject: object) -> Iterator[None]:
         yield
     except ApiException as error:
         raise _to_error(error, action, subject) from error
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
+    except (TimeoutError, aiohttp.ClientError, OSError, json.JSONDecodeError) as error:
         raise ClusterUnreachable(f"the API server did not respond: {error}") from error
 
 

@@ -10,9 +10,10 @@ from typing import Final
 
 from kubernetes.aio import client
 
-from controller.api import Changed, StoredObject, read_json
+from controller.api import Changed, KubernetesError, StoredObject, read_json
 
 CONFIG_MAP: Final = "pilotlight-cluster-issuer"
+_CONFIGURATION: Final = "/.well-known/openid-configuration"
 
 
 async def write_issuer(api: client.ApiClient, namespace: str) -> None:
@@ -32,7 +33,12 @@ async def write_issuer(api: client.ApiClient, namespace: str) -> None:
 
 
 async def read_issuer(api: client.ApiClient) -> dict[str, str]:
-    """Every service account may read both: `system:service-account-issuer-discovery`."""
-    document = await read_json(api, "/.well-known/openid-configuration")
+    """Every service account may read both: `system:service-account-issuer-discovery`.
+
+    Raises KubernetesError.
+    """
+    document = await read_json(api, _CONFIGURATION)
     keys = await read_json(api, "/openid/v1/jwks", kind="application/jwk-set+json")
+    if not (isinstance(document, dict) and isinstance(document.get("issuer"), str)):
+        raise KubernetesError(f"{_CONFIGURATION} must be an object with `issuer`, was {document!r}")
     return {"issuer": document["issuer"], "jwks": json.dumps(keys, sort_keys=True)}

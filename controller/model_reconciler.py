@@ -428,15 +428,14 @@ class ModelReconciler:
 async def withdraw(api: ClusterApi, service: ServiceObject, message: str) -> None:
     """Remove the finalizer; of an object that stays also its components, and say so in its status.
 
-    Raises Changed, Gone.
+    And KServe's, which KServe sets again if there is a transformer. Raises Changed, Gone.
     """
     for component in () if service.is_deleted else service.status.get("components", {}):
         with suppress(Denied):  # the namespace may have taken the right back
             for unwanted in removed_objects(service, component) if component in COMPONENTS else ():
                 await api.delete_owned(unwanted)
     if service.has_finalizer:
-        done = {FINALIZER, *([KSERVE_FINALIZER] if service.is_deleted else ())}
-        kept = [each for each in service.finalizers if each not in done]
+        kept = [each for each in service.finalizers if each not in (FINALIZER, KSERVE_FINALIZER)]
         service = await api.set_finalizers(service, kept)
     if not service.is_deleted and service.was_model:
         await api.write_status(service, withdrawn_status(service, message, _now()))

@@ -30,7 +30,7 @@ from gateway.telemetry.metrics import GatewayMetrics
 from gateway.telemetry.request_telemetry import RequestTelemetry
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-from registry.domain.tenant_rules import TenantRules, parse_rules
+from registry.domain.tenant_rules import UNKNOWN, parse_rules
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 
@@ -183,7 +183,7 @@ def create_pool(
             explanations.record_selection,
             count_look=lambda outcome: metrics.looks.labels(outcome).inc(),
             is_granted=lambda *named: (
-                (watch.state.rules or TenantRules()).granting_prefix(*named) is not None
+                (watch.state.rules or UNKNOWN).granting_prefix(*named) is not None
             ),
         )
 

@@ -1,6 +1,7 @@
 """`promote` and `rollback`: end the trial of a canary, for it or against it."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Final
 
@@ -109,8 +110,17 @@ def note_canaries(output: Output, specs: Sequence[ModelSpec], state: ClusterStat
     models = {**state.models, **{spec.name: ModelRecord(spec) for spec in specs}}
     found = find_canaries(models.values())
     for spec in specs:
-        if problem := traffic_of(spec, models, found).problem:
-            output.note(f"{spec.name} is a canary without its share of requests: {problem}")
+        traffic = traffic_of(spec, models, found)
+        if traffic.canary_of and traffic.problem:
+            hint = "" if traffic.canary_of in models else _near_name(traffic.canary_of, models)
+            line = f"{spec.name} is a canary without its share of requests: {traffic.problem}{hint}"
+            output.note(line)
+
+
+def _near_name(name: ModelName, models: Iterable[ModelName]) -> str:
+    known = [each.name for each in models if each.namespace == name.namespace]
+    near = difflib.get_close_matches(name.name, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _with_files_of(stable: ModelSpec, canary: ModelSpec) -> ModelSpec:

@@ -4,7 +4,6 @@ A canary is declared like any model and has its own weights, policy, copies and 
 annotations make it a canary. Pure.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,10 +49,7 @@ def traffic_of(spec: ModelSpec, models: Mapping[ModelName, ModelRecord], found: 
         return Traffic(TOTAL_PERCENT - sum(each.percent for each in mine), None, mine)
     stable = ModelName(spec.name.namespace, spec.policy.canary_of)
     if stable not in models:
-        known = [each.name for each in models if each.namespace == stable.namespace]
-        near = difflib.get_close_matches(stable.name, known, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        return Traffic(0, stable, mine, f"{stable} does not exist{hint}")
+        return Traffic(0, stable, mine, f"{stable} does not exist")
     percent = sum(each.percent for each in found.get(stable, ()) if each.model == spec.name)
     problem = ""
     if spec.policy.canary_percent == 0:

@@ -174,6 +174,8 @@ _WEB_SCHEMES: Final = frozenset({"http", "https", "webhdfs", "hdfs", "oci"})
 TOKEN_FOLDER: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 4 << 20
+MAX_SECRETS: Final = 32
+"""Of an account: each is read for every download."""
 _ANNOTATION = "serving.kserve.io/s3-"
 _S3_ANNOTATIONS = {
     "endpoint": "S3_ENDPOINT",
@@ -340,12 +342,14 @@ class NamespaceSecrets:
 
     def _of_account(self, namespace: str, name: str, *, is_s3: bool) -> ModelCredentials:
         account = self._get(namespace, "serviceaccounts", name)
-        secrets = [
-            self._secret(namespace, str(each["name"]))
-            for each in account.get("secrets") or ()
-            if each.get("name")
-        ]
-        found = _of_secrets(secrets)
+        listed = (each.get("name") for each in account.get("secrets") or ())
+        names = dict.fromkeys(str(each) for each in listed if each)
+        if len(names) > MAX_SECRETS:
+            raise StorageFailed(
+                f"service account {namespace}/{name} must have at most {MAX_SECRETS} Secrets under"
+                f" `secrets`, was {len(names)}: keep those with storage credentials"
+            )
+        found = _of_secrets([self._secret(namespace, each) for each in names])
         annotations = account["metadata"].get("annotations") or {}
         if is_s3 and ROLE in annotations and "AWS_ACCESS_KEY_ID" not in found.variables:
             make_token = partial(self._make_token, namespace, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -23,14 +22,16 @@ RENEW_BEFORE_S: Final = 900.0
 
 
 class RoleKeys:
-    """Exchanges tokens of service accounts for keys of their roles, at STS. Blocks."""
+    """Exchanges tokens of service accounts for keys of their roles, at STS. Blocks.
+
+    Threads share it without a lock: two loads of an account may both ask STS.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         """`environment`: the pod's, with region and endpoint; its keys are not used."""
         get = environment.get
         self._endpoint = get("AWS_ENDPOINT_URL_STS")
         self._region = get("AWS_REGION") or get("AWS_DEFAULT_REGION") or "us-east-1"
-        self._lock = threading.Lock()
         self._known: dict[tuple[str, str, str], tuple[float, dict[str, str]]] = {}
         """By account, role and audience: when they end, and the keys."""
 
@@ -40,17 +41,16 @@ class RoleKeys:
         """The keys as variables; raises StorageFailed. `make_token`: for an audience."""
         audience = annotations.get("eks.amazonaws.com/audience", "sts.amazonaws.com")
         asked = (account, annotations[ROLE], audience)
-        with self._lock:
-            ends_s, keys = self._known.get(asked, (0.0, {}))
-            if time.time() >= ends_s - RENEW_BEFORE_S:
-                found = self._assume(*asked, make_token(audience))
-                keys = {
-                    "AWS_ACCESS_KEY_ID": found["AccessKeyId"],
-                    "AWS_SECRET_ACCESS_KEY": found["SecretAccessKey"],
-                    "AWS_SESSION_TOKEN": found["SessionToken"],
-                }
-                self._known[asked] = found["Expiration"].timestamp(), keys
-            return keys
+        ends_s, keys = self._known.get(asked, (0.0, {}))
+        if time.time() >= ends_s - RENEW_BEFORE_S:
+            found = self._assume(*asked, make_token(audience))
+            keys = {
+                "AWS_ACCESS_KEY_ID": found["AccessKeyId"],
+                "AWS_SECRET_ACCESS_KEY": found["SecretAccessKey"],
+                "AWS_SESSION_TOKEN": found["SessionToken"],
+            }
+            self._known[asked] = found["Expiration"].timestamp(), keys
+        return keys
 
     def _assume(self, account: str, role: str, audience: str, token: str) -> Any:
         config = Config(signature_version=UNSIGNED, connect_timeout=10, read_timeout=10)

@@ -97,6 +97,20 @@ def test_gateways_start_where_the_keys_cannot_be_read(server: ApiServer) -> None
     keep(server, check)
 
 
+@pytest.mark.parametrize("document", [{}, {"issuer": None}, [NAME], "text"])
+def test_a_document_without_an_issuer_is_an_error_of_the_api_server(
+    server: ApiServer, document: object
+) -> None:
+    """After which the controller tries again."""
+    server.documents["/.well-known/openid-configuration"] = document
+
+    async def check(api: client.ApiClient) -> None:
+        with pytest.raises(KubernetesError, match=r"must be an object with `issuer`, was"):
+            await write_issuer(api, NAMESPACE)
+
+    keep(server, check)
+
+
 def test_the_gateway_reads_what_the_controller_writes(server: ApiServer, tmp_path: Path) -> None:
     async def check(api: client.ApiClient) -> None:
         await write_issuer(api, NAMESPACE)

@@ -303,7 +303,7 @@ async def test_before_an_uninstall_models_are_free_and_no_controller_takes_them_
     stage: Stage, short_lease: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uninstall, "RENEW_S", 1.0)
-    stage.server.put(stage.model())
+    stage.server.put(stage.model(finalizers=[KSERVE_FINALIZER]))  # it has lost its transformer
     async with (
         replica(stage.url, stage.redis_url, leads=False) as one,
         connect(stage.url) as connection,

@@ -17,9 +17,11 @@ from registry.domain.application import (
 )
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod import PodReport, Samples
+from registry.domain.tenant_rules import TenantRules
 from registry.errors import InvalidModel
 from registry.redis.client import Registry
 from tests.gateway.gateway_harness import GatewayHarness
+from tests.servers import wait_until
 from tests.variants.test_look_client import train_parity
 
 CLASSES = ("no", "yes")
@@ -199,6 +201,10 @@ def test_the_look_answers_changes_the_variant_and_may_die(
         body = orjson.dumps({"instances": [row]})
         return _ask(harness, "/v1/models/parity:predict", content=body, **headers)
 
+    refusal = "namespace default may not have file://"
+    wait_until(lambda: refusal in harness.gateway.log, what="no rules grant nothing")
+    assert ask([4.0, 0.0]).headers["x-pilotlight-variant"] != "short-circuit"
+    harness.run(lambda registry: registry.put_rules(TenantRules()))
     while (answered := ask([4.0, 0.0])).headers["x-pilotlight-variant"] != "short-circuit":
         assert answered.status_code == 200  # the process starts: data-oblivious until then
     assert answered.json()["predictions"][0]["label"] == 0

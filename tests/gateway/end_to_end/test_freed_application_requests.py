@@ -13,6 +13,7 @@ import pytest
 
 from registry.domain.application import AccuracyProfile, ApplicationSpec, InputTensor, SneakPeekSpec
 from registry.domain.model import ModelName, ModelPolicy
+from registry.domain.tenant_rules import TenantRules
 from tests.architecture.test_visited_files import REQUEST, RESPONSE, SPEC
 from tests.gateway.asynchronous import run_async
 from tests.gateway.end_to_end.test_freed_requests import LATE, ask, no_garbage
@@ -38,6 +39,7 @@ def _with(body: bytes) -> bytes:
 async def asking(redis: RedisServer, pool: str, **declared: Any) -> AsyncIterator[Served]:
     async with served(redis, pool, spec=VARIANT) as client:
         registry = client.app.pools.owner_of(APP.name).watch.registry
+        await registry.put_rules(TenantRules())
         await registry.put_applications([replace(APP, **declared)])
         await registry.put_accuracy(AccuracyProfile(VARIANT.key, APP.classes, ((9, 1), (1, 9))))
         await eventually(

@@ -1,4 +1,6 @@
-from registry.domain.canaries import Canary, find_canaries
+import time
+
+from registry.domain.canaries import Canary, find_canaries, traffic_of
 from registry.domain.model import ModelName, ModelPolicy, ModelRecord, ModelSpec
 
 
@@ -25,3 +27,13 @@ def test_shares_above_100_percent_are_cut_in_order_of_names() -> None:
 
 def test_a_canary_of_zero_percent_is_ignored() -> None:
     assert find_canaries([record("m"), record("next", "m", 0)]) == {}
+
+
+def test_thousands_of_canaries_of_unknown_models_take_no_time_each_for_the_others() -> None:
+    records = [record(f"canary-{number}", f"unknown-{number}", 5) for number in range(2000)]
+    models = {each.spec.name: each for each in records}
+    found = find_canaries(records)
+    began_s = time.process_time()
+    traffic = [traffic_of(each.spec, models, found) for each in records]
+    assert time.process_time() - began_s < 1.0  # searches for near names would take minutes
+    assert {each.problem.endswith("does not exist") for each in traffic} == {True}

@@ -4,7 +4,9 @@ import base64
 import datetime
 import json
 import ssl
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,8 @@ S3_KEYS = {"awsAccessKeyID": "AKIATENANT", "awsSecretAccessKey": "tenant-secret"
 OBJECTS: dict[str, dict[str, Any]] = {
     "serviceaccounts/reader": account("s3", "hub", "google"),
     "serviceaccounts/bare": account(),
+    "serviceaccounts/again": account(*["plain"] * 3000),
+    "serviceaccounts/many": account(*map(str, range(33))),
     "serviceaccounts/role": account(**{"eks.amazonaws.com/role-arn": ROLE_ARN}),
     "serviceaccounts/unbound": account(**{"eks.amazonaws.com/role-arn": ROLE_ARN}),
     "serviceaccounts/both": account("plain", **{"eks.amazonaws.com/role-arn": ROLE_ARN}),
@@ -63,6 +67,12 @@ OBJECTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+STS_ANSWER = b"""<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials>
+<AccessKeyId>ASIAKEY</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken>
+<Expiration>2999-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult>
+</AssumeRoleWithWebIdentityResponse>"""
+READ: list[str] = []
+"""Objects that were asked for."""
 TOKENS: list[dict[str, Any]] = []
 """Specs of the requests for tokens."""
 
@@ -75,7 +85,8 @@ class Api(Handler):
         is_allowed = self.headers["authorization"] == f"Bearer {TOKEN}" and self.path.startswith(
             prefix
         )
-        found = OBJECTS.get(self.path.removeprefix(prefix)) if is_allowed else None
+        READ.append(self.path.removeprefix(prefix))
+        found = OBJECTS.get(READ[-1]) if is_allowed else None
         status = 200 if found else 404 if is_allowed else 403
         self.answer(status, json.dumps(found or {}).encode())
 
@@ -171,6 +182,7 @@ def test_a_model_without_keys_is_read_anonymously_never_by_boto3s_own_chain() ->
             id="no-token",
         ),
         pytest.param("serviceaccount/missing", "no object 'missing'", id="no-account"),
+        pytest.param("serviceaccount/many", "at most 32 Secrets .* was 33", id="many-secrets"),
         pytest.param("secret/missing", "no object 'missing'", id="no-such-secret"),
         pytest.param("storage-config/storage-config/other", "no key 'other'", id="no-key"),
         pytest.param("storage-config/storage-config/odd", "must be a JSON object", id="no-json"),
@@ -230,6 +242,33 @@ def test_the_role_of_a_service_account_reads_s3(
     monkeypatch.setattr(web_identity, "RENEW_BEFORE_S", web_identity.KEYS_TTL_S + 60.0)
     assert access().environment != found.environment
     assert len(TOKENS) == 2
+
+
+def test_a_secret_that_an_account_lists_again_is_read_once(secrets: NamespaceSecrets) -> None:
+    READ.clear()
+    storage_access(model("serviceaccount/again"), parse_rules(), POOL, secrets)
+    assert READ == ["serviceaccounts/again", "secrets/plain"]
+
+
+def test_a_slow_token_service_of_one_account_holds_up_no_other() -> None:
+    class Sts(Handler):
+        def do_POST(self) -> None:
+            is_slow = b"slow" in self.body()
+            assert not is_slow or go_on.wait(30)
+            self.answer(200, STS_ANSWER)
+
+    go_on = threading.Event()
+    with http_server(Sts) as url, ThreadPoolExecutor() as threads:
+        keys = RoleKeys({"AWS_ENDPOINT_URL_STS": f"http://{url}"})
+
+        def assume(name: str) -> dict[str, str]:
+            return keys.of(f"team/{name}", {ROLE: ROLE_ARN}, lambda _: f"token.of.{name}")
+
+        slow = threads.submit(assume, "slow")
+        assert assume("quick")["AWS_ACCESS_KEY_ID"] == "ASIAKEY"
+        assert not slow.done()
+        go_on.set()
+        assert slow.result(30) == assume("slow")
 
 
 def test_keys_of_a_secret_come_before_the_role(secrets: NamespaceSecrets) -> None:
