@@ -156,6 +156,16 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
             id="GPUs with both",
         ),
         pytest.param(["knative"], {"pools": [POOL | {"knative": True}]}, id="knative"),
+        pytest.param(["without-kserve"], {"kserve": False}, id="without KServe"),
+        pytest.param(
+            ["gpu", "node-cache", "tls", "redis-tls", "without-kserve"],
+            {
+                "kserve": False,
+                "pools": [POOL | {"gpus": 1, "nodeCache": True}],
+                "tls": {"enabled": True},
+            },
+            id="without KServe, with GPUs and TLS",
+        ),
         pytest.param(["grpc"], {"gateway": {"grpc": True}}, id="grpc"),
         pytest.param(["open"], {"auth": {"mode": "open"}}, id="open"),
         pytest.param(["workflows"], {"workflows": {"enabled": True}}, id="workflows"),
@@ -175,6 +185,24 @@ def test_a_value_is_the_component_of_kustomize(
 ) -> None:
     expected = with_components(tmp_path, *components)
     assert differences(render(tmp_path, **values), expected, but=["Namespace"]) == []
+
+
+def test_without_kserve_each_pool_is_a_deployment(tmp_path: Path) -> None:
+    second = {"name": "gpu", "minReplicas": 0, "maxReplicas": 3, "podAnnotations": {"a.b/c": "d"}}
+    objects = render(tmp_path, kserve=False, pools=[POOL, second])
+    assert not any(kind == "InferenceService" for kind, _, _ in objects)
+    made = objects["Deployment", "pilotlight", "pool-gpu-predictor"]
+    bounds = {"pilotlight.io/min-replicas": "0", "pilotlight.io/max-replicas": "3"}
+    assert made["metadata"]["annotations"].items() >= bounds.items()
+    assert made["metadata"]["labels"]["pilotlight.io/pool"] == "gpu"
+    template = made["spec"]["template"]
+    assert template["metadata"]["annotations"] == {"a.b/c": "d"}
+    assert template["metadata"]["labels"] == made["spec"]["selector"]["matchLabels"]
+    assert template["metadata"]["labels"]["pilotlight.io/pool"] == "gpu"
+    assert template["spec"]["containers"][0]["image"] == f"{NOWHERE}/runtime:0.1.0"
+    wrong = {"images": {"registry": NOWHERE}, "pools": [POOL | {"knative": True}]}
+    refused = refusal(tmp_path, kserve=False, **wrong)
+    assert "knative needs KServe" in refused
 
 
 def test_two_pools_with_tls_are_those_of_kustomize(tmp_path: Path) -> None:

@@ -71,3 +71,22 @@
 {{- with $pool.tiers }}{{ include "pilotlight.tiers" (dict "pod" $spec "tiers" . "isGpu" (not (empty $pool.gpus))) }}{{ end -}}
 {{- include "pilotlight.workload" (dict "pod" $spec "metadata" $item.metadata "values" $pool) -}}
 {{- end -}}
+
+{{- /* Makes the InferenceService of a pool, in place, the Deployment that KServe would make of it. */ -}}
+{{- define "pilotlight.withoutKserve" -}}
+{{- $item := .item -}}
+{{- $pod := $item.spec.predictor -}}
+{{- $labels := dict "pilotlight.io/pool" (get $item.metadata.labels "pilotlight.io/pool") -}}
+{{- $all := merge (dict "app.kubernetes.io/name" "pilotlight-pool") $labels -}}
+{{- $kept := dict -}}
+{{- range $key, $text := $item.metadata.annotations }}{{ if not (hasPrefix "serving.kserve.io/" $key) }}{{ $_ := set $kept $key $text }}{{ end }}{{ end -}}
+{{- $bounds := dict "pilotlight.io/min-replicas" (toString $pod.minReplicas) "pilotlight.io/max-replicas" (toString $pod.maxReplicas) -}}
+{{- $metadata := dict "labels" $all -}}
+{{- if $kept }}{{ $_ := set $metadata "annotations" $kept }}{{ end -}}
+{{- $template := dict "metadata" $metadata "spec" (omit $pod "minReplicas" "maxReplicas" "deploymentStrategy") -}}
+{{- $spec := dict "selector" (dict "matchLabels" $all) "strategy" $pod.deploymentStrategy "template" $template -}}
+{{- $own := dict "name" (printf "%s-predictor" $item.metadata.name) "labels" $labels "annotations" (merge $bounds $item.metadata.annotations) -}}
+{{- $_ := mergeOverwrite $item (dict "apiVersion" "apps/v1" "kind" "Deployment" "metadata" $own) -}}
+{{- $_ := set $item.metadata "labels" $labels -}}
+{{- $_ := set $item "spec" $spec -}}
+{{- end -}}
