@@ -49,7 +49,7 @@ _SERVICE: Final = f"""
 [spec]
 honoured predictor
 not-ready transformer explainer: the controller makes their pods on a cluster; not here else
-refused canary: declare each as an object of its own
+refused canary: KServe admits it in mode Standard alone: declare each as an object of its own
 [spec.predictor]
 honoured model {" ".join(LEGACY_KINDS)}: the model; what is said of `model` holds of all
 honoured minReplicas maxReplicas: copies of the model; without it 0, where KServe has 1

@@ -81,14 +81,11 @@ class Outcomes:
 
 
 def render(table: Mapping[str, Mapping[str, str | None]]) -> str:
-    """The counts of all sections, then the subjects of each."""
-    lines = ["| Models | Right | Refused by name | Wrong |", "|---|---|---|---|"]
+    """The subjects of each section, with the number of those that are right."""
+    lines: list[str] = []
     for section in sorted(table):
         right, refused = _split(table[section])
-        lines.append(f"| {section} | {len(right)} | {len(refused)} | 0 |")
-    for section in sorted(table):
-        _, refused = _split(table[section])
-        lines += ["", f"**{section}**, right: {_names(table, section) or 'none'}.", ""]
+        lines += ["", f"**{section}**, {len(right)} right: {_names(table, section) or 'none'}.", ""]
         by_reason: dict[str, list[str]] = defaultdict(list)
         for subject, reason in refused.items():
             by_reason[reason].append(subject)
@@ -96,7 +93,7 @@ def render(table: Mapping[str, Mapping[str, str | None]]) -> str:
             f"- refused: {', '.join(subjects)}: {reason}"
             for reason, subjects in sorted(by_reason.items(), key=lambda each: each[1])
         ]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
 
 
 def _names(table: Mapping[str, Mapping[str, str | None]], section: str) -> str:
@@ -117,7 +114,7 @@ def read_table(text: str) -> Table:
     parts: dict[str, str] = {}
     subjects: dict[str, str | None] = {}
     for line in rest.partition(END)[0].splitlines():
-        if named := re.fullmatch(r"\*\*(.+)\*\*, right: (.+)\.", line):
+        if named := re.fullmatch(r"\*\*(.+)\*\*, \d+ right: (.+)\.", line):
             subjects = table.setdefault(named[1], {})
             if part := re.match(rf"{_ALL_OF}\*\*(.+?)\*\*(?:, )?", named[2]):
                 parts[named[1]] = part[1]

@@ -27,7 +27,7 @@ def test_a_written_table_is_read_as_it_was(page: Path) -> None:
     fill(outcomes)
     outcomes.write()
     text = page.read_text()
-    assert "| fill-mask | 1 | 2 | 0 |" in text
+    assert "**fill-mask**, 1 right: bert.\n" in text
     assert "- refused: lua, moa: it has no mask: none\n" in text
     assert text.startswith("before\n")
     assert text.endswith(f"{END}\nafter\n")
@@ -43,7 +43,7 @@ def test_subjects_that_a_run_leaves_out_stay(page: Path) -> None:
     with second.judge("fill-mask", "lua"):
         pass
     second.write()
-    assert "| fill-mask | 2 | 1 | 0 |" in page.read_text()
+    assert "**fill-mask**, 2 right: bert, lua.\n" in page.read_text()
 
 
 def test_what_the_page_calls_right_must_not_be_refused(page: Path) -> None:
@@ -75,5 +75,5 @@ def test_a_long_section_that_is_part_of_another_is_listed_once(page: Path) -> No
                 pass
     outcomes.write()
     text = page.read_text()
-    assert "**a, b**, right: all of **c, d**, Birch." in text
+    assert "**a, b**, 31 right: all of **c, d**, Birch." in text
     assert read_table(text) == outcomes.found

@@ -64,8 +64,8 @@ def _names(schema: Mapping[str, Any], path: list[str]) -> Iterator[str]:
 
 
 def table() -> list[str]:
-    """A row for each rule."""
-    rows = ["|Field|Here|", "|---|---|"]
+    """A row for each meaning, with all fields that have it."""
+    rows: dict[str, list[str]] = {}
     for kind, objects in OBJECTS.items():
         for path, rules in objects.items():
             place = path if kind == "InferenceService" else f"{kind}:{path}"
@@ -78,8 +78,9 @@ def table() -> list[str]:
                     else f"**{rule.verdict.replace('-', ' ')}**: "
                 )
                 single = field.replace("{", "").replace("}", "") if len(rule.names) == 1 else field
-                rows.append(f"|`{single}`|{verdict}{rule.says}|")
-    return rows
+                rows.setdefault(f"{verdict}{rule.says}", []).append(f"`{single}`")
+    found = [f"|{', '.join(fields)}|{meaning}|" for meaning, fields in rows.items()]
+    return ["|Field|Here|", "|---|---|", *found]
 
 
 def main() -> None:
