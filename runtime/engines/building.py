@@ -7,16 +7,14 @@ from pathlib import Path
 
 from runtime.engines.engine import Engine
 from runtime.engines.networks.network import NetworkEngine
-from runtime.errors import ModelInvalid, ModelUnsupported
+from runtime.errors import ModelInvalid
 from runtime.storage.listing import (
     ADAPTER_CONFIG,
-    CODE_SUFFIXES,
+    ESTIMATOR_SUFFIXES,
     LIGHTGBM_SUFFIX,
     ONNX_SUFFIX,
-    PICKLE_ADVICE,
     PIPELINE_INDEX,
     PROGRAM_SUFFIX,
-    SKOPS_SUFFIX,
     library_files,
 )
 
@@ -89,29 +87,28 @@ def check_is_whole(folder: Path) -> None:
         )
 
 
-def pickle_path(folder: Path) -> Path | None:
-    """The folder's pickled estimator, None for other models; raises ModelInvalid for several."""
+def estimator_path(folder: Path) -> Path | None:
+    """The folder's estimator of scikit-learn, None for others; raises ModelInvalid for several."""
     found = library_path(folder)
-    return found if found is not None and found.suffix in CODE_SUFFIXES else None
+    return found if found is not None and found.suffix in ESTIMATOR_SUFFIXES else None
 
 
 def engine_name(path: Path) -> str:
-    """The engine's name of a library's file, a pickle's included; raises ModelInvalid."""
-    return "sklearn" if path.suffix in CODE_SUFFIXES else library_engine(path).name
+    """The engine's name of a library's file, an estimator's included; raises ModelInvalid."""
+    return "sklearn" if path.suffix in ESTIMATOR_SUFFIXES else library_engine(path).name
 
 
 def library_engine(path: Path) -> Engine:
-    """The engine that reads the file, as found by `library_path`; raises ModelInvalid."""
-    if path.suffix in CODE_SUFFIXES:
-        raise ModelUnsupported(f"{path.name}: {PICKLE_ADVICE}")
+    """The engine that reads the file, as found by `library_path`; raises ModelInvalid.
+
+    Estimators of scikit-learn have one of their own: `EstimatorEngine`.
+    """
     if path.suffix == ONNX_SUFFIX:
         from runtime.engines.libraries.onnx_engine import onnx_engine
 
         return onnx_engine(path)
-    from runtime.engines.libraries.library import lightgbm_engine, sklearn_engine, xgboost_engine
+    from runtime.engines.libraries.library import lightgbm_engine, xgboost_engine
 
-    if path.suffix == SKOPS_SUFFIX:
-        return sklearn_engine(path)
     with path.open("rb") as file:
         start = file.read(len(LIGHTGBM_START))
     if start == LIGHTGBM_START:

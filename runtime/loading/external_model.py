@@ -1,8 +1,8 @@
 """Models that another process infers, without the device's queue.
 
-The pod's model server takes several requests at once, which the pod's slots bound. A pickled
-estimator infers in its namespace's process, so one that hangs holds up no model but those of its
-own process.
+The pod's model server takes several requests at once, which the pod's slots bound. An estimator
+of scikit-learn infers in its namespace's process, so one that hangs holds up no model but those of
+its own process.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def renamed(response: Response, name: str) -> EncodedBody:
     return EncodedBody(head + content[end:], tuple(headers))
 
 
-class PickledModel(ModelElsewhere):
-    """A pickled estimator."""
+class SandboxedModel(ModelElsewhere):
+    """An estimator of scikit-learn."""
 
     def __init__(
         self,
@@ -203,6 +203,6 @@ class PickledModel(ModelElsewhere):
 
     def infer_together(self, requests: Sequence[ModelInputs]) -> list[tuple[Tensor, ...]]:
         raise InvalidRequest(
-            "a pickled model cannot be profiled, since each request runs alone: save it with"
-            " skops.io.dump"
+            "a model of scikit-learn cannot be profiled, since each request runs alone: convert it"
+            " to ONNX"
         )

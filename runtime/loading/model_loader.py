@@ -30,7 +30,7 @@ from runtime.engines.server_engine import ServerModel
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.engine_factory import BatchTrial, open_engine
-from runtime.loading.external_model import PickledModel, ProxiedModel
+from runtime.loading.external_model import ProxiedModel, SandboxedModel
 from runtime.loading.load_queue import Load
 from runtime.loading.model_store import ModelStore, ServedModel, SharedWeights, StoreEntry
 from runtime.loading.weight_resolver import OpenWeights, WeightResolver
@@ -168,7 +168,7 @@ class ModelLoader:
                 spec, processor=processor, network=network, device=device, server=server
             )
         if isinstance(network, LoadedEstimator) and resolver.estimators is not None:
-            return PickledModel(
+            return SandboxedModel(
                 spec,
                 processor=processor,
                 network=network,

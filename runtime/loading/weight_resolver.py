@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from registry.domain.model import ModelSpec, Precision, Tier
 from runtime.device.memory import CpuMemory, DeviceMemory, dtype_on
-from runtime.engines.building import engine_of, pickle_path
+from runtime.engines.building import engine_of, estimator_path
 from runtime.engines.engine import Engine, ModelFolder, Skeletons
 from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
@@ -29,7 +29,7 @@ from runtime.generation.cache_memory import GenerationMemory, Room, generation_m
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors, unless_cancelled
-from runtime.sandbox.estimators import Estimators, PickleEngine
+from runtime.sandbox.estimators import EstimatorEngine, Estimators
 from runtime.storage.listing import LIBRARY_SUFFIXES, SKOPS_SUFFIX, WEIGHT_SUFFIX, RemoteFile
 from runtime.storage.load_priority import LoadTicket
 from runtime.storage.storages import ModelStorage
@@ -93,7 +93,7 @@ class WeightResolver:
     server: ModelServer | None = None
     """Model server that runs all models; None: the pod's own engines do."""
     estimators: Estimators | None = None
-    """Runs pickled models; None: they are refused."""
+    """Runs models of scikit-learn; None: they are refused."""
     skeletons: Skeletons = field(default_factory=Skeletons)
     """Also used to find the conversions of stored tensors for a network."""
 
@@ -199,8 +199,10 @@ class WeightResolver:
             raise
 
     def _own_engine(self, spec: ModelSpec, folder: Path) -> Engine:
-        pickle = pickle_path(folder)
-        return engine_of(folder) if pickle is None else PickleEngine(pickle, spec, self.estimators)
+        estimator = estimator_path(folder)
+        if estimator is None:
+            return engine_of(folder)
+        return EstimatorEngine(estimator, spec, self.estimators)
 
     def _generation_memory(
         self,
@@ -263,7 +265,7 @@ class WeightResolver:
     def _converted_for_host(self, spec: ModelSpec, opened: WeightSource) -> WeightSource:
         """The weights in the form of the device: loads from tier `host` need no conversion."""
         folder = self.cache.folder_of(spec.key)
-        if self.server is not None or spec.base or pickle_path(folder) is not None:
+        if self.server is not None or spec.base or estimator_path(folder) is not None:
             return opened
         engine = engine_of(folder)
         dtype = self._dtype(spec, engine)

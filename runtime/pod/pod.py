@@ -173,9 +173,8 @@ class Pod:
         )
         self.device.start()
         ends.callback(self.device.close)
-        self.estimators = Estimators(threads=settings.threads) if settings.allow_pickle else None
-        if self.estimators is not None:
-            ends.push_async_callback(self.estimators.close)
+        self.estimators = Estimators(threads=settings.threads, takes_pickles=settings.allow_pickle)
+        ends.push_async_callback(self.estimators.close)
         self.sandbox = Sandbox(opened.sandbox, on_lost=self._stop.set)
         ends.push_async_callback(self.sandbox.close)
         await self.sandbox.start()
@@ -316,8 +315,7 @@ class Pod:
             self.estimators,
         )
         demotions = Demotions(resolver, agent.report_tier)
-        if self.estimators is not None:
-            self.estimators.on_lost = lambda key: _retire_lost(store, key)
+        self.estimators.on_lost = lambda key: _retire_lost(store, key)
         coordinator = LoadCoordinator(
             ModelLoader(resolver, device),
             agent=agent,

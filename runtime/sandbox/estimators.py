@@ -1,4 +1,4 @@
-"""The pod's side of pickled estimators: a confined process per namespace, ended when it is unused.
+"""The pod's side of scikit-learn's estimators: a confined process per namespace, while it is used.
 
 A process runs only during a call of the pod: it is stopped in between, so code that it left behind
 takes no CPU. Calls of a namespace take turns. A call over its limits ends the process; its models
@@ -36,7 +36,7 @@ from runtime.errors import (
     ServerUnavailable,
 )
 from runtime.sandbox import HEADER_LENGTH
-from runtime.storage.listing import PICKLE_ADVICE
+from runtime.storage.listing import PICKLE_ADVICE, SKOPS_SUFFIX
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MEMORY_BYTES: Final = 1024**3
-"""Of a process, beyond the libraries: a pickle that takes more is not a model of scikit-learn."""
+"""Of a process, beyond the libraries: a file that takes more is not a model of scikit-learn."""
 START_TIMEOUT_S: Final = 60.0
 """Its imports take seconds of CPU."""
 LOAD_TIMEOUT_S: Final = 60.0
@@ -90,8 +90,11 @@ class _Process:
 class Estimators:
     """Belongs to the event loop that makes it; methods named `_in_thread` are for its threads."""
 
-    def __init__(self, *, memory_bytes: int = MEMORY_BYTES, threads: int) -> None:
+    def __init__(
+        self, *, memory_bytes: int = MEMORY_BYTES, threads: int, takes_pickles: bool = False
+    ) -> None:
         """`memory_bytes`: of each process, beyond the libraries; `threads`: of its inferences."""
+        self.takes_pickles = takes_pickles
         self.on_lost: Callable[[str], None] = lambda key: None
         """Called on the loop with the key of each model whose process has ended."""
         self._memory_bytes = memory_bytes
@@ -111,10 +114,14 @@ class Estimators:
             await asyncio.gather(*self._running, return_exceptions=True)
 
     def load_in_thread(
-        self, key: str, content: memoryview, *, wants_probabilities: bool
+        self, key: str, content: memoryview, *, is_skops: bool = False, wants_probabilities: bool
     ) -> LoadedEstimator:
-        """Load a model in the process of its namespace; raises LoadFailed. Blocks."""
-        loading = self._load(key, content, wants_probabilities=wants_probabilities)
+        """Load a model in the process of its namespace; raises LoadFailed. Blocks.
+
+        `is_skops`: a file of skops, not a pickle.
+        """
+        head = {"is_skops": is_skops, "wants_probabilities": wants_probabilities}
+        loading = self._load(key, content, head)
         return asyncio.run_coroutine_threadsafe(loading, self._loop).result()
 
     def unload_soon(self, loaded: LoadedEstimator) -> None:
@@ -155,26 +162,26 @@ class Estimators:
             ) from error
         except _Ended as error:
             raise InferenceFailed(
-                f"the process of pickled models of {loaded.namespace} ended in an inference of"
+                f"the process of scikit-learn of {loaded.namespace} ended in an inference of"
                 f" {loaded.key}: {error}"
             ) from error
 
     # Loads
 
     async def _load(
-        self, key: str, content: memoryview, *, wants_probabilities: bool
+        self, key: str, content: memoryview, options: Mapping[str, bool]
     ) -> LoadedEstimator:
         namespace, number = key.partition("/")[0], next(self._numbers)
         process = await self._process(namespace)
         process.keys[number] = key
         before = process.resident_bytes()
-        head = {"operation": "load", "number": number, "wants_probabilities": wants_probabilities}
+        head = {"operation": "load", "number": number, **options}
         try:
             response, _ = await self._call(process, head, bytes(content), LOAD_TIMEOUT_S)
             _raise_failure(response)
         except (_Ended, InferenceHung, InferenceFailed, InvalidRequest) as error:
             self._forget(process, number)
-            raise ModelInvalid(f"the pickled model cannot be read: {error}") from error
+            raise ModelInvalid(f"the model cannot be read: {error}") from error
         except BaseException:
             self._forget(process, number)
             raise
@@ -219,7 +226,7 @@ class Estimators:
         threads = {"OMP_NUM_THREADS": str(self._threads), "OPENBLAS_NUM_THREADS": "1"}
         env = {"PATH": "/usr/bin:/bin", "MKL_NUM_THREADS": "1", **threads}
         words = [*python_module("runtime.sandbox.pickles"), str(self._memory_bytes)]
-        command = Command("pickled models", words, python_environment(env), NO_OUTPUT)
+        command = Command("scikit-learn", words, python_environment(env), NO_OUTPUT)
         child = await start(command, is_connected=True)
         process = _Process(namespace, child)
         try:
@@ -227,11 +234,11 @@ class Estimators:
                 response, _ = await _read(child)
         except (TimeoutError, EOFError, OSError, ValueError) as error:
             await self._end(process)
-            raise LoadFailed(f"no process for pickled models can be started: {error!r}") from error
+            raise LoadFailed(f"no process for scikit-learn can be started: {error!r}") from error
         if "ready" not in response:
             await self._end(process)
             raise EngineMissing(
-                f"pickled models cannot be served here: {_text_of(response.get('error'))}"
+                f"scikit-learn's models cannot be served here: {_text_of(response.get('error'))}"
             )
         child.send_signal(signal.SIGSTOP)
         logger.info("process started", extra={"namespace": namespace, "process_id": child.pid})
@@ -264,12 +271,12 @@ class Estimators:
                 await process.turn.acquire()
         except TimeoutError as error:
             raise QueueFull(
-                f"the process of pickled models of {process.namespace} was busy for {limit_s:g} s"
+                f"the process of scikit-learn of {process.namespace} was busy for {limit_s:g} s"
             ) from error
         if process.is_ended:
             process.turn.release()
             raise ServerUnavailable(
-                f"the process of pickled models of {process.namespace} ended; they are loaded again"
+                f"the process of scikit-learn of {process.namespace} ended; they are loaded again"
             )
         # It goes on although its client leaves: the next response must be the next request's.
         outcome = await asyncio.shield(self._start(self._exchange(process, head, body, limit_s)))
@@ -326,7 +333,7 @@ def _remaining_s(deadline_s: float | None) -> float | None:
     return None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
 
 
-class PickleEngine(Engine):
+class EstimatorEngine(Engine):
     """The engine of one model."""
 
     name = "sklearn"
@@ -334,12 +341,13 @@ class PickleEngine(Engine):
 
     def __init__(self, path: Path, spec: ModelSpec, estimators: Estimators | None) -> None:
         """Raise ModelUnsupported if the pool serves no pickles: its disk may hold one of before."""
-        if estimators is None:
+        self._is_skops = path.suffix == SKOPS_SUFFIX
+        if estimators is None or not (self._is_skops or estimators.takes_pickles):
             raise ModelUnsupported(f"the model has {path.name}: {PICKLE_ADVICE}")
         self._path, self._spec, self._estimators = path, spec, estimators
 
     def skeleton_key(self, model: ModelFolder) -> str:
-        return f"pickle {self._spec.key}"
+        return f"estimator {self._spec.key}"
 
     def build_skeleton(
         self, model: ModelFolder, *, key: str, device: torch.device, threads: int
@@ -349,6 +357,7 @@ class PickleEngine(Engine):
             lambda weights: self._estimators.load_in_thread(
                 self._spec.key,
                 weights[self._path.name].numpy().data,
+                is_skops=self._is_skops,
                 wants_probabilities=self._spec.task is Task.TABULAR_CLASSIFICATION,
             ),
             self._estimators.unload_soon,

@@ -1,6 +1,6 @@
-"""`python -m runtime.sandbox.pickles MEMORY_BYTES`: a namespace's pickled estimators.
+"""`python -m runtime.sandbox.pickles MEMORY_BYTES`: a namespace's estimators of scikit-learn.
 
-Standard input is a socket to the pod. The process confines itself before it reads a pickle, and
+Standard input is a socket to the pod. The process confines itself before it reads a file, and
 runs only while the pod waits for an answer of it.
 """
 
@@ -22,7 +22,7 @@ from common.confinement import ConfinementMissing, confine
 from common.frames import frame, parent_socket, received
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import V2Request, decode_request, encode_response
-from runtime.engines.libraries.rows import SklearnModel, one_line
+from runtime.engines.libraries.rows import SklearnModel, import_library, one_line
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.sandbox import HEADER_LENGTH
 
@@ -80,6 +80,8 @@ _MAX_DESCRIPTORS: Final = 64
 _NICENESS: Final = 5
 _LIBRARIES_BYTES: Final = 1024**3
 """Address space of scikit-learn, scipy and pandas with their threads, generously."""
+_TRUSTED: Final = frozenset({"sklearn", "numpy", "scipy"})
+"""Packages whose types and functions a file of skops may name."""
 _IMPORTS: Final = ("joblib", "sklearn", "sklearn.exceptions")
 
 
@@ -120,7 +122,10 @@ def _answer(
     try:
         match head["operation"]:
             case "load":
-                models[head["number"]] = _model(body, bool(head["wants_probabilities"]))
+                models[head["number"]] = _model(
+                    _of_skops(body) if head["is_skops"] else unpickled(io.BytesIO(body)),
+                    bool(head["wants_probabilities"]),
+                )
             case "unload":
                 models.pop(head["number"], None)
             case _:
@@ -132,14 +137,21 @@ def _answer(
     except InferenceFailed as error:
         return {"failed": str(error)}, b""
     except MemoryError:
-        return {"failed": "it needs more memory than a process of pickled models may have"}, b""
-    except BaseException as error:  # the pickle's code may raise anything
+        return {"failed": "it needs more memory than a process of scikit-learn may have"}, b""
+    except BaseException as error:  # the code of a pickle may raise anything
         return {"failed": f"{type(error).__name__}: {_text(error)}"}, b""
     return {}, b""
 
 
-def _model(content: bytes, wants_probabilities: bool) -> SklearnModel:
-    estimator = unpickled(io.BytesIO(content))
+def _of_skops(content: bytes) -> Any:
+    """The estimator; skops itself refuses a file that names anything else, by its name."""
+    skops = import_library("skops.io", "sklearn")
+    named = skops.get_untrusted_types(data=content)
+    trusted = [name for name in named if name.partition(".")[0] in _TRUSTED]
+    return skops.loads(content, trusted=trusted)
+
+
+def _model(estimator: Any, wants_probabilities: bool) -> SklearnModel:
     if type(estimator).__name__ == "Booster":  # it takes no rows, but matrices of its library
         raise ModelInvalid(
             "the file holds a Booster, whose own format is served without a pickle: save it with"

@@ -27,6 +27,8 @@ LIBRARY_SUFFIXES = (ONNX_SUFFIX, SKOPS_SUFFIX, *BOOSTER_SUFFIXES)
 """In the order in which a folder is searched for its model."""
 CODE_SUFFIXES = (".joblib", ".pkl", ".pickle")
 """Of pickles, which run code when they are read."""
+ESTIMATOR_SUFFIXES = (SKOPS_SUFFIX, *CODE_SUFFIXES)
+"""Of scikit-learn's models."""
 PICKLE_ADVICE = (
     "pickled models are not served, since reading one runs code that came with it; save the model"
     " with skops.io.dump(model, 'model.skops'), or convert it to ONNX (model.onnx);"

@@ -23,7 +23,7 @@ from common.inference_protocol.tensors import (
 )
 from common.shown_value import kind_of, shown
 from registry.domain.model import Task
-from runtime.engines.libraries.library import LibraryModel
+from runtime.engines.libraries.library import BoosterModel
 from runtime.engines.libraries.rows import INPUT, TabularSignature, is_matrix, matrix
 from runtime.errors import InferenceFailed, ModelInvalid
 from runtime.tasks.task import Batching, Processor
@@ -61,7 +61,7 @@ class TabularBatching(Batching):
 
     def batch_key(self, inputs: Sequence[Tensor], network: Any) -> Hashable:
         """Names, types and widths of the columns; raises InvalidRequest if the model has others."""
-        model: LibraryModel = network
+        model: BoosterModel = network
         model.check(inputs)
         return tuple((each.name, each.datatype, each.shape[1:]) for each in inputs)
 
@@ -97,7 +97,7 @@ class Tabular(Processor):
         return instance_tensors(instances, fills_absent=self.platform in BOOSTERS)
 
     def infer(self, network: Any, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        model: LibraryModel = network
+        model: BoosterModel = network
         model.check(inputs)
         return model.infer(inputs)
 
@@ -108,7 +108,7 @@ class Tabular(Processor):
 
     def warm_up(self, network: Any) -> None:
         """Infer an example, whose outputs are those of the metadata."""
-        model: LibraryModel = network
+        model: BoosterModel = network
         signature = model.signature
         with suppress(InvalidRequest, InferenceFailed):  # it may take other values only
             outputs = model.infer([each.rows(1) for each in signature.inputs])

@@ -1,4 +1,4 @@
-"""Engines of models that a library loads from one file: XGBoost, LightGBM, scikit-learn (skops)."""
+"""Engines of models that a library loads from one file: XGBoost and LightGBM."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ import orjson
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor
-from registry.domain.model import Task
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.engines.libraries.boosters import check_lightgbm, check_xgboost
 from runtime.engines.libraries.rows import (
-    SklearnModel,
     TabularSignature,
     check_features,
     columns,
@@ -27,7 +25,6 @@ from runtime.engines.libraries.rows import (
     one_line,
     output_tensor,
 )
-from runtime.engines.libraries.skops_file import read_estimator
 from runtime.errors import EngineMissing, InferenceFailed, ModelInvalid
 
 if TYPE_CHECKING:
@@ -124,9 +121,6 @@ class BoosterModel:
             raise InferenceFailed(f"the booster: {error}") from error
 
 
-LibraryModel = BoosterModel | SklearnModel
-
-
 def xgboost_engine(path: Path) -> LibraryEngine:
     return LibraryEngine("xgboost", path, _load_xgboost, fixed_bytes=256 * 1024)
 
@@ -167,18 +161,3 @@ def _load_lightgbm(
     names, error = booster.feature_name(), lightgbm.basic.LightGBMError
     predict = partial(booster.predict, num_threads=threads)
     return BoosterModel(predict, names, len(names), dtype=np.float64, error=error)
-
-
-def sklearn_engine(path: Path) -> LibraryEngine:
-    """`memory_ratio`: skops files are compressed."""
-    load = partial(_load_sklearn, path.name)
-    return LibraryEngine("sklearn", path, load, fixed_bytes=64 * 1024, memory_ratio=3.0)
-
-
-def _load_sklearn(
-    name: str, content: memoryview, model: ModelFolder, device: torch.device, threads: int
-) -> SklearnModel:
-    import_library("sklearn", "sklearn")
-    import_library("skops.io", "sklearn")
-    estimator = read_estimator(content.tobytes(), name)
-    return SklearnModel(estimator, wants_probabilities=model.task is Task.TABULAR_CLASSIFICATION)

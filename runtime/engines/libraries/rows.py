@@ -1,13 +1,12 @@
 """Rows of features for libraries: what a tabular model takes and answers, checks, conversion.
 
-Rows are one matrix, or one tensor per column. An estimator of scikit-learn, wherever it was read,
-answers them; what it takes is known from the training of its encoders. Imports no torch.
+Rows are one matrix, or one tensor per column. Imports no torch, which no process of estimators has.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -118,20 +117,14 @@ class Field:
     name: str
     datatype: str = "FP64"
     row_shape: tuple[int, ...] = ()
-    example: float | str = 0.0
-    """A value that the model knows: of a column of categories one of them."""
 
     def metadata(self) -> dict[str, Any]:
         return {"name": self.name, "datatype": self.datatype, "shape": [-1, *self.row_shape]}
 
     def rows(self, count: int) -> Tensor:
-        """So many equal rows of the example."""
+        """So many rows of zeros, of a field of features."""
         shape = (count, *self.row_shape)
-        if self.datatype == BYTES:
-            return Tensor(self.name, BYTES, np.full(shape, str(self.example).encode(), object))
-        return Tensor(
-            self.name, self.datatype, np.full(shape, self.example, NUMPY_OF[self.datatype])
-        )
+        return Tensor(self.name, self.datatype, np.zeros(shape, NUMPY_OF[self.datatype]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +146,6 @@ def columns(names: Sequence[str]) -> tuple[Field, ...]:
     return tuple(Field(name) for name in names)
 
 
-def texts() -> tuple[Field, ...]:
-    return (Field(INPUT, BYTES, example="text"),)
-
-
 def one_line(error: BaseException) -> str:
     """The text of a library's error, for a message of ours: on one line, 500 characters at most."""
     return " ".join(str(error).split())[:500]
@@ -173,10 +162,6 @@ def import_library(module: str, extra: str) -> ModuleType:
         ) from error
 
 
-A_TEXT: Final = np.asarray(["text"], dtype=object)
-"""Of a column that a vectoriser takes."""
-
-
 class SklearnModel:
     """Answers `predict`, or `predict_proba` where the declared task is tabular classification."""
 
@@ -191,15 +176,6 @@ class SklearnModel:
         centers = getattr(estimator, "cluster_centers_", None)
         self._dtype = None if centers is None else centers.dtype
         """Of rows that k-means takes, which refuses others than it was trained with."""
-        self.signature = TabularSignature(self._inputs(estimator))
-
-    def _inputs(self, estimator: Any) -> tuple[Field, ...]:
-        if self._count is None:
-            return texts()
-        if self._names is None:
-            return matrix(self._count)
-        known = known_values(estimator, self._names, self._count)
-        return tuple(_column(name, known.get(index)) for index, name in enumerate(self._names))
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         if _are_texts(inputs) and self._count is None:
@@ -234,66 +210,6 @@ class SklearnModel:
         return pandas.DataFrame({name: columns[name] for name in self._names})
 
 
-def _column(name: str, values: npt.NDArray[Any] | None) -> Field:
-    """`values`: that the model knows of it, None if it takes any numbers."""
-    if values is None:
-        return Field(name)
-    if is_text(values):
-        return Field(name, BYTES, example=str(values[0]))
-    return Field(name, example=float(values[0]))
-
-
 def _are_texts(inputs: Sequence[Tensor]) -> bool:
     """Whether the rows are one text each."""
     return len(inputs) == 1 and len(inputs[0].shape) == 1 and inputs[0].datatype == BYTES
-
-
-def known_values(
-    estimator: Any, names: Sequence[str] | None, count: int
-) -> dict[int, npt.NDArray[Any]]:
-    """By index of a column: its categories, or what takes the place of a missing text.
-
-    `names`: of the columns, where the model was trained on a table; `count`: of the columns.
-    """
-    found: dict[int, npt.NDArray[Any]] = {}
-    first = _steps(estimator)[0]
-    parts = getattr(first, "transformers_", None)
-    if parts is None:
-        return dict(enumerate(_values_of(first)))
-    for _, part, chosen in parts:
-        if isinstance(part, str):  # passthrough, drop
-            continue
-        indexes = _indexes(chosen, names, count)
-        if isinstance(chosen, str):
-            found[indexes[0]] = A_TEXT
-        for step in _steps(part):
-            found |= dict(zip(indexes, _values_of(step), strict=False))
-    return {index: values for index, values in found.items() if len(values)}
-
-
-def is_text(values: npt.NDArray[Any]) -> bool:
-    return len(values) > 0 and isinstance(values[0], str)
-
-
-def _steps(estimator: Any) -> list[Any]:
-    return [step for _, step in getattr(estimator, "steps", [])] or [estimator]
-
-
-def _values_of(step: Any) -> Iterator[npt.NDArray[Any]]:
-    if (categories := getattr(step, "categories_", None)) is not None:
-        yield from (np.asarray(each) for each in categories)
-    elif np.asarray(getattr(step, "statistics_", 0.0)).dtype.hasobject:
-        yield from (np.asarray([each], dtype=object) for each in step.statistics_)
-
-
-def _indexes(chosen: Any, names: Sequence[str] | None, count: int) -> list[int]:
-    """Of the columns that a part of a ColumnTransformer takes, however they were chosen."""
-    if isinstance(chosen, str):
-        return [list(names or ()).index(chosen)]
-    if isinstance(chosen, (int, np.integer)):
-        return [int(chosen)]
-    if not isinstance(chosen, slice):
-        chosen = list(chosen)
-        if chosen and isinstance(chosen[0], str):
-            return [list(names or ()).index(name) for name in chosen]
-    return [int(each) for each in np.arange(count)[chosen]]

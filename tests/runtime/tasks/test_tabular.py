@@ -1,4 +1,4 @@
-"""V2 metadata of scikit-learn's and boosters' models, once they are loaded."""
+"""V2 metadata of boosters, once they are loaded."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,7 @@ def _metadata(folder: Path, task: Task | None = None) -> tuple[list[Any], list[A
 
 
 @pytest.mark.parametrize(
-    ("name", "datatype", "row_shape"),
-    [("sklearn", "INT64", ()), ("xgboost", "FP32", (3,)), ("lightgbm", "FP64", (3,))],
+    ("name", "datatype", "row_shape"), [("xgboost", "FP32", (3,)), ("lightgbm", "FP64", (3,))]
 )
 def test_models_of_a_matrix(
     name: str, datatype: str, row_shape: tuple[int, ...], tmp_path: Path
@@ -44,32 +43,16 @@ def test_models_of_a_matrix(
     assert _metadata(MAKERS[name](tmp_path)) == (MATRIX, _output(datatype, *row_shape))
 
 
-def test_probabilities_of_a_pipeline(tmp_path: Path) -> None:
-    import skops.io
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    model = make_pipeline(StandardScaler(), LogisticRegression()).fit(*iris())
-    skops.io.dump(model, tmp_path / "model.skops")
-    assert _metadata(tmp_path, Task.TABULAR_CLASSIFICATION) == (MATRIX, _output("FP64", 3))
-
-
 def _columns(**datatypes: str) -> list[dict[str, Any]]:
     return [{"name": each, "datatype": kind, "shape": [-1]} for each, kind in datatypes.items()]
 
 
-@pytest.mark.parametrize("name", ["sklearn", "xgboost", "lightgbm"])
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
 def test_models_of_a_table_have_an_input_per_column(name: str, tmp_path: Path) -> None:
     features, classes = iris()
     table, target = pd.DataFrame(features, columns=NAMES), classes.astype(float)
     datatype = "FP64"
     match name:
-        case "sklearn":
-            import skops.io
-            from sklearn.linear_model import LinearRegression
-
-            skops.io.dump(LinearRegression().fit(table, target), tmp_path / "model.skops")
         case "lightgbm":
             import lightgbm
 
@@ -82,37 +65,6 @@ def test_models_of_a_table_have_an_input_per_column(name: str, tmp_path: Path) -
             booster.save_model(tmp_path / "model.ubj")
             datatype = "FP32"
     assert _metadata(tmp_path) == (_columns(**dict.fromkeys(NAMES, "FP64")), _output(datatype))
-
-
-def test_columns_of_texts_are_known_once_a_model_is_loaded(tmp_path: Path) -> None:
-    import skops.io
-    from sklearn.compose import make_column_transformer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder
-
-    table = pd.DataFrame({"size": [1.0, 2.0, 3.0, 4.0], "colour": ["red", "blue", "red", "blue"]})
-    encoded = make_column_transformer((OneHotEncoder(), ["colour"]), remainder="passthrough")
-    model = make_pipeline(encoded, LogisticRegression()).fit(table, ["no", "yes", "no", "yes"])
-    skops.io.dump(model, tmp_path / "model.skops")
-    loaded = load(tmp_path)
-    assert loaded.processor.input_types() == _columns(size="FP64", colour="BYTES")
-    assert loaded.processor.output_types() == _output("BYTES")
-    (answer,) = loaded.v2(loaded.processor.batching.example(2, 1))
-    assert answer.data.shape == (2,)
-
-
-def test_a_model_of_texts(tmp_path: Path) -> None:
-    import skops.io
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-
-    model = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(["good", "bad"], [1, 0])
-    skops.io.dump(model, tmp_path / "model.skops")
-    inputs, outputs = _metadata(tmp_path)
-    assert inputs == [{"name": "input-0", "datatype": "BYTES", "shape": [-1]}]
-    assert outputs == _output("INT64")
 
 
 def test_an_input_of_a_matrix_may_have_any_name(tmp_path: Path) -> None:

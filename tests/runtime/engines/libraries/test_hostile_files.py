@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from runtime.engines.libraries.boosters import MAX_DEPTH, check_lightgbm, check_xgboost, read_ubjson
 from runtime.engines.libraries.onnx_engine import check_location, onnx_signature
-from runtime.engines.libraries.skops_file import read_estimator
 from runtime.errors import LoadFailed, ModelInvalid
 from tests.runtime.engines.libraries.loaded import load, onnx_model
 from tests.tabular_models import MAKERS, make_xgboost
@@ -323,28 +322,18 @@ def test_paths_of_onnx_that_leave_the_folder_are_refused(location: str) -> None:
         check_location(location)
 
 
-def _archive(content: bytes, change: Callable[[str, bytes], bytes], **options: int) -> bytes:
+def _archive(content: bytes, change: Callable[[str, bytes], bytes]) -> bytes:
     """A skops file with changed members."""
     file = io.BytesIO()
-    with (
-        zipfile.ZipFile(io.BytesIO(content)) as before,
-        zipfile.ZipFile(file, "w", options.get("compression", zipfile.ZIP_STORED)) as after,
-    ):
+    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(file, "w") as after:
         for name in before.namelist():
             after.writestr(name, change(name, before.read(name)))
     return file.getvalue()
 
 
-def test_a_skops_file_that_unpacks_to_much_more_is_refused(contents: dict[str, bytes]) -> None:
-    def blown(name: str, data: bytes) -> bytes:
-        return data + bytes(4 * 1024**2) if name.endswith(".npy") else data
-
-    bomb = _archive(contents["sklearn"], blown, compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(ModelInvalid, match="bytes unpacked"):
-        read_estimator(bomb, "model.skops")
-
-
-def test_an_array_of_skops_that_lies_of_its_size_is_refused(contents: dict[str, bytes]) -> None:
+def test_an_array_of_skops_that_lies_of_its_size_is_refused(
+    contents: dict[str, bytes], tmp_path: Path
+) -> None:
     def lying(name: str, data: bytes) -> bytes:
         if not name.endswith(".npy"):
             return data
@@ -353,8 +342,9 @@ def test_an_array_of_skops_that_lies_of_its_size_is_refused(contents: dict[str, 
         np.lib.format.write_array_header_1_0(file, header)
         return file.getvalue() + data[128:]
 
-    with pytest.raises(ModelInvalid, match="cannot hold it"):
-        read_estimator(_archive(contents["sklearn"], lying), "model.skops")
+    (tmp_path / "model.skops").write_bytes(_archive(contents["sklearn"], lying))
+    with pytest.raises(ModelInvalid, match="more memory"):
+        load(tmp_path)
 
 
 def test_a_schema_of_skops_that_is_nested_without_end_is_refused(
