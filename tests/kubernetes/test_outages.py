@@ -65,10 +65,14 @@ def test_a_killed_gateway_loses_only_its_requests_in_flight(
 ) -> None:
     deployment = "deployment/pilotlight-gateway"
     installed(*IN_NAMESPACE, "scale", deployment, "--replicas=2")
-    installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, deployment)
-    with load(gateway, tenant, MODEL) as running:
-        kill_pod(_pods(installed, "app.kubernetes.io/name=pilotlight-gateway")[0])
-        running.wait_for_more(ENOUGH)
+    try:
+        installed.wait("jsonpath={.status.readyReplicas}=2", *IN_NAMESPACE, deployment)
+        with load(gateway, tenant, MODEL) as running:
+            kill_pod(_pods(installed, "app.kubernetes.io/name=pilotlight-gateway")[0])
+            running.wait_for_more(ENOUGH)
+    finally:
+        installed(*IN_NAMESPACE, "scale", deployment, "--replicas=1")
+        installed.wait("jsonpath={.status.replicas}=1", *IN_NAMESPACE, deployment)
     assert running.refused == []
     assert len(running.broken) <= CLIENTS
 

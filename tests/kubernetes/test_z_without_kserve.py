@@ -67,7 +67,7 @@ def test_models_are_served_and_pods_scaled_without_kserve(
         installed("delete", *(each for each in names if "kserve" in each))
     definitions = installed("get", "crd", "-o", "name").split()
     installed("delete", *(each for each in definitions if each.endswith(".serving.kserve.io")))
-    installed.apply(_objects(tmp_path))
+    installed.apply(_objects(tmp_path), "--force-conflicts")  # others have scaled
     _restart_controller(installed)
     tenant.kubectl.apply([own_model(tenant, "alone")])
     where = ("-n", tenant.namespace, "model.pilotlight.io/alone")
