@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 
 from controller.resources import (
-    MODEL_MODE,
     Kind,
     Role,
     ServiceObject,
@@ -27,7 +26,7 @@ from registry.domain.tenant_rules import TenantRules, access_problem
 from registry.errors import InvalidModel
 from registry.inference_service.fields import auth_problem, warnings_of
 from registry.inference_service.graph_reader import is_graph
-from registry.inference_service.model_resource import MODE, is_model
+from registry.inference_service.model_resource import MODE, MODEL_MODE, is_model
 from variants.application import is_application, read_application
 
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from controller.resources import MODEL_MODE, WARM, Kind, ServiceObject
+from controller.resources import WARM, Kind, ServiceObject
 from registry.domain.canaries import TOTAL_PERCENT
 from registry.domain.model import STOPPED, LoadFailure, ModelSpec, Tier
 from registry.domain.pod_index import Residency
 from registry.inference_service.components import TRANSFORMER, component_address
+from registry.inference_service.model_resource import MODEL_MODE
 from registry.inference_service.predictors import needs_in_pool
 
 

@@ -29,7 +29,7 @@ from registry.inference_service.components import (
 )
 from registry.inference_service.graph_reader import read_graph
 from registry.inference_service.model_resource import KIND as MODEL
-from registry.inference_service.model_resource import MODE, is_model
+from registry.inference_service.model_resource import MODE, MODEL_MODE, is_model
 from registry.inference_service.predictors import join_needs, needs_without
 from registry.inference_service.reader import API_VERSION, KIND, read_object
 from variants.application import API_VERSION as APPLICATION_API
@@ -37,8 +37,6 @@ from variants.application import read_application
 
 POOL = PREFIX + "pool"
 TENANT_OF = PREFIX + "tenant-of"
-MODEL_MODE = "ModelMesh"
-"""Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
 FINALIZER = PREFIX + "unload"
 KSERVE_FINALIZER = "inferenceservice.finalizers"
 """KServe 0.20 never removes it from a model in mode ModelMesh that has lost its transformer."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from registry.domain.graph import GraphSpec
 from registry.domain.model import ModelSpec
-from registry.inference_service.model_resource import declaring_kind
+from registry.inference_service.model_resource import MODE, MODEL_MODE, declaring_kind
 
 
 class Verdict(StrEnum):
@@ -175,6 +175,10 @@ def review(document: Mapping[str, Any], kind: str) -> Iterator[Finding]:
             rule = rules.get(key) or rules.get(f"{str(key).partition('/')[0]}/*")
             if rule is not None and key != ENABLE_AUTH:
                 yield from _judge(rule, f"{path}[{key}]", key, value, {})
+            is_of_pool = kind == KIND and "pilotlight.io/pool" in given
+            if key == MODE and is_of_pool and value != MODEL_MODE:
+                line = f"{path}[{key}] must be {MODEL_MODE!r} for a model of a pool on a cluster"
+                yield Finding(f"{line}, was {value!r}", is_refused=False)
     if isinstance(document.get("spec"), dict):
         yield from _review(kind, "spec", "spec", document["spec"], iter(range(_MAX_HINTS)))
 

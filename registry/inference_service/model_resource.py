@@ -15,6 +15,8 @@ API_VERSION: Final = "pilotlight.io/v1alpha1"
 KIND: Final = "Model"
 COMPONENTS: Final = ("predictor", "transformer", "explainer")
 MODE: Final = "serving.kserve.io/deploymentMode"
+MODEL_MODE: Final = "ModelMesh"
+"""Deployment mode in which KServe creates nothing for an InferenceService without transformer."""
 _DECLARED_AS: Final = "controller.pilotlight.io/kind"
 """Annotation in the registry only: the kind that declares the model, if it is this one."""
 _TYPES: Final = {"string": str, "integer": int, "boolean": bool}

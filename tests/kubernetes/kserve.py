@@ -50,9 +50,12 @@ def install_kserve(plane: ControlPlane) -> None:
 
 
 def _shipped_objects() -> list[dict[str, Any]]:
-    """KServe's default installation without cert-manager's objects and without Deployments."""
+    """KServe's default installation without cert-manager's objects and without workloads.
+
+    That of 0.16 has also presets of LLMInferenceServices, before their kind is established.
+    """
     folder = source_tree(PROGRAM) / "config" / "default"
-    left_out = {"Certificate", "Issuer", "Deployment"}
+    left_out = {"Certificate", "Issuer", "Deployment", "DaemonSet", "LLMInferenceServiceConfig"}
     return [item for item in kustomize(folder) if item["kind"] not in left_out]
 
 

@@ -165,6 +165,14 @@ def test_what_is_honoured_is_not_warned_of(document: dict[str, Any]) -> None:
     assert read(document).warnings == ()
 
 
+def test_a_mode_that_a_clusters_webhook_refuses_is_warned_of() -> None:
+    document = annotated("serving.kserve.io/deploymentMode", "Standard")
+    assert read(document).warnings == ()  # KServe's own
+    document["metadata"]["annotations"]["pilotlight.io/pool"] = "default"
+    [line] = read(document).warnings
+    assert "must be 'ModelMesh' for a model of a pool on a cluster, was 'Standard'" in line
+
+
 def test_a_target_of_concurrency_counts_requests_and_no_other_does() -> None:
     assert (
         read(declared(scaleTarget=7, scaleMetric="concurrency")).policy.target_ongoing_requests == 7
