@@ -33,12 +33,12 @@ from load.traces.parameters import (
     validated,
 )
 from load.traces.tables import TraceTable, matching_files, read_header
-from load.traces.trace_formats import FORMATS, Format, detect_format, require_format
+from load.traces.trace_formats import Format, detect_format, formats, require_format
 from load.traces.transforms import DeadlineParameters, MapParameters
 
 _QUOTES: Final = "'\""
 _PREFIX: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]+):(.*)", re.DOTALL)
-_EXAMPLE: Final = "write a trace as in poisson:rate=5,duration=10m or azure-llm:PATH|rate=2"
+_EXAMPLE: Final = "write a trace as in poisson:rate=5,duration=10m or arrivals:PATH|rate=2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
         parameters = stage.given if stage.name else {}
         drawn = validated(GENERATORS[name], parameters, stage=name, problems=problems)
         return () if drawn is None else ReplayableTrace(partial(generate, drawn, seed))
-    if stage.name not in {"", "file", *FORMATS}:
-        problems.append(_unknown("source", stage.name, [*FORMATS, *GENERATORS, "file"]))
+    if stage.name not in {"", "file", *formats()}:
+        problems.append(_unknown("source", stage.name, [*formats(), *GENERATORS, "file"]))
         return ()
     if not stage.given.get("value"):
         name = stage.name or "file"
@@ -237,7 +237,7 @@ def _source(stage: SpecStage, seed: Seed, problems: list[str]) -> Trace:
 
 def _tables(stage: SpecStage) -> tuple[list[TraceTable], Format]:
     tables = [read_header(path) for path in matching_files(stage.given["value"])]
-    wanted = FORMATS.get(stage.name) or detect_format(tables[0])
+    wanted = formats().get(stage.name) or detect_format(tables[0])
     for table in tables:
         require_format(table, wanted)
     return tables, wanted

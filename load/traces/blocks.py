@@ -1,6 +1,5 @@
 """Blocks of rows with checked columns, sorted by time; invalid cells are named by file and row."""
 
-import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -37,12 +36,12 @@ class Block:
 
     def numbers(self, name: str, *, default: float | None = None) -> NDArray[np.float64]:
         """Finite numbers of at least 0; an empty cell is `default`, or invalid."""
-        column = self._column(name)
+        column = self.column(name)
         if pa.types.is_string(column.type):
             column = pc.utf8_trim_whitespace(column)
             column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)
         allowed = "a number of at least 0"
-        cast = self._cast(name, column, pa.float64(), allowed)
+        cast = self.cast(name, column, pa.float64(), allowed)
         values = cast.to_numpy(zero_copy_only=False)
         empty = column.is_null().to_numpy(zero_copy_only=False)
         filled: NDArray[np.float64] = np.where(empty, 0.0 if default is None else default, values)
@@ -59,38 +58,9 @@ class Block:
         self.check(name, good, f"a whole number from 0 to {maximum}")
         return values.astype(np.int64)
 
-    def count_matrix(self, columns: Sequence[str], *, maximum: int) -> NDArray[np.int64]:
-        """Whole numbers by row and column, 0 for an empty cell; converts all columns at once."""
-        parts = [self._column(name) for name in columns]
-        if len({str(part.type) for part in parts}) == 1:
-            flat = pa.RecordBatch.from_arrays([pa.concat_arrays(parts)], ["count"])
-            with contextlib.suppress(InvalidTrace):  # raised below, with its own row and column
-                counts = Block(self.path, 1, flat).whole_numbers(
-                    "count", maximum=maximum, default=0
-                )
-                return counts.reshape(len(columns), -1).T
-        return np.column_stack(
-            [self.whole_numbers(name, maximum=maximum, default=0) for name in columns]
-        )
-
-    def timestamps_ns(self, name: str) -> NDArray[np.int64]:
-        """Dates with time, with or without a zone, as nanoseconds since 1970.
-
-        Zones are ignored: the public traces have `Z` or `+00:00`, a trace is in one zone.
-        """
-        column = self._column(name)
-        allowed = "a time such as 2024-05-10 00:00:03.25"
-        if not pa.types.is_timestamp(column.type):
-            text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-            column = pc.replace_substring_regex(text, r"(Z|[+-]\d\d:?\d\d)$", "")
-        self.check(name, column.is_valid().to_numpy(zero_copy_only=False), allowed)
-        stamps = self._cast(name, column, pa.timestamp("ns"), allowed)
-        nanoseconds: NDArray[np.int64] = stamps.cast(pa.int64()).to_numpy()
-        return nanoseconds
-
     def names(self, name: str, *, default: str | None = None) -> pa.Array:
         """Names without a slash (it separates tenant and model); empty cells as in `numbers`."""
-        column = self._column(name).cast(pa.string())
+        column = self.column(name).cast(pa.string())
         column = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
         has_slash = pc.match_substring(column, "/").to_numpy(zero_copy_only=False)
         self.check(name, ~has_slash, "a name without '/'")
@@ -100,7 +70,7 @@ class Block:
             return column
         return pc.if_else(empty, default, column)
 
-    def _column(self, name: str) -> pa.Array:
+    def column(self, name: str) -> pa.Array:
         """The column with all types of text as one. Raises InvalidTrace for lists and bytes."""
         column = self.batch.column(name)
         if pa.types.is_nested(column.type) or pa.types.is_binary(column.type):
@@ -109,7 +79,7 @@ class Block:
         other_text = pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type)
         return column.cast(pa.string()) if other_text else column
 
-    def _cast(self, name: str, column: pa.Array, kind: object, allowed: str) -> pa.Array:
+    def cast(self, name: str, column: pa.Array, kind: object, allowed: str) -> pa.Array:
         try:
             return column.cast(kind)
         except _BAD_CAST as error:

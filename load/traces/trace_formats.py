@@ -1,46 +1,28 @@
-"""The supported trace formats, each with its columns, parameters and reader.
+"""Trace formats, each with its columns, parameters and reader: one of our own, and plug-ins."""
 
-A new format is a reader in `readers` and an entry here.
-"""
-
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from load.errors import TraceError
-from load.traces import readers
-from load.traces.batches import (
-    BATCH_ROWS,
-    DEFAULT_TENANT,
-    ModelIndex,
-    arrival_batch,
-    times_s,
-    with_column,
-)
+from load.traces.batches import ModelIndex, arrival_batch
 from load.traces.blocks import Block, sort_within_window
-from load.traces.parameters import (
-    BinCounts,
-    CountParameters,
-    FileParameters,
-    OneModelParameters,
-    RequestParameters,
-    Seed,
-    TenantCountParameters,
-    TenantParameters,
-    expand,
-    portions,
-)
+from load.traces.parameters import FileParameters, Seed, TenantParameters
 from load.traces.tables import TraceTable
+from registry.policy_names import PolicyNames
 
-RowReader = Callable[[Sequence[TraceTable], Any], Iterator[Block]]
-CountReader = Callable[[Sequence[TraceTable], ModelIndex], Iterator[BinCounts]]
+_OPTIONAL: Final = ("tenant", "input_size", "output_size", "deadline_s")
+_WINDOW_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format; either `rows` or `counts` reads it."""
+    """One format."""
 
     name: str
     required: str
@@ -48,116 +30,86 @@ class Format:
     matches: Callable[[frozenset[str]], bool]
     """True for the columns of a file in this format."""
     parameters: type[FileParameters]
-    rows: RowReader | None = None
-    """Reads arrivals in the file's order; None if a row is not one arrival."""
-    counts: CountReader | None = None
-    window_s: float = 10.0
-    """Maximum time, in seconds, by which rows may be out of order."""
-    is_since_first: bool = False
-    """Whether the file has clock times, which are converted to times since the first arrival."""
-
-    def read(
-        self, tables: Sequence[TraceTable], given: Any, seed: Seed
-    ) -> Iterator[pa.RecordBatch]:
-        """The arrivals by time. Raises TraceErrors while it is iterated."""
-        if self.rows is None:
-            return self._drawn(tables, given, seed)
-        window_s = self.window_s if given.window is None else given.window
-        trace = sort_within_window(self.rows(tables, given), window_s=window_s)
-        return _since_first(trace) if self.is_since_first else trace
-
-    def _drawn(
-        self, tables: Sequence[TraceTable], given: Any, seed: Seed
-    ) -> Iterator[pa.RecordBatch]:
-        assert self.counts is not None
-        index, rng = ModelIndex(getattr(given, "tenant", DEFAULT_TENANT)), seed.rng()
-        for some in self.counts(tables, index):
-            for portion in portions(some, BATCH_ROWS):
-                drawn = expand(portion, bin_s=readers.MINUTE_S, cv=given.cv, rng=rng)
-                yield arrival_batch(drawn.at_s, **index.columns(drawn.model))
+    read: Callable[[Sequence[TraceTable], Any, Seed], Iterator[pa.RecordBatch]]
+    """The arrivals by time. Raises TraceErrors while it is iterated."""
 
 
-def _since_first(trace: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    start_s: float | None = None
-    for batch in trace:
-        at_s = times_s(batch)
-        start_s = float(at_s[0]) if start_s is None else start_s
-        yield with_column(batch, "at_s", at_s - start_s)
+def open_rows(
+    rows: Callable[[Sequence[TraceTable], Any], Iterator[Block]],
+    tables: Sequence[TraceTable],
+    given: Any,
+    _: Seed,
+    *,
+    window_s: float = _WINDOW_S,
+) -> Iterator[pa.RecordBatch]:
+    """The arrivals of a format with a row per request, which `rows` reads in the files' order.
+
+    `window_s`: the format's largest time, in seconds, by which rows may be out of order.
+    """
+    given_s = given.window
+    return sort_within_window(
+        rows(tables, given), window_s=window_s if given_s is None else given_s
+    )
 
 
-def _has(*names: str) -> Callable[[frozenset[str]], bool]:
+def own_columns(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Block]:
+    """The columns of `TRACE_SCHEMA`; all but `at_s` and `model` are optional."""
+    index = ModelIndex(given.tenant)
+    for table in tables:
+        optional = [name for name in _OPTIONAL if name in table.columns]
+        for block in table.blocks(["at_s", "model", *optional]):
+            at_s = block.numbers("at_s")
+            tenants = block.names("tenant", default=given.tenant) if "tenant" in optional else None
+            columns = index.columns(index.codes(block.names("model"), tenants))
+            for name, default in (("input_size", 1), ("output_size", 0)):
+                if name in optional:
+                    columns[name] = block.whole_numbers(name, default=default)
+            if "deadline_s" in optional:
+                columns["deadline_s"] = block.numbers("deadline_s", default=np.nan)
+                allowed = "more than 0, or empty for none"
+                block.check("deadline_s", columns["deadline_s"] != 0.0, allowed)
+            yield arrivals(block, at_s, **columns)
+
+
+def all_blocks(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
+    for table in tables:
+        yield from table.blocks(wanted)
+
+
+def arrivals(block: Block, at_s: NDArray[np.float64], **columns: Any) -> Block:
+    return Block(block.path, block.first_row, arrival_batch(at_s, **columns))
+
+
+def has_columns(*names: str) -> Callable[[frozenset[str]], bool]:
     return lambda columns: columns.issuperset(names)
 
 
-def _is_huawei(columns: frozenset[str]) -> bool:
-    has_time = "minute" in columns or columns.issuperset({"day", "time"})
-    is_long = columns.issuperset({"minute", "model", "count"})
-    return has_time and not is_long and bool(readers.huawei_functions(sorted(columns)))
-
-
-_ALL: Final = (
-    Format("arrivals", "at_s, model", _has("at_s", "model"), TenantParameters, readers.own_columns),
-    Format(
-        "azure-llm",
-        "TIMESTAMP, ContextTokens, GeneratedTokens",
-        _has("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
-        OneModelParameters,
-        readers.azure_llm,
-        is_since_first=True,
-    ),
-    Format(
-        "azure-functions-2019",
-        "HashOwner, HashFunction, and 1 to 1440",
-        _has("HashOwner", "HashFunction", "1"),
-        CountParameters,
-        counts=readers.azure_2019,
-    ),
-    Format(
-        "azure-functions-2021",
-        "app, func, end_timestamp, duration",
-        _has("app", "func", "end_timestamp", "duration"),
-        RequestParameters,
-        readers.azure_functions_2021,
-        # Files are sorted by end or by start: starts are out of order by up to the longest call.
-        window_s=3600.0,
-    ),
-    Format(
-        "gentd26-requests",
-        "gmt_create, num_images_per_prompt, checkpoint_model_version_id",
-        _has("gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"),
-        TenantParameters,
-        readers.gentd26_requests,
-        is_since_first=True,
-    ),
-    Format(
-        "gentd26-per-minute",
-        "minute, model, count",
-        _has("minute", "model", "count"),
-        TenantCountParameters,
-        counts=readers.gentd26_per_minute,
-    ),
-    Format(
-        "huawei",
-        "minute (or day, time), and a column of counts per function",
-        _is_huawei,
-        TenantCountParameters,
-        counts=readers.huawei,
-    ),
+_OWN: Final = Format(
+    "arrivals",
+    "at_s, model",
+    has_columns("at_s", "model"),
+    TenantParameters,
+    partial(open_rows, own_columns),
 )
+TRACE_FORMATS: Final = PolicyNames("pilotlight.trace_formats", (_OWN.name,))
 
-FORMATS: Final = {each.name: each for each in _ALL}
-"""By the name that a trace specification uses."""
+
+@cache
+def formats() -> Mapping[str, Format]:
+    """By the name that a trace specification uses. Raises PluginError."""
+    plugins = (name for name in TRACE_FORMATS if name != _OWN.name)
+    return {_OWN.name: _OWN} | {name: TRACE_FORMATS.load(name) for name in plugins}
 
 
 def detect_format(table: TraceTable) -> Format:
     """The format with the columns of the file. Raises TraceError."""
-    found = [each for each in _ALL if each.matches(frozenset(table.columns))]
+    found = [each for each in formats().values() if each.matches(frozenset(table.columns))]
     if len(found) == 1:
         return found[0]
     if found:
         names = " and ".join(each.name for each in found)
         raise TraceError(f"{table.path} fits {names}; name one, as in {found[0].name}:PATH")
-    known = "; ".join(f"{each.name} has {each.required}" for each in _ALL)
+    known = "; ".join(f"{each.name} has {each.required}" for each in formats().values())
     raise TraceError(f"{table.path} has the columns {_shown(table)}, of no known format: {known}")
 
 
@@ -165,7 +117,7 @@ def require_format(table: TraceTable, wanted: Format) -> None:
     """Raises TraceError for a file without the format's columns."""
     columns = frozenset(table.columns)
     if not wanted.matches(columns):
-        others = [each.name for each in _ALL if each.matches(columns)]
+        others = [each.name for each in formats().values() if each.matches(columns)]
         hint = f"; it looks like {others[0]}" if others else ""
         raise TraceError(
             f"{wanted.name} needs the columns {wanted.required}; "

@@ -20,9 +20,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from load.traces.batches import NameColumn, arrival_batch, even_batches
-from load.traces.parameters import Seed, bin_counts, expand
+from load.traces.parameters import Seed
 from load.traces.transforms import model_deadline_s
 from research.experiments.harness.experiment import ExperimentError
+from research.traces.counts import bin_counts, expand
 
 BIN_S: Final = 60.0
 _MBIT_PER_S: Final = 4096.0

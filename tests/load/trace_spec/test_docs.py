@@ -8,7 +8,7 @@ import pytest
 from load.synthetic import GENERATORS
 from load.trace_spec import TRANSFORMS, open_trace
 from load.traces.batches import summarise
-from load.traces.trace_formats import FORMATS
+from load.traces.trace_formats import formats
 
 PAGE = (Path(__file__).parents[3] / "docs" / "load.md").read_text()
 EXAMPLES = [
@@ -28,7 +28,7 @@ def test_examples_run(monkeypatch: pytest.MonkeyPatch, name: str, _: str, arriva
     assert f"{summarise(open_trace(name, seed=1)).arrivals:,}" == arrivals
 
 
-@pytest.mark.parametrize("name", [*FORMATS, *GENERATORS])
+@pytest.mark.parametrize("name", [*formats(), *GENERATORS])
 def test_every_source_is_described(name: str) -> None:
     assert f"`{name}`" in PAGE
 

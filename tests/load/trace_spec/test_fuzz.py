@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from load.errors import TraceError
 from load.trace_spec import open_trace
 from tests.load.rows import rows
-from tests.load.traces.formats.test_formats import SAMPLES
+from tests.research.traces.test_formats import SAMPLES
 
 _WORDS = st.sampled_from(
     [

@@ -14,7 +14,7 @@ import pytest
 
 from load.errors import InvalidTrace, TraceError, UnreadableTrace
 from tests.load.rows import named, write
-from tests.load.traces.formats.test_formats import SAMPLES
+from tests.research.traces.test_formats import SAMPLES
 
 LLM = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,1,1\n"
 OWN = "at_s,model,input_size,deadline_s\n0,m,1,\n"

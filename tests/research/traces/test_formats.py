@@ -9,7 +9,7 @@ import pytest
 
 from load.trace_spec import open_trace
 from load.traces.batches import times_s
-from load.traces.trace_formats import FORMATS
+from load.traces.trace_formats import formats
 from tests.load.rows import column, named, write
 
 SAMPLES = {
@@ -27,7 +27,7 @@ SAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 def test_every_format_is_recognised_by_its_columns(tmp_path: Path, name: str, packed: bool) -> None:
     path = tmp_path / "trace.data"
@@ -37,7 +37,7 @@ def test_every_format_is_recognised_by_its_columns(tmp_path: Path, name: str, pa
     assert named(f"file:{path}")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", formats())
 def test_every_format_can_be_parquet(tmp_path: Path, name: str) -> None:
     text = write(tmp_path / "trace.csv", SAMPLES[name])
     table = arrow_csv.read_csv(io.BytesIO(SAMPLES[name].encode()))

@@ -4,33 +4,62 @@ import contextlib
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import IO, Any, Final
+from typing import IO, Final, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import model_validator
 
-from load.traces.batches import ModelIndex, arrival_batch
+from load.errors import InvalidTrace
+from load.traces.batches import DEFAULT_TENANT, ModelIndex
 from load.traces.blocks import Block
-from load.traces.parameters import (
-    BIN_COUNT,
-    BinCounts,
-    FileParameters,
-    OneModelParameters,
-    TenantParameters,
-    bin_counts,
-)
+from load.traces.parameters import Burstiness, DurationS, FileParameters, Name, TenantParameters
 from load.traces.tables import TraceTable
+from load.traces.trace_formats import all_blocks, arrivals
+from research.traces.counts import BIN_COUNT, BinCounts, bin_counts
 
 _SECONDS_PER_NS: Final = 1e-9
-_OPTIONAL: Final = ("tenant", "input_size", "output_size", "deadline_s")
+
+
+class RequestParameters(FileParameters):
+    """A row per request."""
+
+    window: DurationS | None = None
+    """Seconds by which a row may precede a row above it; None: the format's default."""
+
+
+class OneModelParameters(TenantParameters):
+    """A row per request, all for one model."""
+
+    model: Name = "llm"
+
+
+class CountParameters(FileParameters):
+    """Counts per minute, from which arrivals are drawn."""
+
+    within: Literal["uniform", "gamma"] = "uniform"
+    cv: Burstiness | None = None
+
+    @model_validator(mode="after")
+    def _cv_belongs_to_gamma(self) -> "CountParameters":
+        if (self.cv is not None) != (self.within == "gamma"):
+            raise ValueError("should have both within=gamma and cv=…, or neither")
+        return self
+
+
+class TenantCountParameters(CountParameters):
+    """Counts per minute, without a tenant."""
+
+    tenant: Name = DEFAULT_TENANT
 
 
 def azure_llm(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
     """Azure's LLM traces of 2023 and 2024; the first row is time 0."""
     clock = _SinceFirstRow()
-    for block in _all(tables, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]):
-        yield _arrivals(
+    for block in all_blocks(tables, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]):
+        yield arrivals(
             block,
             clock.elapsed_s(block, "TIMESTAMP"),
             model=given.model,
@@ -46,10 +75,10 @@ def azure_functions_2021(tables: Sequence[TraceTable], _: FileParameters) -> Ite
     Calls that began before the trace arrive at its start.
     """
     index = ModelIndex()
-    for block in _all(tables, ["app", "func", "end_timestamp", "duration"]):
+    for block in all_blocks(tables, ["app", "func", "end_timestamp", "duration"]):
         models = index.codes(block.names("func"), block.names("app"))
         start_s = block.numbers("end_timestamp") - block.numbers("duration")
-        yield _arrivals(block, np.maximum(start_s, 0.0), **index.columns(models))
+        yield arrivals(block, np.maximum(start_s, 0.0), **index.columns(models))
 
 
 def gentd26_requests(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Block]:
@@ -59,39 +88,11 @@ def gentd26_requests(tables: Sequence[TraceTable], given: TenantParameters) -> I
     """
     clock, index = _SinceFirstRow(), ModelIndex(given.tenant)
     wanted = ["gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"]
-    for block in _all(tables, wanted):
+    for block in all_blocks(tables, wanted):
         at_s = clock.elapsed_s(block, "gmt_create")
         models = index.codes(block.names("checkpoint_model_version_id", default="unknown"))
         images = block.whole_numbers("num_images_per_prompt", default=1)
-        yield _arrivals(block, at_s, **index.columns(models), input_size=images)
-
-
-def own_columns(tables: Sequence[TraceTable], given: TenantParameters) -> Iterator[Block]:
-    """The columns of `TRACE_SCHEMA`; all but `at_s` and `model` are optional."""
-    index = ModelIndex(given.tenant)
-    for table in tables:
-        optional = [name for name in _OPTIONAL if name in table.columns]
-        for block in table.blocks(["at_s", "model", *optional]):
-            at_s = block.numbers("at_s")
-            tenants = block.names("tenant", default=given.tenant) if "tenant" in optional else None
-            columns = index.columns(index.codes(block.names("model"), tenants))
-            for name, default in (("input_size", 1), ("output_size", 0)):
-                if name in optional:
-                    columns[name] = block.whole_numbers(name, default=default)
-            if "deadline_s" in optional:
-                columns["deadline_s"] = block.numbers("deadline_s", default=np.nan)
-                allowed = "more than 0, or empty for none"
-                block.check("deadline_s", columns["deadline_s"] != 0.0, allowed)
-            yield _arrivals(block, at_s, **columns)
-
-
-def _all(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
-    for table in tables:
-        yield from table.blocks(wanted)
-
-
-def _arrivals(block: Block, at_s: NDArray[np.float64], **columns: Any) -> Block:
-    return Block(block.path, block.first_row, arrival_batch(at_s, **columns))
+        yield arrivals(block, at_s, **index.columns(models), input_size=images)
 
 
 class _SinceFirstRow:
@@ -101,9 +102,38 @@ class _SinceFirstRow:
         self._start_ns: int | None = None
 
     def elapsed_s(self, block: Block, column: str) -> NDArray[np.float64]:
-        stamps = block.timestamps_ns(column)
+        stamps = timestamps_ns(block, column)
         self._start_ns = int(stamps[0]) if self._start_ns is None else self._start_ns
         return np.multiply(stamps - self._start_ns, _SECONDS_PER_NS, dtype=np.float64)
+
+
+def timestamps_ns(block: Block, name: str) -> NDArray[np.int64]:
+    """Dates with time, with or without a zone, as nanoseconds since 1970.
+
+    Zones are ignored: the public traces have `Z` or `+00:00`, a trace is in one zone.
+    """
+    column = block.column(name)
+    allowed = "a time such as 2024-05-10 00:00:03.25"
+    if not pa.types.is_timestamp(column.type):
+        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        column = pc.replace_substring_regex(text, r"(Z|[+-]\d\d:?\d\d)$", "")
+    block.check(name, column.is_valid().to_numpy(zero_copy_only=False), allowed)
+    stamps = block.cast(name, column, pa.timestamp("ns"), allowed)
+    nanoseconds: NDArray[np.int64] = stamps.cast(pa.int64()).to_numpy()
+    return nanoseconds
+
+
+def count_matrix(block: Block, columns: Sequence[str], *, maximum: int) -> NDArray[np.int64]:
+    """Whole numbers by row and column, 0 for an empty cell; converts all columns at once."""
+    parts = [block.column(name) for name in columns]
+    if len({str(part.type) for part in parts}) == 1:
+        flat = pa.RecordBatch.from_arrays([pa.concat_arrays(parts)], ["count"])
+        with contextlib.suppress(InvalidTrace):  # raised below, with its own row and column
+            counts = Block(block.path, 1, flat).whole_numbers("count", maximum=maximum, default=0)
+            return counts.reshape(len(columns), -1).T
+    return np.column_stack(
+        [block.whole_numbers(name, maximum=maximum, default=0) for name in columns]
+    )
 
 
 MINUTE_S: Final = 60.0
@@ -189,7 +219,7 @@ def _matrix_counts(
     block: Block, columns: list[str], start_s: NDArray[np.float64], models: NDArray[np.int32]
 ) -> BinCounts:
     """The counts above 0 of all columns; starts and models are broadcast to the matrix."""
-    matrix = block.count_matrix(columns, maximum=_MAX_COUNT)
+    matrix = count_matrix(block, columns, maximum=_MAX_COUNT)
     positive = matrix > 0
     starts_s, codes = (np.broadcast_to(each, matrix.shape)[positive] for each in (start_s, models))
     return bin_counts(starts_s, codes, matrix[positive])

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.traces.parameters import bin_counts
-from load.traces.readers import sort_by_hour
+from research.traces.counts import bin_counts
+from research.traces.readers import sort_by_hour
 from tests.load.rows import named, write
 
 _COUNT = st.tuples(st.integers(0, 300), st.integers(0, 9), st.integers(1, 9))

@@ -5,14 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from load.traces.parameters import (
-    BinCounts,
-    ExpandedArrivals,
-    bin_counts,
-    expand,
-    portions,
-    unit_gaps,
-)
+from load.traces.parameters import unit_gaps
+from research.traces.counts import BinCounts, ExpandedArrivals, bin_counts, expand, portions
 
 _COUNTS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 5), st.integers(1, 40)), max_size=30

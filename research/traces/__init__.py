@@ -1,0 +1,1 @@
+"""Public traces, as formats of the load generator and the simulator."""
