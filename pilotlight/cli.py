@@ -22,7 +22,7 @@ from registry.policy_names import PolicyNames
 _PANELS: Final = {
     "Serve models": ("up", "key", "apply", "canary", "import_objects", "predict", "get"),
     "See what happens": ("top", "logs", "doctor"),
-    "Prepare models and applications": ("profile", "demo", "sneakpeek", "workflow"),
+    "Prepare models and applications": ("profile", "make_model", "sneakpeek", "workflow"),
     "Load, simulate": ("load", "simulate"),
     "Kubernetes": ("kubernetes",),
 }
@@ -33,7 +33,7 @@ _VERBS: Final = {
     "canary": ("promote", "rollback"),
     "import_objects": ("import",),
     "predict": ("predict", "explain"),
-    "demo": ("make-model", "demo"),
+    "make_model": ("make-model",),
     "get": ("get", "describe"),
     "logs": ("logs", "console", "autoscaler"),
     "load": ("load", "report"),

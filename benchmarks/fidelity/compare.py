@@ -28,9 +28,9 @@ from benchmarks.fidelity.live import LiveShape
 from benchmarks.fidelity.settings import SETTINGS, Arrival, Mix, Setting, Shape, platform_settings
 from benchmarks.fidelity.simulated import simulated
 from benchmarks.quantiles import quantile
-from pilotlight.demo.session import live_session
 from pilotlight.platform.machine import Machine
 from pilotlight.platform.supervisor import log_to_file
+from research.demo.session import live_session
 
 TARGETS: Final = ((0.5, 0.1), (0.95, 0.15))
 """Quantiles, and the largest accepted error of each as a share of the live one."""

@@ -25,12 +25,12 @@ from pilotlight.commands.live_cluster import live_cluster_file
 from pilotlight.commands.pod_profile import measure_profile
 from pilotlight.commands.profile_application import profile_application
 from pilotlight.commands.target import PlatformTarget
-from pilotlight.demo.session import LiveSession
 from pilotlight.errors import RequestFailed
 from pilotlight.output import Output
 from pilotlight.platform.machine import Machine
 from registry.domain.model import ModelSpec, Tier
 from registry.domain.pod_state import PodState
+from research.demo.session import LiveSession
 from variants.application import read_application
 from variants.labelled_examples import LabelledExamples
 

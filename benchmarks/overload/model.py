@@ -9,7 +9,7 @@ from typing import Final
 
 import torch
 
-from pilotlight.sample_models.make_program import FEATURES, export
+from research.experiments.sneakpeek.program_file import FEATURES, export
 
 _WIDTH: Final = 512
 

@@ -19,8 +19,6 @@ class Family(StrEnum):
     BERT = "bert"
     VIT = "vit"
     GPT2 = "gpt2"
-    PROGRAM = "program"
-    DIFFUSION = "diffusion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,6 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         piece_count=1000,
         new_token_count=8,
     ),
-    "tiny-program": Architecture(Family.PROGRAM, {}),
-    "tiny-diffusion": Architecture(Family.DIFFUSION, {}),
 }
 """By the name that `make-model` takes."""
 

@@ -12,10 +12,10 @@ from typing import Final
 
 import numpy as np
 
-from pilotlight.demo.session import LiveSession, gather_requests
 from pilotlight.errors import RequestFailed
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy
+from research.demo.session import LiveSession, gather_requests
 from research.experiments.elastic.burst_run import LiveBurst
 from research.experiments.elastic.spike_run import SpikeResult, measure_spike
 from research.experiments.elastic.spike_scenario import SpikeScenario, spike_arrivals

@@ -19,14 +19,6 @@ from typing import Any, TypeVar
 
 from common.child_process import python_environment
 from load.report.run import Run
-from pilotlight.demo import FULL, POLICIES, WIN_SCENARIOS, DemoScale, SimpleRun, WinRun
-from pilotlight.demo.session import (
-    LiveSession,
-    live_session,
-    measure_machine_times,
-    run_simple,
-    run_win,
-)
 from pilotlight.errors import StartFailed
 from pilotlight.output import Output, ProgressReporter, progress_bar
 from pilotlight.platform.processes import free_port, redis_binary
@@ -34,6 +26,14 @@ from pilotlight.platform.settings import PlatformSettings
 from pilotlight.platform.supervisor import log_to_file
 from pilotlight.sample_models import SAMPLES, SampleModel, make_model_command, prepare_samples
 from pilotlight.state_dir import StateDir
+from research.demo import FULL, POLICIES, WIN_SCENARIOS, DemoScale, SimpleRun, WinRun
+from research.demo.session import (
+    LiveSession,
+    live_session,
+    measure_machine_times,
+    run_simple,
+    run_win,
+)
 from research.experiments.elastic.burst_run import LiveBurst
 from research.experiments.elastic.spike_run import SpikeResult
 from research.experiments.elastic.spike_scenario import SpikeScenario

@@ -9,12 +9,12 @@ from load.generator.run import prepare, run_trace
 from load.generator.settings import RunSettings
 from load.report.run import Run
 from load.report.run_file import read_run
-from pilotlight.demo.session import LiveSession
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.sample_models import BUCKET
 from registry.domain.model import ModelName, ModelSpec
 from registry.redis.client import Registry
 from registry.redis.reports import AutoscalerLog
+from research.demo.session import LiveSession
 from research.experiments.prewarm.live_slice import PACE, SAMPLE, TraceSlice, live_value
 
 _SLOTS = 16

@@ -5,12 +5,12 @@ import time
 from dataclasses import replace
 from typing import Final
 
-from pilotlight.demo import TimedResponse
-from pilotlight.demo.session import LiveSession
 from pilotlight.platform.settings import PlatformSettings
 from pilotlight.sample_models import BUCKET
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelSpec, RoutingPolicy, Tier
+from research.demo import TimedResponse
+from research.demo.session import LiveSession
 from research.experiments.regret.live_slice import AROUND_S, SAMPLE, LiveCell, LiveRun, request_seed
 
 REGRET_LINK_BYTES_PER_S: Final = 60e6

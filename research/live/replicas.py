@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from pilotlight.demo import SENTENCE
-from pilotlight.demo.session import LiveSession, gather_requests, t5
 from registry.domain.model import ModelPolicy
+from research.demo import SENTENCE
+from research.demo.session import LiveSession, gather_requests, t5
 from research.experiments.liu.replicas_run import ReplicasRun
 
 _SCALING_TIMEOUT_S = 180.0

@@ -14,7 +14,6 @@ from typing import Any, Final
 import grpc
 import httpx
 
-from pilotlight.sample_models.make_model import make_model
 from registry.domain.application import AccuracyProfile, ApplicationSpec
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, Task
 from registry.inference_service.graph_reader import read_graph
@@ -29,6 +28,7 @@ from tests.hostile.loop_probe import Longest, LoopProbe
 from tests.hostile.platform_requests import APPLICATION, GRAPH, WORKFLOW, WORKFLOW_SOURCE
 from tests.registry.redis.clients import act
 from tests.runtime import rpc
+from tests.tiny_models import make_model
 from tests.workflows.service.harness import running_scheduler
 
 MIB: Final = 1 << 20

@@ -48,7 +48,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def diffusion(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model that makes images."""
-    from pilotlight.sample_models.make_model import make_model
+    from tests.tiny_models import make_model
 
     with warnings.catch_warnings():  # diffusers' own
         warnings.simplefilter("ignore")

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Task, Tier
 from runtime.device.memory import CpuMemory, CudaEngine, DeviceMemory
 from runtime.device.staged_memory import StagedMemory
@@ -21,6 +20,7 @@ from runtime.generation.engine import Sampling
 from runtime.loading.model_store import ServedModel
 from tests.runtime.local_pod import LocalPod, local_pod
 from tests.runtime.other_device import OtherEngine, register_device
+from tests.tiny_models import make_model
 
 KINDS: dict[str, tuple[str, Task | None]] = {
     "text-to-text": ("tiny-t5", None),

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from load.report.run import Run
-    from pilotlight.demo import DemoScale, SimpleRun, WinRun
+    from research.demo import DemoScale, SimpleRun, WinRun
     from research.experiments.elastic.burst_run import LiveBurst
     from research.experiments.elastic.spike_run import SpikeResult
     from research.experiments.elastic.spike_scenario import SpikeScenario

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pilotlight.demo import FULL, mean_s
+from research.demo import FULL, mean_s
 from research.experiments.harness.experiment import Cell, Settings, Table
 from research.experiments.harness.live_platform import LivePlatform
 from research.experiments.harness.parallel_map import group_results, parallel_map

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, LINES, MARKERS, legend_below, log_ticks, styled
-from pilotlight.demo import SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from registry.domain.pod import STAGES
+from research.demo import SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from research.experiments.liu.sizes import AFTER, BEFORE, LARGEST, LARGEST_LOAD, SIZES
 
 Runs: TypeAlias = "Mapping[tuple[str, str], list[SimpleRun]]"

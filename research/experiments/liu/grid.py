@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from load.report.style import COLOURS, DPI, styled
-from pilotlight.demo import FIXED_POLICIES, POLICIES, mean_s, percentile_s
 from registry.domain.model import RoutingPolicy
+from research.demo import FIXED_POLICIES, POLICIES, mean_s, percentile_s
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed

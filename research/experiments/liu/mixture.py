@@ -7,8 +7,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-from pilotlight.demo import WIN_SCENARIOS
 from registry.domain.model import RoutingPolicy
+from research.demo import WIN_SCENARIOS
 from research.experiments.liu.simulated import ModelTimings, scenario_timings, simulation_of
 
 LOADS: Final = (0.05, 0.2, 0.4)

@@ -12,8 +12,8 @@ from typing import Final
 from matplotlib.axes import Axes
 
 from load.report.style import COLOURS, DPI, MARKERS, legend_below, rows_of_axes, styled
-from pilotlight.demo import TimedResponse, mean_s
 from registry.domain.model import Tier
+from research.demo import TimedResponse, mean_s
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.liu.replicas_run import (
     INFER_S,

@@ -13,9 +13,9 @@ from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPla
 from load.simulator.simulated_cluster import SimulatedCluster
 from load.simulator.simulation import Simulation
 from load.traces.batches import arrival_batch
-from pilotlight.demo import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint
+from research.demo import TimedResponse
 from research.experiments.elastic.kpa import KpaParams
 from research.experiments.elastic.pod_scaler import Arrivals, PodScaler, Rule
 from research.experiments.elastic.rules import KnativeRule, PredictiveRule

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from pilotlight.demo import FULL, SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from registry.domain.pod import STAGES
+from research.demo import FULL, SIMPLE_REQUESTS, SimpleRun, mean_s, mean_stages_s
 from research.experiments.harness.experiment import (
     Cell,
     Experiment,

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.traces.batches import NameColumn, arrival_batch
-from pilotlight.demo import THESIS_SLEEP_S, SimpleRun, TimedResponse, WinRun, WinScenario
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import STAGES, ProfilePoint
+from research.demo import THESIS_SLEEP_S, SimpleRun, TimedResponse, WinRun, WinScenario
 
 PODS: Final = 8
 _FAST_NETWORK_S: Final = 0.002

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pilotlight.demo import SIMPLE_REQUESTS, mean_s
+from research.demo import SIMPLE_REQUESTS, mean_s
 from research.experiments.harness.experiment import Settings
 from research.experiments.harness.published_figures import absent_note, published_figures
 from research.experiments.liu.simulated import ModelTimings

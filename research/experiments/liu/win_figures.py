@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from load.report.style import COLOURS, DPI, HATCHES, legend_below, log_ticks, styled
-from pilotlight.demo import (
+from registry.domain.pod import STAGES
+from research.demo import (
     POLICIES,
     THESIS_SLEEP_S,
     WIN_SCENARIOS,
@@ -18,7 +19,6 @@ from pilotlight.demo import (
     mean_s,
     mean_stages_s,
 )
-from registry.domain.pod import STAGES
 from research.experiments.harness.experiment import Cell, Table
 
 FIGURES: Final = {"6.4.1": "6.4", "6.4.2": "6.5", "6.4.3": "6.6"}

@@ -7,7 +7,7 @@ each workload and on a mixture of all three.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from pilotlight.demo import (
+from research.demo import (
     FIXED_POLICIES,
     FULL,
     POLICIES,

@@ -18,9 +18,9 @@ from load.schema import Trace
 from load.simulator.cluster.plan import ClusterPlan, ModelPlan, NodePlan, PodPlan
 from load.simulator.simulation import Simulation
 from load.trace_spec import open_trace
-from pilotlight.demo import TimedResponse
 from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Tier
 from registry.domain.pod import ProfilePoint
+from research.demo import TimedResponse
 from research.experiments.harness.experiment import Cell, Settings, Table
 
 LIVE_POLICIES: Final = (

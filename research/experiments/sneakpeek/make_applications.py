@@ -21,7 +21,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import nn
 
-from pilotlight.sample_models.make_program import export
+from research.experiments.sneakpeek.program_file import export
 
 Floats = NDArray[np.float32]
 Labels = NDArray[np.int64]

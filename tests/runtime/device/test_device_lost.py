@@ -14,7 +14,6 @@ import pytest
 import torch
 from transformers.generation.continuous_batching import cache
 
-from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import Tier
 from runtime.device.device_errors import is_device_error, is_device_lost, is_out_of_memory
 from runtime.device.queue import DeviceModel, Payload
@@ -25,6 +24,7 @@ from runtime.loading.model_store import ServedModel
 from runtime.tasks.tensor_task import TensorProgram
 from tests.runtime.fake_engine import FakeCopy, FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
+from tests.tiny_models import make_model
 
 ASSERTION, ILLEGAL_ADDRESS, TOO_MANY_RESOURCES = 710, 700, 701
 

@@ -15,7 +15,6 @@ import torch
 
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import Tensor, numeric_tensor
-from pilotlight.sample_models.make_model import make_model
 from runtime.engines.program import Program
 from runtime.errors import ModelInvalid
 from runtime.storage.listing import RemoteFile, asset_files
@@ -26,6 +25,7 @@ from runtime.weights.weight_source import DiskWeights
 from tests.runtime import archives
 from tests.runtime.archives import CONSTANTS, PROGRAM, SAMPLE_INPUTS, WEIGHTS, changed, edited
 from tests.runtime.networks import load_network
+from tests.tiny_models import make_model
 
 ROWS = ({0: torch.export.Dim("rows", max=64)},)
 

@@ -13,7 +13,6 @@ import torch
 from common.inference_protocol.bodies import LENGTH_HEADER, decode_outputs, encode_request
 from common.inference_protocol.grpc_messages import messages
 from common.inference_protocol.tensors import numeric_tensor
-from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelPolicy, ModelSpec, Tier
 from tests import servers
 from tests.runtime import archives, rpc
@@ -22,6 +21,7 @@ from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.http import get, metric, post, post_bytes, predict
 from tests.runtime.local_pod import LocalPod, local_pod, spec_of
 from tests.runtime.test_device_memory import mapped_files, resident_bytes, staged
+from tests.tiny_models import make_model
 
 ROWS = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pilotlight.sample_models.make_model import make_model
 from registry.domain.model import ModelName, ModelSpec, Precision
 from runtime.device.memory import dtype_on
 from runtime.device.staged_memory import StagedMemory
@@ -18,6 +17,7 @@ from runtime.weights.safetensors_files import DTYPES, StoredTensor
 from runtime.weights.weight_source import DiskWeights, WeightSource
 from tests.runtime.fake_engine import FakeEngine
 from tests.runtime.local_pod import local_pod, spec_of
+from tests.tiny_models import make_model
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.routing.latency_model import proxy_to, run_at, wait_for
-from pilotlight.demo import FIXED_POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, WinScenario
+from research.demo import FIXED_POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, WinScenario
 from research.experiments.liu.equations import PRINTED, Factors
 from research.experiments.liu.simulated import scenario_timings, win_run
 from research.experiments.liu.wins import THESIS_PACE

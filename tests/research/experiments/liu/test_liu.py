@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from pilotlight.demo import FIXED_POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, SimpleRun, WinScenario
+from research.demo import FIXED_POLICIES, THESIS_SLEEP_S, WIN_SCENARIOS, SimpleRun, WinScenario
 from research.experiments.harness.experiment import ExperimentError, Result, Settings
 from research.experiments.harness.live_platform import LivePlatform
 from research.experiments.liu import simple, wins

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pilotlight.demo import TimedResponse
 from registry.domain.model import RoutingPolicy, Tier
+from research.demo import TimedResponse
 from research.experiments.regret.live_slice import (
     LIVE_CELLS,
     LiveRun,

@@ -11,7 +11,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pilotlight.demo import (
+from pilotlight.errors import PilotlightError
+from pilotlight.output import Output, ProgressReporter, format_bytes, progress_bar
+from pilotlight.platform.settings import PlatformSettings
+from pilotlight.platform.supervisor import log_to_file
+from pilotlight.sample_models import prepare_samples
+from pilotlight.state_dir import StateDir
+from registry.domain.model import ModelSpec
+from registry.domain.pod import STAGES
+from registry.inference_service.reader import read_documents
+from research.demo import (
     FULL,
     LIU_SIMPLE,
     MAX_ATTEMPTS,
@@ -32,7 +41,7 @@ from pilotlight.demo import (
     observed_times,
     percentile_s,
 )
-from pilotlight.demo.session import (
+from research.demo.session import (
     Invocation,
     LiveSession,
     invoke_samples,
@@ -41,15 +50,6 @@ from pilotlight.demo.session import (
     run_simple,
     run_win,
 )
-from pilotlight.errors import PilotlightError
-from pilotlight.output import Output, ProgressReporter, format_bytes, progress_bar
-from pilotlight.platform.settings import PlatformSettings
-from pilotlight.platform.supervisor import log_to_file
-from pilotlight.sample_models import prepare_samples
-from pilotlight.state_dir import StateDir
-from registry.domain.model import ModelSpec
-from registry.domain.pod import STAGES
-from registry.inference_service.reader import read_documents
 
 
 @dataclass(frozen=True, slots=True)

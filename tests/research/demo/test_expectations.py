@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from pilotlight.demo import (
+from registry.domain.pod import STAGES
+from research.demo import (
     FULL,
     LIU_REDUCTION_RATIO,
     SHORT,
@@ -17,7 +18,6 @@ from pilotlight.demo import (
     observed_times,
     percentile_s,
 )
-from registry.domain.pod import STAGES
 
 
 def _answer(latency_s: float, start: str = "warm") -> TimedResponse:

@@ -1,4 +1,4 @@
-"""`demo` runs `pilotlight.demo`; `make-model` makes a folder with random weights."""
+"""`make-model` makes a folder with random weights."""
 
 import os
 import subprocess
@@ -13,25 +13,8 @@ from pilotlight.errors import InvalidInput, PilotlightError, check_extra
 from pilotlight.output import Output
 from pilotlight.sample_models import make_model_command
 from pilotlight.sample_models.architectures import ARCHITECTURES
-from pilotlight.state_dir import StateDir
 
 app = typer.Typer()
-
-
-@app.command()
-def demo(
-    *,
-    full: Annotated[
-        bool, typer.Option("--full", help="Run Liu's workloads as long as the thesis does: slower.")
-    ] = False,
-    home: flags.Home = None,
-    json_: flags.Json = False,
-) -> None:
-    """Start a platform, send requests to the samples, run Liu's workloads, stop."""
-    check_extra("all", "torch")
-    from pilotlight.demo.runner import run_demo  # takes 30 ms: not for all commands
-
-    run_demo(StateDir.of(home), Output(json_), full=full)
 
 
 @app.command("make-model")

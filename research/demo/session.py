@@ -16,7 +16,11 @@ from PIL import Image
 
 from common.backoff import Backoff
 from load.generator.records import reported_stages_ms
-from pilotlight.demo import (
+from pilotlight.errors import PilotlightError, RequestFailed, cancelled_by_signals
+from pilotlight.platform.platform import Platform
+from pilotlight.platform.settings import PlatformSettings
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec
+from research.demo import (
     SENTENCE,
     SIMPLE_REQUESTS,
     MachineTimes,
@@ -25,10 +29,6 @@ from pilotlight.demo import (
     WinRun,
     WinScenario,
 )
-from pilotlight.errors import PilotlightError, RequestFailed, cancelled_by_signals
-from pilotlight.platform.platform import Platform
-from pilotlight.platform.settings import PlatformSettings
-from registry.domain.model import ModelName, ModelPolicy, ModelSpec
 
 _REQUEST_TIMEOUT_S = 300.0
 _SETTLE_TIMEOUT_S = 30.0
