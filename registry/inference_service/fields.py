@@ -169,14 +169,15 @@ def review(document: Mapping[str, Any], kind: str) -> Iterator[Finding]:
     """The fields of an object, read as one of `OBJECTS`, that are set and are not honoured."""
     metadata = document.get("metadata")
     for path in (ANNOTATIONS, LABELS):
-        given = metadata.get(path.partition(".")[2]) if isinstance(metadata, dict) else None
+        found = metadata.get(path.partition(".")[2]) if isinstance(metadata, dict) else None
+        given = found if isinstance(found, dict) else {}
         rules = _RULES.get((kind, path), {})
-        for key, value in given.items() if isinstance(given, dict) else ():
+        for key, value in given.items():
             rule = rules.get(key) or rules.get(f"{str(key).partition('/')[0]}/*")
             if rule is not None and key != ENABLE_AUTH:
                 yield from _judge(rule, f"{path}[{key}]", key, value, {})
-            is_of_pool = kind == KIND and "pilotlight.io/pool" in given
-            if key == MODE and is_of_pool and value != MODEL_MODE:
+            is_mode = key == MODE and kind == KIND and "pilotlight.io/pool" in given
+            if is_mode and value != MODEL_MODE:
                 line = f"{path}[{key}] must be {MODEL_MODE!r} for a model of a pool on a cluster"
                 yield Finding(f"{line}, was {value!r}", is_refused=False)
     if isinstance(document.get("spec"), dict):
