@@ -1,12 +1,12 @@
 """Predicts which part of each model's requests a plan serves within the SLO.
 
 Neighbours slow batches down by how busy they are, which depends on how slow they are: a fixed
-point. Requests wait for a batch and for the device, by router.
+point. Requests wait for the device, or as the router's queue says.
 """
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, log
@@ -18,10 +18,9 @@ from autoscaler.placement.problem import (
     ModelProfile,
     PlanParams,
     Profiles,
-    Router,
     Workload,
 )
-from autoscaler.placement.queueing import QueueOutcome, batch_queue, batch_turn, bulk_queue
+from autoscaler.placement.queueing import QueueOutcome, bulk_queue
 from registry.domain.records import PlacedReplica
 
 _SHARE_EXPONENT: Final = 1.62
@@ -149,11 +148,11 @@ class _Running:
     """Usual size of its batches."""
     busy: float = 0.0
 
-    def use(self, router: Router) -> None:
+    def use(self, *, is_built: bool) -> None:
         """Set the usual batch and how busy the device is with this replica."""
         size = self.replica.batch_size
         loaded = self.rate_rps * self.times.seconds_of(size) * self.slowdown / size
-        if router is Router.BATCH_ROUND_ROBIN:
+        if is_built:
             self.usual, self.busy = size, min(1.0, loaded)
             return
         arriving = self.rate_rps * self.times.seconds_of(1) * self.slowdown
@@ -179,6 +178,7 @@ class Predictor:
         self._kinds = kinds
         self._profiles = profiles
         self._params = params
+        self._is_built = params.router is not None
 
     def in_time(self, replicas: Sequence[PlacedReplica]) -> dict[str, float]:
         """P_m: the part of each model's requests within the SLO."""
@@ -202,12 +202,11 @@ class Predictor:
         running = self._running(replicas)
         self._settle(running)
         for each in running:
-            each.use(self._params.router)
+            each.use(is_built=self._is_built)
         return [each.times.seconds_of(each.usual) * each.slowdown for each in running]
 
     def _running(self, replicas: Sequence[PlacedReplica]) -> list[_Running]:
         """Rates in proportion to throughput; of built batches in turn: to the batch size."""
-        in_turn = self._params.router is Router.BATCH_ROUND_ROBIN
         times, weights = [], []
         totals: defaultdict[str, float] = defaultdict(float)
         for each in replicas:
@@ -215,7 +214,7 @@ class Predictor:
             mine = batch_times(each.model, points, each.batch_size, each.share_pct)
             times.append(mine)
             slow = each.batch_size / mine.seconds_of(each.batch_size)
-            weights.append(float(each.batch_size) if in_turn else slow)
+            weights.append(float(each.batch_size) if self._is_built else slow)
             totals[each.model] += weights[-1]
         return [
             _Running(
@@ -237,7 +236,7 @@ class Predictor:
                 continue
             for _ in range(_ROUNDS):
                 for each in here:
-                    each.use(self._params.router)
+                    each.use(is_built=self._is_built)
                 for each in here:
                     slower = sum(
                         other.busy
@@ -255,31 +254,29 @@ class Predictor:
         transfer_s = params.transfer_s.get(workload.model, 0.0)
         overhead_s = params.overhead_s.get(workload.model, 0.0)
         budget_s = workload.slo_s - overhead_s
-        if params.router is not Router.BATCH_ROUND_ROBIN:
-            batch_sizes, budget_s = (), budget_s - transfer_s
-        case = _Case(each.times, size, batch_sizes, budget_s, transfer_s, params.late_horizon_s)
-        rate_rps = workload.rate_rps if batch_sizes else each.rate_rps
-        return _interpolated(case, rate_rps, each.slowdown)
+        late_s = params.late_horizon_s
+        if params.router is None:
+            queue = _Queue(each.times, size, budget_s - transfer_s, late_s)
+            return _interpolated(queue, each.rate_rps, each.slowdown)
+        queue = _Queue(each.times, size, budget_s, late_s, params.router, batch_sizes, transfer_s)
+        return _interpolated(queue, workload.rate_rps, each.slowdown)
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class _Queue:
     """A replica in front of which queues are solved for several rates and slowdowns."""
 
     times: BatchTimes
     size: int
-    batch_sizes: tuple[int, ...]
-    """Of all replicas of the model, if the router builds batches."""
     budget_s: float
-    transfer_s: float
     late_horizon_s: float | None
+    router: Callable[..., QueueOutcome] | None = None
+    batch_sizes: tuple[int, ...] = ()
+    """Of all replicas of the model."""
+    transfer_s: float = 0.0
 
 
-_BUILD_WAIT_S: Final = 0.1
-"""MAX_WAIT_TIME of Elvinger 2024, section 4.3.3."""
-
-
-def _interpolated(case: _Case, rate_rps: float, slowdown: float) -> QueueOutcome:
+def _interpolated(queue: _Queue, rate_rps: float, slowdown: float) -> QueueOutcome:
     """Between the four nearest points of the grid."""
     if rate_rps <= 0:
         return QueueOutcome(1.0, 0.0)
@@ -290,32 +287,28 @@ def _interpolated(case: _Case, rate_rps: float, slowdown: float) -> QueueOutcome
         for slow_step, slow_weight in ((0, 1 - slow_part), (1, slow_part)):
             weight = rate_weight * slow_weight
             if weight > 1e-6:
-                found = _solved(case, int(low_rate) + rate_step, int(low_slow) + slow_step)
+                found = _solved(queue, int(low_rate) + rate_step, int(low_slow) + slow_step)
                 in_time += weight * found.in_time
                 busy += weight * found.busy
     return QueueOutcome(in_time, busy)
 
 
 @lru_cache(maxsize=1 << 16)
-def _solved(case: _Case, rate_step: int, slow_step: int) -> QueueOutcome:
+def _solved(queue: _Queue, rate_step: int, slow_step: int) -> QueueOutcome:
     rate_rps, slowdown = exp(rate_step * _STEP), exp(slow_step * _STEP)
-    if not case.batch_sizes:
+    seconds = [slowdown * each for each in queue.times.by_size(queue.size)]
+    if queue.router is None:
         return bulk_queue(
             rate_rps=rate_rps,
-            seconds=[slowdown * each for each in case.times.by_size(case.size)],
-            budget_s=case.budget_s,
-            late_horizon_s=case.late_horizon_s,
+            seconds=seconds,
+            budget_s=queue.budget_s,
+            late_horizon_s=queue.late_horizon_s,
         )
-    turn = batch_turn(
+    return queue.router(
         rate_rps=rate_rps,
-        batch_size=case.size,
-        batch_sizes=case.batch_sizes,
-        max_wait_s=_BUILD_WAIT_S,
-    )
-    return batch_queue(
-        rate_rps=rate_rps,
-        turn=turn,
-        service_s=slowdown * case.times.seconds_of(max(1, round(turn.size))),
-        budget_s=case.budget_s - case.transfer_s * turn.size,
-        late_horizon_s=case.late_horizon_s,
+        seconds=seconds,
+        batch_sizes=queue.batch_sizes,
+        budget_s=queue.budget_s,
+        transfer_s=queue.transfer_s,
+        late_horizon_s=queue.late_horizon_s,
     )

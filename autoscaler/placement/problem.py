@@ -10,6 +10,7 @@ from enum import StrEnum
 from math import inf
 from typing import Any, Final
 
+from autoscaler.placement.queueing import QueueOutcome
 from registry.domain.pod import Profile, ProfilePoint
 
 WHOLE_PCT: Final = 100.0
@@ -38,15 +39,6 @@ class Metric(StrEnum):
     """Its mean, weighted by time (section 5.3.1)."""
     SM_UTILIZATION = "wsm"
     """Multiprocessors in use, weighted by time (section 5.3.2)."""
-
-
-class Router(StrEnum):
-    """How requests reach the replicas of a model."""
-
-    AUTO = "auto"
-    """A free replica takes waiting requests, up to its batch size."""
-    BATCH_ROUND_ROBIN = "batch-round-robin"
-    """Batches are built at the router, for the replicas in turn (Elvinger 2024, section 4.3.3)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +162,9 @@ class PlanParams:
 
     has_shares: bool = True
     """False: no replica is limited to a share."""
-    router: Router = Router.AUTO
+    router: Callable[..., QueueOutcome] | None = None
+    """Predicted goodput: outcome of a replica's queue where the router builds batches for the
+    replicas in turn, such as `built_batches` of research. None: a free replica takes what waits."""
     overhead_s: Mapping[str, float] = field(default_factory=dict)
     """Predicted goodput: measured preprocessing, postprocessing and network by model."""
     transfer_s: Mapping[str, float] = field(default_factory=dict)

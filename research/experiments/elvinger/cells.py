@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Final
 
 from autoscaler.placement.plan import accelerators_of
-from autoscaler.placement.problem import AcceleratorView, PlanParams, Profiles, Router, Workload
+from autoscaler.placement.problem import AcceleratorView, PlanParams, Profiles, Workload
 from research.experiments.harness.experiment import ExperimentError
+from research.placement.built_batches import built_batches
 from research.placement.profile_csv import read_profiles
 
 FILE: Final = "v100_profiles.csv"
@@ -110,7 +111,7 @@ def router_params(cell: ElvingerCell) -> PlanParams:
     models = [model for model, _ in cell.rates_rps]
     return PlanParams(
         has_shares=cell.has_shares,
-        router=Router.BATCH_ROUND_ROBIN,
+        router=built_batches,
         overhead_s=dict.fromkeys(models, 2 * _PING_S),
         transfer_s={model: 0.0 if model in _LANGUAGE else _IMAGE_S for model in models},
         late_horizon_s=_LOAD_S,

@@ -9,9 +9,9 @@ import pytest
 from autoscaler.placement.plan import accelerators_of
 from autoscaler.placement.predicted_goodput import predicted_goodput
 from autoscaler.placement.prediction import Predictor, batch_times
-from autoscaler.placement.problem import PlanParams, Profiles, Router, SlowedPair, Workload
-from autoscaler.placement.queueing import batch_queue, batch_turn
+from autoscaler.placement.problem import PlanParams, Profiles, SlowedPair, Workload
 from registry.domain.records import PlacedReplica
+from research.placement.built_batches import batch_queue, batch_turn, built_batches
 from tests.autoscaler.placement.cases import (
     KIND,
     planned,
@@ -44,7 +44,7 @@ def test_a_neighbour_slows_a_model_down_as_measured(v100: Profiles) -> None:
     """Section 6.2.1, observation 4: resnet50 batch 4 beside alexnet takes 8 ms instead of 6.8."""
     pair = (PlacedReplica("resnet50", "g", 4), PlacedReplica("alexnet", "g", 4))
     loads = workloads("resnet50 alexnet", 433.34, 200)
-    params = PlanParams(router=Router.BATCH_ROUND_ROBIN)
+    params = PlanParams(router=built_batches)
     predictor = Predictor(loads, {"g": KIND}, v100, params)
     [alone_s] = predictor.service_s(pair[:1])
     beside_s, _ = predictor.service_s(pair)

@@ -1,5 +1,7 @@
 """Predicted parts in time against simulated ones of the same queue, up to 90 % of the capacity."""
 
+from typing import Any
+
 import pytest
 
 from autoscaler.placement.prediction import Predictor
@@ -8,13 +10,13 @@ from autoscaler.placement.problem import (
     ModelProfile,
     PlanParams,
     Profiles,
-    Router,
     SlowedPair,
     Workload,
 )
 from registry.domain.model import RoutingPolicy
 from registry.domain.records import PlacedReplica
 from research.experiments.elvinger.simulated import PlacedLoad, simulate
+from research.placement.built_batches import built_batches
 
 _POINTS = tuple(
     BatchPoint(size, ms / 1000, 1000 * size / ms, 10, 50, 50, 40)
@@ -27,11 +29,10 @@ _SEEDS = range(4)
 @pytest.mark.parametrize("load", [0.5, 0.9])
 @pytest.mark.parametrize("slo_s", [0.1, 0.2])
 @pytest.mark.parametrize(
-    ("router", "policy"),
-    [(Router.BATCH_ROUND_ROBIN, "batch-round-robin"), (Router.AUTO, RoutingPolicy.AUTO)],
+    ("router", "policy"), [(built_batches, "batch-round-robin"), (None, RoutingPolicy.AUTO)]
 )
 def test_predicted_parts_in_time_are_within_five_points(
-    router: Router, policy: str, slo_s: float, load: float
+    router: Any, policy: str, slo_s: float, load: float
 ) -> None:
     params = PlanParams(router=router, late_horizon_s=8.0)
     rate_rps = load * 8 / 0.030
@@ -46,13 +47,10 @@ def test_predicted_parts_in_time_are_within_five_points(
 
 @pytest.mark.parametrize(
     ("router", "policy", "slo_s", "busy"),
-    [
-        (Router.BATCH_ROUND_ROBIN, "batch-round-robin", 0.2, 0.9),
-        (Router.AUTO, RoutingPolicy.AUTO, 0.1, 0.75),
-    ],
+    [(built_batches, "batch-round-robin", 0.2, 0.9), (None, RoutingPolicy.AUTO, 0.1, 0.75)],
 )
 def test_neighbours_slow_down_as_measured_pairs_do_when_simulated(
-    router: Router, policy: str, slo_s: float, busy: float
+    router: Any, policy: str, slo_s: float, busy: float
 ) -> None:
     """Two models on one accelerator, each busy for this part of the time."""
     models, factor = ("a", "b"), 1.4
