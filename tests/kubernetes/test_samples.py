@@ -14,7 +14,7 @@ from tests.kubernetes.places import REPOSITORY
 pytestmark = pytest.mark.kubernetes
 
 MANIFESTS = REPOSITORY / "manifests"
-NOT_HERE = ("monitoring.coreos.com/",)
+NOT_HERE = ("monitoring.coreos.com/", "cert-manager.io/")
 """Kinds of operators that this cluster does not run, which are not checked."""
 
 
