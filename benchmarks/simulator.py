@@ -140,6 +140,7 @@ def trace(size: Size, count: int, seed: int) -> list[pa.RecordBatch]:
         pa.array(np.ones(count, np.int64)),
         pa.array(np.zeros(count, np.int64)),
         pa.nulls(count, pa.float64()),
+        pa.nulls(count, TRACE_SCHEMA.field("blocks").type),
     ]
     whole = pa.RecordBatch.from_arrays(columns, schema=TRACE_SCHEMA)
     return [whole.slice(offset, _ROWS) for offset in range(0, count, _ROWS)]

@@ -15,6 +15,7 @@ from gateway.http.body import IncomingBody
 from gateway.http.error_responses import InferenceClient
 from gateway.http.headers import PROTOBUF, RequestHeaders
 from gateway.http.openai import parse_model_name
+from gateway.http.prompts import has_prompt
 from gateway.http.targets import (
     ComponentTarget,
     ModelTarget,
@@ -168,7 +169,10 @@ class ExchangeChoice:
         check_wait(client, deadline_s)
         arrival = self._arrival(pool, client, read, deadline_s=deadline_s)
         read.deadline_s = deadline_s
-        return Request(pool.context, client, read, arrival, body)
+        request = Request(pool.context, client, read, arrival, body)
+        if len(pool.watch.state.pods) > 1:
+            request.has_prompt = has_prompt(client.target, record.serving, read.policy)
+        return request
 
     def _begun_request(
         self, client: InferenceClient, read: RequestHeaders, body: IncomingBody

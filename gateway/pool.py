@@ -145,6 +145,7 @@ def create_pool(
     registry = Registry(settings.redis_url, pool)
     watch = ClusterWatch(registry)
     names.add(watch.state)
+    watch.state.prefixes.on_sent = metrics.count_prompt
     reservations = Reservations(registry, watch.state, gateway_id, ttl_s=TTL_S)
     explanations = Explanations(gateway=telemetry.gateway.decode())
     placer = Placer(

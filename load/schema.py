@@ -23,9 +23,12 @@ TRACE_SCHEMA: Final = pa.schema(
         pa.field("input_size", pa.int64(), nullable=False),  # items, or tokens of a prompt
         pa.field("output_size", pa.int64(), nullable=False),  # tokens to generate, else 0
         pa.field("deadline_s", pa.float64()),  # from arrival; null: none
+        pa.field("blocks", pa.list_(pa.int64())),  # of a prompt, by `BLOCK_TOKENS`; null: unknown
     ]
 )
 """One arrival per row."""
+BLOCK_TOKENS: Final = 512
+"""Of a prompt: prompts with the same block are the same up to its end (Qin et al. 2025, FAST)."""
 
 RECORD_SCHEMA: Final = pa.schema(
     [

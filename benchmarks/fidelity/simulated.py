@@ -120,5 +120,6 @@ def _trace(setting: Setting, arrivals: Sequence[Arrival]) -> pa.RecordBatch:
         pa.array([1] * count, pa.int64()),
         pa.array([0] * count, pa.int64()),
         pa.nulls(count, pa.float64()),
+        pa.nulls(count, TRACE_SCHEMA.field("blocks").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=TRACE_SCHEMA)

@@ -148,6 +148,8 @@ class Admission(Generic[P]):
         record = state.models.get(request.model)
         if record is None or request.policy is not None or not is_plain(record.serving):
             return None
+        if request.prompt is not None:
+            return None
         spec = placement.spec = record.serving
         found = self._decide_warm(
             request.model, spec.key, request.size_class, request.deadline_s, now_s

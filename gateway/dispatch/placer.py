@@ -128,6 +128,9 @@ class Placer(Generic[P]):
             placement.arrival.size_class,
         )
         is_granted = self._driver.reserve(placement, decision, self.on_reply)
+        prompt = placement.arrival.prompt
+        if prompt is not None and is_granted is not False:
+            self._state.prefixes.record(placement.spec.key, decision.predict, prompt)
         if is_granted:
             placement.is_pending = False
         elif is_granted is False:

@@ -15,6 +15,7 @@ from gateway.errors import GatewayError
 from gateway.http.body import HeldBodies, IncomingBody
 from gateway.http.headers import Headers, KnownHead, RequestHeaders, read_headers
 from gateway.http.pod_connection import PodConnection, PodConnectionPool
+from gateway.http.prompts import has_prompt
 from gateway.http.targets import ModelTarget, Verb
 from gateway.request_task import Shutdown
 from gateway.routing.route_request import is_plain
@@ -137,6 +138,8 @@ class WarmRoute:
     """Whether `WarmRequest` may serve requests with the head."""
     is_plain: bool
     """Whether the soonest pod may be certain, without its model's policy."""
+    has_prompt: bool
+    """Whether pods may have a part of a request's prompt."""
     target: ModelTarget
     spec: ModelSpec
     key: str
@@ -234,10 +237,12 @@ class WarmRoutes:
             and not target.canaries
             and target.model not in state.applications
         )
+        reads_prompt = has_prompt(target, spec, None)
         return WarmRoute(
             state.models_version,
             is_usual and is_model and not spec.logger,
-            is_plain(spec),
+            is_plain(spec) and not reads_prompt,
+            reads_prompt,
             target,
             spec,
             spec.key,

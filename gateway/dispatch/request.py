@@ -40,6 +40,7 @@ from gateway.http.pod_connection import (
     is_from_pod,
 )
 from gateway.http.pod_response import FIRST_ERROR
+from gateway.http.prompts import read_prompt
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.event_log import LoggedRequest
 from gateway.telemetry.recent_requests import RecentRequest, StageTimings
@@ -63,6 +64,8 @@ class Request:
     """Time from the start to the placement."""
     _awaited_tier: str | None = None
     """Source tier of the load that the queued request waited for; None: no load."""
+    has_prompt = False
+    """Of which pods may have a part."""
     _holds_slot = _is_forwarded = False
     """`_is_forwarded`: the client was sent the last of the response."""
     _begun_placement: Placement | None = None
@@ -139,6 +142,8 @@ class Request:
         """Place and send the request until a pod responds. Raises GatewayError."""
         quarantine, path, body = self._context.quarantine, self._path, self._body
         self.arrival.size_class = size_class(body.received_bytes)
+        if self.has_prompt and self._begun_placement is None:
+            self.arrival.prompt = read_prompt(body.buffered, body.received_bytes)
         if quarantine.records and self._begun_placement is None:
             quarantine.check(path, body.buffered, body.received_bytes)
         while True:

@@ -18,6 +18,7 @@ from gateway.http.body import UNCOUNTED_BYTES
 from gateway.http.client_request import NO_EVENT, ClientRequest, InferenceConnection
 from gateway.http.headers import KnownHead
 from gateway.http.pod_connection import PodConnection
+from gateway.http.prompts import read_prompt
 from gateway.routing.auto import run_warm
 from gateway.routing.decision import LatencyEstimate, Reason, SendTo
 from gateway.routing.latency_model import PodForecast, record_at
@@ -261,7 +262,10 @@ class WarmRequest(Reservation):
     def _place_by_policy(self) -> None:
         """Hand over what waits, loads or is refused; go on with what a warm pod takes at once."""
         path = self._path
-        placement = self._placement = Placement(self.arrival())
+        arrival, route = self.arrival(), self.route
+        if route.has_prompt and len(path.state.pods) > 1:
+            arrival.prompt = read_prompt((self._body,), route.content_length)
+        placement = self._placement = Placement(arrival)
         placement.error = path.context.placer.place(placement)
         if placement.is_pending or placement.error is not None:
             self._send(None)

@@ -41,6 +41,8 @@ from registry.domain.pod_state import LoadMode, PodState
 def auto(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """Take the option with the lowest cost: the soonest warm pod where it is certain to be that."""
     key, size_class, deadline_s = request.key, request.size_class, request.deadline_s
+    if request.cached is not None:
+        return weigh(request, cluster, now_s)
     certain = certain_pod(key, size_class, deadline_s, cluster, now_s)
     if certain is not None:
         return run_warm(certain)
@@ -96,7 +98,7 @@ def weigh(
     if len(cluster.pods.kinds) > 1:
         options = _options_by_kind(request, cluster, warm, warming, now_s)
     elif found or (free := serving.free.first(MAX_COMPARED)):
-        if found is None and not serving.are_alike:
+        if found is None and (request.cached is not None or not serving.are_alike):
             found = run_soonest(warm, request, cluster, now_s)
         found = found or soonest_of(
             free, request.key, request.size_class, request.deadline_s, cluster, now_s
@@ -107,6 +109,11 @@ def weigh(
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
+        if (cached := request.cached) is not None:
+            most = [pod for pod in busy if cached.get(pod.name) == max(cached.values())]
+            if most and most != busy:
+                waits = wait_for(most, request, cluster, now_s)
+                options.append(RoutingOption("queue", waits, reason))
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = None

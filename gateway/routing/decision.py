@@ -1,6 +1,6 @@
 """Input and output of a routing policy: a request, and the decision to send, wait or reject."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,6 +70,9 @@ class RequestView:
     """How long it waits for more requests of its model before a load that evicts others."""
     may_try_transfer: bool = True
     """Whether it may be proxied although the model's transfers have never been measured."""
+    cached: Mapping[str, float] | None = None
+    """The share of its prompt that pods have computed before, by name; None: it has no prompt, or
+    no pod has any of it."""
 
 
 @dataclass(slots=True)

@@ -54,6 +54,8 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
     """
     measured = pod.estimates[request.key]
     times = measured.stages_of(request.size_class)
+    if request.cached is not None:
+        times = times_at(pod, request)
     residency = cluster.holders(request.key).get(pod.name)
     load = remaining_load(request.key, pod, measured, cluster, now_s)
     load_s = load.seconds if load else 0.0
@@ -77,6 +79,21 @@ def run_at(pod: PodState, request: RequestView, cluster: ClusterState, now_s: fl
         pod=pod,
         times=times,
         start_s=start_s,
+    )
+
+
+def times_at(pod: PodState, request: RequestView) -> StageTimes:
+    """A request's times less that of the part of its prompt that the pod has.
+
+    A prompt takes what requests of its size take longer than the smallest.
+    """
+    measured = pod.estimates[request.key]
+    times, least = measured.stages_of(request.size_class), measured.stages_of(0)
+    share = request.cached.get(pod.name, 0.0) if request.cached else 0.0
+    return replace(
+        times,
+        infer_s=times.infer_s - share * max(0.0, times.infer_s - least.infer_s),
+        share_s=times.share_s - share * max(0.0, times.share_s - least.share_s),
     )
 
 
@@ -119,6 +136,8 @@ def wait_for(
         wait_s = max(wait_s, request.stalled_s)
     if not is_mixed:
         hold_s = own.hold_s
+        if request.cached is not None:
+            hold_s = max([times_at(pod, request).hold_s for pod in pods])
     return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s + own.spread_s)
 
 

@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Final
 
 from gateway.routing.decision import RequestView
-from gateway.routing.latency_model import PodForecast, run_at
+from gateway.routing.latency_model import PodForecast, run_at, times_at
 from registry.domain.cluster import ClusterState
 from registry.domain.device_backlog import device_backlog, is_idle
 from registry.domain.estimates import UNMEASURED, KindEstimates
@@ -195,7 +195,8 @@ def run_soonest(
 
     None if there is no such pod. Of pods that are equally fast one without other inferences comes
     first; of many only those with the fewest are compared, as long as each pod takes for them.
-    Ties: as `FreePods`.
+    Where pods have a part of the prompt, the one whose requests all together lose least: it holds
+    them up for its device time. Ties: as `FreePods`.
     """
     best = None
     best_s = inf
@@ -203,6 +204,10 @@ def run_soonest(
     are_alike = len({pod.slowness for pod in free}) <= 1
     if not are_alike:
         free.sort(key=lambda pod: (pod.inferring + 1) * pod.slowness)
+    if (cached := request.cached) is not None:
+        shares_s = {pod: times_at(pod, request).share_s for pod in free}
+        free.sort(key=lambda pod: ((pod.inferring + 1) * shares_s[pod], -cached.get(pod.name, 0.0)))
+        del free[1:]
     for pod in free[:MAX_COMPARED]:
         forecast = run_at(pod, request, cluster, now_s)
         ends_s = forecast.seconds + forecast.delays_s

@@ -28,6 +28,7 @@ from registry.domain.estimates import MAX_AGE_S
 from registry.domain.model import LoadFailure, ModelName, ModelRecord, ModelSpec, RoutingPolicy
 from registry.domain.pod import PodPhase
 from registry.domain.pod_state import LoadMode
+from registry.domain.prompt_prefixes import Prompt
 from registry.inference_service.predictors import unmet_needs
 
 CONTESTED_MARGIN: Final = 2.0
@@ -55,6 +56,8 @@ class IncomingRequest:
     """Of its body (`registry.domain.estimates`); None: not known."""
     load_failed: bool = False
     """A load for it has failed: while a pod is warm, it waits for no other."""
+    prompt: Prompt | None = None
+    """Of a text generation that several pods may serve; else None."""
 
 
 @dataclass(slots=True)
@@ -163,6 +166,8 @@ def route_request(
     view = view_of(
         request, spec, ahead, behind, stalled_s, lost_s, queued, may_try_transfer=may_try_transfer
     )
+    if request.prompt is not None:
+        view.cached = cluster.prefixes.find(spec.key, request.prompt)
     decision = routing_policy(policy)(view, cluster, now_s)
     if isinstance(decision, SendTo) and decision.mode is not LoadMode.WARM:
         if avoids_load and cluster.warm(spec.key):

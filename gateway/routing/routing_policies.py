@@ -22,6 +22,7 @@ from gateway.routing.pod_selection import (
     least_busy_below,
     least_loaded,
     least_loaded_free,
+    run_soonest,
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.model import RoutingPolicy
@@ -32,9 +33,8 @@ from registry.policy_names import ROUTING
 
 def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """A warm or warming pod with a free slot, else a cold start at any pod with a free slot."""
-    del now_s
-    if free := cluster.free_warm(request.key).first(1):
-        return SendTo(free[0].name, free[0].name, LoadMode.WARM, Reason.WARM)
+    if warm := _free_warm(request, cluster, now_s):
+        return SendTo(warm.name, warm.name, LoadMode.WARM, Reason.WARM)
     if pod := fewest_inferring(cluster.warming(request.key)):
         return SendTo(pod.name, pod.name, LoadMode.JOIN, Reason.WARMING)
     cold = best_cold(cluster, request.key, request.draw)
@@ -46,10 +46,9 @@ def colocation(request: RequestView, cluster: ClusterState, now_s: float) -> Dec
 
 def colocation_queueing(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:
     """A warm pod, else a warming pod, queueing if it has no free slot; else a cold start."""
-    del now_s
     if cluster.warm(request.key):
-        if free := cluster.free_warm(request.key).first(1):
-            return SendTo(free[0].name, free[0].name, LoadMode.WARM, Reason.WARM)
+        if warm := _free_warm(request, cluster, now_s):
+            return SendTo(warm.name, warm.name, LoadMode.WARM, Reason.WARM)
         return Wait(Reason.QUEUE_WARM_BUSY)
     if warming := cluster.warming(request.key):
         if pod := fewest_inferring(warming):
@@ -59,6 +58,15 @@ def colocation_queueing(request: RequestView, cluster: ClusterState, now_s: floa
     if cold is None:
         return Wait(Reason.QUEUE_NO_SLOT if cluster.pods else Reason.NO_PODS)
     return SendTo(cold.name, cold.name, LoadMode.LOAD, Reason.COLD, max_other_copies=0)
+
+
+def _free_warm(request: RequestView, cluster: ClusterState, now_s: float) -> PodState | None:
+    """The least busy one with a free slot; where some have a part of the prompt, the soonest."""
+    if request.cached is not None:
+        found = run_soonest(cluster.warm(request.key), request, cluster, now_s)
+        return None if found is None else found.pod
+    free = cluster.free_warm(request.key).first(1)
+    return free[0] if free else None
 
 
 def random_pod(request: RequestView, cluster: ClusterState, now_s: float) -> Decision:

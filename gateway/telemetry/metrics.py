@@ -23,6 +23,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, S
 from prometheus_client.registry import Collector
 
 from gateway.telemetry.recent_requests import RecentRequest
+from registry.domain.model import name_of_key
 from registry.domain.pod import Stage
 
 OTHER: Final = "other"
@@ -246,6 +247,15 @@ class GatewayMetrics:
             "Events of models' loggers, by what became of them.",
             ("outcome",),
         )
+        # Named as vLLM's.
+        self._queries, self._hits = (
+            counter(f"pilotlight_gateway_prefix_cache_{name}", documentation, ("model",))
+            for name, documentation in (
+                ("queries", "Tokens of prompts whose prefix was looked for at pods."),
+                ("hits", "Of these, tokens that the chosen pod had computed before."),
+            )
+        )
+        labels.on_gone.append(self._drop_prompts)
         self.disconnects = counter(
             "pilotlight_gateway_client_disconnects", "Clients that left before the response."
         )
@@ -261,6 +271,16 @@ class GatewayMetrics:
         self.registry_repairs = gauge(
             "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed."
         )
+
+    def count_prompt(self, key: str, tokens: int, cached: int) -> None:
+        model = self.labels.label(str(name_of_key(key)))
+        self._queries.labels(model).inc(tokens)
+        self._hits.labels(model).inc(cached)
+
+    def _drop_prompts(self, gone: AbstractSet[str]) -> None:
+        for model in gone:
+            self._queries.remove(model)
+            self._hits.remove(model)
 
     def end(self, request: RecentRequest) -> None:
         """Count a request that has ended, later."""

@@ -33,6 +33,7 @@ class TraceArrival(NamedTuple):
     input_size: int
     output_size: int
     deadline_s: float | None
+    blocks: list[int] | None
 
 
 class ModelAppearance(NamedTuple):

@@ -128,8 +128,8 @@ class VirtualFuture:
 
 MAX_ARRIVAL_S: Final = 366 * 86_400.0
 """A year: later times are probably calendar times, or milliseconds."""
-Row = tuple[float, str, str, int, int, float | None]
-"""Time, tenant, model, input size, output size, deadline counted from the arrival."""
+Row = tuple[float, str, str, int, int, float | None, list[int] | None]
+"""Time, tenant, model, input size, output size, deadline counted from the arrival, blocks."""
 
 
 def rows(batch: pa.RecordBatch) -> Iterator[Row]:
@@ -139,7 +139,7 @@ def rows(batch: pa.RecordBatch) -> Iterator[Row]:
             f"a trace must have the columns {TRACE_SCHEMA.names}, was {batch.schema.names}"
         )
     check_times(batch)
-    at_s, tenant, model, input_size, output_size, deadline_s = batch.columns
+    at_s, tenant, model, input_size, output_size, deadline_s, blocks = batch.columns
     return zip(
         _numbers(at_s),
         _names(tenant),
@@ -147,6 +147,7 @@ def rows(batch: pa.RecordBatch) -> Iterator[Row]:
         _numbers(input_size),
         _numbers(output_size),
         _numbers(deadline_s),
+        repeat(None, len(blocks)) if blocks.null_count == len(blocks) else blocks.to_pylist(),
         strict=True,
     )
 

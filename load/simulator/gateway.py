@@ -23,11 +23,13 @@ from gateway.errors import RequestLostPods
 from gateway.routing.decision import Reason
 from gateway.routing.route_request import IncomingRequest
 from load.errors import LoadError
+from load.schema import BLOCK_TOKENS
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.pods.simulated_request import BYTES_PER_ITEM, RequestPod, SimulatedRequest
 from registry.domain.estimates import size_class
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.pod_state import Refusal
+from registry.domain.prompt_prefixes import Prompt
 from variants.live_window import NoUsableVariant
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self._events = events
         self._registry = registry
         self._state = registry.state
+        self._state.prefixes.block_tokens = BLOCK_TOKENS
         self._rows = rows
         self._summary = summary
         self._pods = pods
@@ -130,7 +133,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     def arrive(self, row: Row) -> None:
         """Place the next request of the trace, or respond 404 if its model is not declared."""
-        now_s, tenant, model, input_size, output_size, deadline_s = row
+        now_s, tenant, model, input_size, output_size, deadline_s, blocks = row
         self.open_total += 1
         self._row += 1
         id_ = self._id_prefix + str(self._row)
@@ -158,6 +161,8 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             at_s,
             size_class(BYTES_PER_ITEM * input_size),
         )
+        if blocks:
+            arrival.prompt = Prompt(blocks, input_size)
         request = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:
             self._events.at(arrival.deadline_s, self._deadline_passed, arrival)
@@ -171,7 +176,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             self.on_placed(request)
 
     def _reject_unknown(self, id_: str, row: Row) -> None:
-        now_s, tenant, model, input_size, output_size, deadline_s = row
+        now_s, tenant, model, input_size, output_size, deadline_s, _ = row
         name = ModelName(tenant, model)
         arrival = IncomingRequest(id_, name, now_s, draw=0.0, sequence=0)
         request = SimulatedRequest(arrival, ModelPlan(ModelSpec(name, "")), input_size, output_size)
@@ -189,7 +194,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
 
     def _arrive_at_application(self, id_: str, row: Row) -> bool:
         """False: there is no such application."""
-        now_s, tenant, name, input_size, output_size, deadline_s = row
+        now_s, tenant, name, input_size, output_size, deadline_s, _ = row
         applications = self._applications
         plan = applications.by_name.get(ModelName(tenant, name)) if applications else None
         if applications is None or plan is None:
@@ -405,6 +410,7 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
         self, request: SimulatedRequest, status: int, error: str | None, reason: str | None = None
     ) -> None:
         request.is_over = True
+        self._summary.cached_tokens += request.cached_tokens
         self.open_total -= 1
         due_s, arrival_s = request.arrival.due_s, request.arrival.arrival_s
         self._rows.add(

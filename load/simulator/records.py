@@ -44,6 +44,8 @@ class FinishedRequests:
         self.arrival_s: list[float] = []
         self.placed_s: list[float] = []
         """Time at which the request was sent to its entry pod; negative if it was not sent."""
+        self.first_s: list[float] = []
+        """When the response began."""
         self.finished_s: list[float] = []
         self.status: list[int] = []
         self.reason: list[Reason | str | None] = []
@@ -91,6 +93,7 @@ class FinishedRequests:
         self.policy.append(request.policy)
         self.arrival_s.append(arrival.arrival_s)
         self.placed_s.append(request.placed_s)
+        self.first_s.append(request.first_token_s if request.first_token_s >= 0 else finished_s)
         self.finished_s.append(finished_s)
         self.status.append(status)
         self.reason.append(reason)
@@ -143,7 +146,7 @@ def _derived(rows: FinishedRequests) -> dict[str, Any]:
         "model": models,
         "scheduled_s": arrival_s,
         "sent_s": arrival_s,
-        "first_byte_s": finished_s,
+        "first_byte_s": _floats(rows.first_s),
         "finished_s": finished_s,
         "queue_ms": 1e3 * (np.where(is_placed, placed_s, finished_s) - arrival_s),
         "load_ms": 1e3 * load_s,

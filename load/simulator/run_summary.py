@@ -126,6 +126,8 @@ class Summary(RunTotals[StreamingLatencies]):
         """By model key."""
         self.load_s = 0.0
         """Time of all loads together."""
+        self.cached_tokens = 0
+        """Of prompts, which pods had computed before."""
         self.wasted_memory_byte_s = 0.0
         """Bytes of idle models on devices times seconds."""
         self._last_scheduled_s = 0.0

@@ -42,6 +42,7 @@ def arrival_batch(
     input_size: NDArray[np.int64] | int = 1,
     output_size: NDArray[np.int64] | int = 0,
     deadline_s: NDArray[np.float64] | None = None,
+    blocks: pa.Array | None = None,
 ) -> pa.RecordBatch:
     """One batch; a scalar applies to every row, NaN in `deadline_s` means no deadline."""
     rows = len(at_s)
@@ -55,6 +56,7 @@ def arrival_batch(
         pa.nulls(rows, pa.float64())
         if deadline_s is None
         else pa.array(deadline_s, pa.float64(), from_pandas=True),
+        pa.nulls(rows, TRACE_SCHEMA.field("blocks").type) if blocks is None else blocks,
     ]
     return pa.RecordBatch.from_arrays(columns, schema=TRACE_SCHEMA)
 

@@ -21,6 +21,7 @@ from registry.domain.pod import AVERAGE, AcceleratorKind, PodInfo, PodPhase, Pod
 from registry.domain.pod_index import FreePods, PodIndex, Residency, ResidencyIndex
 from registry.domain.pod_state import NO_STEPS, PodState, QueuedSteps
 from registry.domain.prices import ArrivalRates, EvictionPrices
+from registry.domain.prompt_prefixes import PromptPrefixes
 from registry.domain.records import (
     PlacementRecord,
     WantedPods,
@@ -49,7 +50,9 @@ class ClusterState:
         self.applications: dict[ModelName, ApplicationSpec] = {}
         self.accuracies: dict[ModelName, AccuracyProfile] = {}
         """Of the generation that was profiled last, by model."""
-        self.residency = ResidencyIndex(self.pods)
+        self.prefixes = PromptPrefixes()
+        """Of the prompts that this process has sent."""
+        self.residency = ResidencyIndex(self.pods, self.prefixes)
         self.arrivals = ArrivalRates()
         """Of the requests that this process received."""
         self.queue_depths: dict[str, int] = {}
@@ -86,7 +89,8 @@ class ClusterState:
         self.pods = PodIndex(self.measurements)
         self.models = {}
         self.applications, self.accuracies = {}, {}
-        self.residency = ResidencyIndex(self.pods)
+        self.prefixes.clear()
+        self.residency = ResidencyIndex(self.pods, self.prefixes)
         self.eviction_prices = EvictionPrices(
             self.pods, self.residency, self.arrivals, self.queue_depths
         )

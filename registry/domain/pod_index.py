@@ -13,6 +13,7 @@ from registry.domain.estimates import KindEstimates, Measurements
 from registry.domain.model import Tier, name_of_key
 from registry.domain.pod import AcceleratorKind
 from registry.domain.pod_state import ChangeCounter, ChangeLog, PodState, divide_free_bytes
+from registry.domain.prompt_prefixes import PromptPrefixes
 
 Rank = tuple[float, ...]
 _IDLE: Final[Rank] = (float("-inf"), 0)
@@ -301,9 +302,10 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     model's residency changes or any pod starts or stops accepting requests.
     """
 
-    def __init__(self, pods: PodIndex) -> None:
+    def __init__(self, pods: PodIndex, prefixes: PromptPrefixes) -> None:
         super().__init__()
         self._pods = pods
+        self._prefixes = prefixes
         self._accepting_changes = pods.accepting_changes
         self._accepting_count = 0
         """`_accepting_changes.count` when the lists in `_serving` were built."""
@@ -347,6 +349,7 @@ class ResidencyIndex(dict[str, "dict[str, Residency]"]):
     def _leave_device(self, key: str, pod: str) -> None:
         held = self._on_device.get(pod)
         if held is not None and held.pop(key, None) is not None:
+            self._prefixes.forget(key, pod)
             self._note_change(key, pod)
             if not held:
                 del self._on_device[pod]

@@ -109,3 +109,10 @@ HUAWEI: Final = Format(
     TenantCountParameters,
     partial(_drawn, readers.huawei),
 )
+MOONCAKE: Final = Format(
+    "mooncake",
+    "timestamp_ms, input_length, output_length, hash_ids",
+    has_columns("timestamp_ms", "input_length", "output_length", "hash_ids"),
+    OneModelParameters,
+    partial(open_rows, readers.mooncake),
+)

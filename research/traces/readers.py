@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pydantic import model_validator
 
 from load.errors import InvalidTrace
+from load.schema import TRACE_SCHEMA
 from load.traces.batches import DEFAULT_TENANT, ModelIndex
 from load.traces.blocks import Block
 from load.traces.parameters import Burstiness, DurationS, FileParameters, Name, TenantParameters
@@ -66,6 +67,21 @@ def azure_llm(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterat
             tenant=given.tenant,
             input_size=block.whole_numbers("ContextTokens"),
             output_size=block.whole_numbers("GeneratedTokens"),
+        )
+
+
+def mooncake(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
+    """Mooncake's traces of language models, with the blocks of prompts."""
+    for block in all_blocks(tables, ["timestamp_ms", "input_length", "output_length", "hash_ids"]):
+        ids = pc.split_pattern_regex(block.names("hash_ids"), r"[^0-9]+")
+        yield arrivals(
+            block,
+            block.numbers("timestamp_ms") / 1000,
+            model=given.model,
+            tenant=given.tenant,
+            input_size=block.whole_numbers("input_length"),
+            output_size=block.whole_numbers("output_length"),
+            blocks=ids.cast(TRACE_SCHEMA.field("blocks").type),
         )
 
 

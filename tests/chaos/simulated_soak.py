@@ -67,6 +67,7 @@ def trace(hours: float, seed: int) -> Iterator[pa.RecordBatch]:
             [1] * count,
             [0] * count,
             [None] * count,
+            [None] * count,
         ]
         yield pa.record_batch(
             [pa.array(c, f.type) for c, f in zip(columns, TRACE_SCHEMA, strict=True)],

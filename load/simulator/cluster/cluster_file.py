@@ -181,6 +181,8 @@ def _models(group: ModelsSection, field: str, problems: list[str]) -> list[Model
                 at=_at(group),
                 is_batched=group.batching,
                 is_continuous=group.generation == "continuous",
+                prefill_s=group.prefill,
+                cache_tokens=group.prefix_cache,
                 counts_tokens=group.input == "tokens",
                 infer_cores=tuple(sorted(group.infer_cores.items())),
                 load_cpu_s={Tier(tier): seconds for tier, seconds in group.load_cpu.items()},

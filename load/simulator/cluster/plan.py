@@ -121,6 +121,10 @@ class ModelPlan:
     """CPU time of a load by its source tier; missing: `load_s` or `load_fixed_s`, as one core's."""
     sm_utilization: tuple[tuple[int, float], ...] = ()
     """Multiprocessors in use by rows, ascending, in %; empty: all of them."""
+    prefill_s: float = 0.0
+    """Additional time per token of a prompt that is not in the pod's cache."""
+    cache_tokens: int = 0
+    """Tokens of earlier prompts that a pod's cache keeps; 0: none."""
     counts_tokens: bool = False
     """A trace's input size is the number of tokens of one item, not a number of items."""
 

@@ -285,6 +285,8 @@ class ModelsSection(Section):
     at: dict[str, Literal["device", "host", "disk"]] = {}
     batching: bool = True
     input: Literal["items", "tokens"] = "items"
+    prefill: Duration = 0.0
+    prefix_cache: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
     def _has_times(self) -> ModelsSection:
@@ -297,6 +299,8 @@ class ModelsSection(Section):
                 "generation: continuous needs infer_per_token, the time of an iteration, "
                 "such as {1: 15ms, 8: 20ms}"
             )
+        if self.prefill and (self.generation, self.input) != ("continuous", "tokens"):
+            raise ValueError("prefill needs generation: continuous and input: tokens")
         if self.generation == "continuous" and not self.batching:
             raise ValueError("generation: continuous batches requests: batching must be true")
         return self

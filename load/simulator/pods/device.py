@@ -128,6 +128,10 @@ class SimulatedDevice:
         else:
             self._next()
 
+    def forget(self, key: str) -> None:
+        """The model is unloaded: nothing of earlier prompts is left."""
+        self._iterations.forget(key)
+
     def _device_model(self, plan: ModelPlan) -> DeviceModel:
         key = plan.spec.key
         model = self._device_models.get(key)

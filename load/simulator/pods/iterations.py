@@ -14,9 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, inf, nextafter
 
+from load.schema import BLOCK_TOKENS
 from load.simulator.cluster.plan import ModelPlan
 from load.simulator.event_queue import EventQueue
 from load.simulator.pods.simulated_request import SimulatedRequest
+from registry.domain.prompt_prefixes import KeptBlocks
 from runtime.device.queue import (
     ASSUMED_DEADLINE_S,
     MAX_SEQUENCES,
@@ -44,7 +46,16 @@ class _Sequence:
 class ContinuousBatch:
     """The requests of one model at one device; each row of a request is a sequence of its own."""
 
-    __slots__ = ("_iterations", "_max_rows", "_rows", "_sequences", "_waiting", "plan")
+    __slots__ = (
+        "_iterations",
+        "_kept",
+        "_max_rows",
+        "_new_tokens",
+        "_rows",
+        "_sequences",
+        "_waiting",
+        "plan",
+    )
 
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
@@ -53,6 +64,9 @@ class ContinuousBatch:
         self._sequences: list[_Sequence] = []
         self._rows = 0
         self._iterations = 0
+        self._kept = KeptBlocks()
+        self._new_tokens = 0
+        """Of the prompts that have joined, without those that were kept."""
 
     @property
     def is_empty(self) -> bool:
@@ -80,11 +94,24 @@ class ContinuousBatch:
             last = self._iterations + max(1, request.output_size)
             self._sequences.append(_Sequence(request, last))
             self._rows += request.rows
+            self._add_prompt(request)
         return self._rows - before, late
+
+    def _add_prompt(self, request: SimulatedRequest) -> None:
+        """Each joins with what earlier prompts have left of its own, but for one token."""
+        prompt = request.arrival.prompt
+        if prompt is not None:
+            kept_tokens = self._kept.held(prompt.blocks) * BLOCK_TOKENS
+            request.cached_tokens = min(kept_tokens, prompt.tokens - 1)
+            self._kept.keep(prompt.blocks, self.plan.cache_tokens // BLOCK_TOKENS)
+        self._new_tokens += request.input_size - request.cached_tokens
 
     def iteration_s(self, joined: int = 0) -> float:
         """Time of an iteration at speed 1, with the prompts of the rows that have just joined."""
-        prompts_s = self.plan.infer_s(joined) if joined else 0.0
+        prompts_s = 0.0
+        if joined:
+            prompts_s = self.plan.infer_s(joined) + self._new_tokens * self.plan.prefill_s
+            self._new_tokens = 0
         return prompts_s + self.plan.token_s(self._rows)
 
     def iterations_left(self) -> int:
@@ -96,12 +123,16 @@ class ContinuousBatch:
         deadlines_s = [each.request.arrival.deadline_s for each in self._sequences]
         return min((each for each in deadlines_s if each is not None), default=inf)
 
-    def advance(self, iterations: int) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
+    def advance(
+        self, iterations: int, now_s: float
+    ) -> tuple[list[SimulatedRequest], list[SimulatedRequest]]:
         """Run iterations; returns the complete requests, and those that had already ended."""
         self._iterations += iterations
         done, over, stay = [], [], []
         for sequence in self._sequences:
             request = sequence.request
+            if request.first_token_s < 0.0:
+                request.first_token_s = now_s
             if sequence.last <= self._iterations:
                 done.append(request)
             elif request.is_over:
@@ -222,6 +253,9 @@ class Iterations:
         if was_empty or batch.can_grow:
             self.interrupt()
 
+    def forget(self, key: str) -> None:
+        self._batches.pop(key, None)
+
     def _queue_next(self, model: DeviceModel, batch: ContinuousBatch, now_s: float) -> None:
         waiting = QueuedRows(next(self._numbers), now_s + ASSUMED_DEADLINE_S, now_s)
         self._enqueue(QueuedIteration(model, waiting, batch))
@@ -315,7 +349,7 @@ class Iterations:
         if number < 0:  # the run ended before its first iteration
             self._enqueue(job)
             return
-        finished, left = batch.advance(number // size + 1)
+        finished, left = batch.advance(number // size + 1, self._events.now_s)
         done += finished
         over += left
         if not batch.is_empty:

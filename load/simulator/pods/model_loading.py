@@ -81,6 +81,8 @@ class ModelLoading:
         self._events = events
         self._listener = listener
         self._on_loaded = on_loaded
+        self.on_removed: Callable[[str], None] = lambda _key: None
+        """Called with the key of a model that is no longer on the device."""
         self.tasks = VirtualTasks()
         self._device_link = SharedLink(events, plan.device_bytes_per_s)
         self._assets_ready_s: dict[str, float] = {}
@@ -139,6 +141,7 @@ class ModelLoading:
 
     def _removed(self, entry: SimulatedResident, _reason: str, evicted_for: str | None) -> None:
         self.publish_tier(entry.key)
+        self.on_removed(entry.key)
         if evicted_for is not None:
             self._node.demote(entry.plan)
 

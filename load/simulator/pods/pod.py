@@ -91,6 +91,7 @@ class SimulatedPod:
             eviction=cluster.eviction,
             on_loaded=self._prepare,
         )
+        self.loading.on_removed = self.device.forget
         self._residents = self.loading.residents.by_key
         self.work: Work = events.after if node.cores is None else node.cores.run
         """Work on the machine's cores."""

@@ -43,6 +43,10 @@ class SimulatedRequest(PendingPlacement):
     model_needed_s: float
     """When its predict pod began to wait for the model; negative before."""
     at_device_s: float
+    first_token_s: float
+    """When its first token was generated; negative before, and without tokens."""
+    cached_tokens: int
+    """Of its prompt, which its predict pod had computed before."""
     load_s: float
     preprocess_s: float
     infer_s: float
@@ -62,8 +66,8 @@ class SimulatedRequest(PendingPlacement):
         self.rows = 1 if plan.counts_tokens or input_size < 1 else input_size
         self.reason = None
         self.start = ""
-        self.placed_s = self.model_needed_s = -1.0
-        self.begun = 0
+        self.placed_s = self.model_needed_s = self.first_token_s = -1.0
+        self.begun = self.cached_tokens = 0
         self.failed = None
         self.token = 0
         self.load_s = self.preprocess_s = self.infer_s = self.postprocess_s = 0.0

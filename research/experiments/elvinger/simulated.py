@@ -195,6 +195,7 @@ def _trace(workloads: Sequence[Workload], seed: int) -> pa.RecordBatch:
             pa.array([1] * count, pa.int64()),
             pa.array([0] * count, pa.int64()),
             pa.array([None] * count, pa.float64()),
+            pa.nulls(count, TRACE_SCHEMA.field("blocks").type),
         ],
         schema=TRACE_SCHEMA,
     )

@@ -17,6 +17,7 @@ def trace(
     tenants: Sequence[str] | None = None,
     tokens: Sequence[int] | None = None,
     items: Sequence[int] | None = None,
+    blocks: Sequence[Sequence[int]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Arrivals; by default of one item each, without tokens to generate."""
     at_s, models = zip(*rows, strict=True)
@@ -31,6 +32,7 @@ def trace(
             pa.array(
                 deadline_s if isinstance(deadline_s, list) else [deadline_s] * count, pa.float64()
             ),
+            pa.array(list(blocks) if blocks else [None] * count, TRACE_SCHEMA.field("blocks").type),
         ],
         schema=TRACE_SCHEMA,
     )

@@ -23,6 +23,8 @@ SAMPLES = {
     "gentd26-requests": "gmt_create,predict_type,num_images_per_prompt,"
     "checkpoint_model_version_id\n2024-11-15 16:57:50,T,1.0,M0\n2024-11-15 16:58:00,T,,\n",
     "gentd26-per-minute": "minute,model,count\n3,M0,1\n5,,2\n5,M1,1\n",
+    "mooncake": "timestamp_ms,input_length,output_length,hash_ids\n"
+    "0,600,5,0 1\n1500,1100,7,0 1 9\n",
     "huawei": "minute,R1,R2\n10,2,1\n11,0,\n12,1,0\n",
 }
 
@@ -54,6 +56,7 @@ def test_own_columns(tmp_path: Path) -> None:
             "input_size": 3,
             "output_size": 7,
             "deadline_s": 1.5,
+            "blocks": None,
         },
         {
             "at_s": 2.0,
@@ -62,6 +65,7 @@ def test_own_columns(tmp_path: Path) -> None:
             "input_size": 1,
             "output_size": 0,
             "deadline_s": None,
+            "blocks": None,
         },
     ]
 
@@ -76,7 +80,16 @@ def test_most_own_columns_are_optional(tmp_path: Path) -> None:
         "input_size": 1,
         "output_size": 0,
         "deadline_s": None,
+        "blocks": None,
     }
+
+
+def test_mooncake_has_the_blocks_of_prompts(tmp_path: Path) -> None:
+    found = named(f"{write(tmp_path / 't.csv', SAMPLES['mooncake'])},model=chat")
+    assert column(found, "at_s") == [0.0, 1.5]
+    assert column(found, "input_size") == [600, 1100]
+    assert column(found, "output_size") == [5, 7]
+    assert column(found, "blocks") == [[0, 1], [0, 1, 9]]
 
 
 def test_azure_llm_times_start_at_the_first_row(tmp_path: Path) -> None:

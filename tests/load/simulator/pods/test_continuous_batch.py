@@ -63,6 +63,64 @@ def test_lone_request_takes_its_prompt_and_its_tokens() -> None:
     assert row["infer_ms"] == 1500
 
 
+PREFILLED: dict[str, Any] = {
+    "infer": {1: "1ns"}, "infer_per_token": "250ms", "input": "tokens", "prefill": "1ms",
+    "prefix_cache": 2048,
+}  # fmt: skip
+"""512 tokens of a prompt take 0.512 s; four blocks are kept."""
+
+
+def firsts(plan: Any, blocks: Sequence[Sequence[int]], **options: Any) -> list[float]:
+    """Times to the first token of prompts of these blocks, one every 100 s."""
+    sent = [(100.0 * at, "m", 2) for at in range(len(blocks))]
+    items = [512 * len(each) for each in blocks]
+    rows = run(plan, sent, items=items, blocks=blocks, **options)
+    assert [row["finished_s"] - row["first_byte_s"] for row in rows] == pytest.approx([0.25] * 3)
+    return [row["first_byte_s"] - row["scheduled_s"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "computed"),
+    [
+        pytest.param([[1, 2], [1, 2, 3], [1, 2, 3, 4]], [1024, 512, 512], id="a-conversation"),
+        pytest.param([[1, 2], [1, 2], [9, 8]], [1024, 1, 1024], id="the-same-but-its-last-token"),
+        pytest.param(
+            [[1, 2, 3], [4, 5, 6], [1, 2, 3]], [1536, 1536, 1024], id="the-oldest-ones-end-leaves"
+        ),
+    ],
+)
+def test_what_is_kept_of_prompts_is_not_computed_again(
+    blocks: list[list[int]], computed: list[int]
+) -> None:
+    expected = [each / 1000 + 0.25 for each in computed]
+    assert firsts(cluster(PREFILLED), blocks) == pytest.approx(expected)
+
+
+def test_without_a_cache_all_is_computed() -> None:
+    found = firsts(cluster(PREFILLED | {"prefix_cache": 0}), [[1]] * 3)
+    assert found == pytest.approx([0.762] * 3)
+
+
+def test_nothing_is_kept_of_a_model_that_was_unloaded() -> None:
+    other = {"name": "o", "at": {}, "size": "1GB"}
+    plan = cluster(PREFILLED, other)
+    sent = [(0.0, "m", 1), (100.0, "o", 1), (200.0, "m", 1)]
+    simulation = Simulation(
+        plan,
+        trace(
+            [(at_s, model) for at_s, model, _ in sent],
+            tokens=[1] * 3,
+            items=[512, 1, 512],
+            blocks=[[1], [], [1]],
+        ),
+        RoutingPolicy.COLOCATION_QUEUEING,
+        0,
+    )
+    rows = [row for batch in simulation for row in batch.to_pylist()]
+    assert rows[2]["start"] != "warm"
+    assert simulation.summary.cached_tokens == 0
+
+
 @pytest.mark.parametrize(
     ("model", "sent", "items", "expected"),
     [

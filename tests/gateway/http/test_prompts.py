@@ -1,0 +1,130 @@
+"""The prompts of bodies, as blocks."""
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from gateway.http.prompts import has_prompt, read_prompt
+from gateway.http.targets import ModelTarget, Verb, openai_target
+from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Task
+from registry.domain.prompt_prefixes import Prompt
+
+SYSTEM = {"role": "system", "content": "You answer briefly, in the words of the question. " * 20}
+FIRST = [SYSTEM, {"role": "user", "content": "What is a cat, and what does it eat? " * 10}]
+SECOND = [*FIRST, {"role": "assistant", "content": "An animal. " * 9}]
+NAME = ModelName("default", "m")
+AUTO = ModelPolicy()
+
+
+def read(document: Any, **options: Any) -> Prompt:
+    body = json.dumps(document, **options).encode()
+    found = read_prompt([body[:100], body[100:]], len(body))
+    assert found is not None
+    return found
+
+
+def common(one: Prompt, other: Prompt) -> int:
+    same = [a == b for a, b in zip(one.blocks, other.blocks, strict=False)]
+    return same.index(False) if False in same else len(same)
+
+
+def test_the_next_turn_begins_with_the_blocks_of_the_one_before() -> None:
+    before = read({"model": "m", "messages": FIRST, "temperature": 0.5})
+    after = read({"stream": True, "messages": SECOND, "model": "m"}, separators=(",", ":"))
+    assert len(before.blocks) >= 20
+    assert common(before, after) >= len(before.blocks) - 1  # its last may have the end of the list
+    assert len(after.blocks) > len(before.blocks)
+
+
+def test_blocks_count_all_text_before_them() -> None:
+    one = read({"prompt": "x" * 640})
+    other = read({"prompt": "y" + "x" * 639})
+    assert len(one.blocks) == 10
+    assert common(one, other) == 0
+    assert len(set(one.blocks)) == 10
+
+
+def test_tools_come_before_messages() -> None:
+    tools = [{"type": "function", "function": {"name": "weather", "description": "of " * 50}}]
+    one = read({"messages": FIRST, "tools": tools})
+    other = read({"tools": tools, "messages": SECOND})
+    assert common(one, other) >= len(one.blocks) - 1
+    assert common(one, read({"messages": FIRST})) == 0
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pytest.param({"prompt": "a b c " * 100}, id="completion"),
+        pytest.param({"prompt": list(range(300))}, id="completion-of-tokens"),
+        pytest.param({"instances": ["a b c " * 100]}, id="v1"),
+        pytest.param(
+            {"inputs": [{"name": "text", "datatype": "BYTES", "data": ["a b c " * 100]}]}, id="v2"
+        ),
+    ],
+)
+def test_reads_all_protocols(document: dict[str, Any]) -> None:
+    found = read(document)
+    assert len(found.blocks) >= 9
+    assert found.tokens == pytest.approx(16 * len(found.blocks), abs=16)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"[1]", id="no-object"),
+        pytest.param(b'{"input": "a text"}', id="no-prompt"),
+        pytest.param(gzip.compress(b'{"prompt": "a"}'), id="packed"),
+        pytest.param(b'{"prompt": %d}' % 10**30, id="a-huge-number"),
+    ],
+)
+def test_without_a_prompt(body: bytes) -> None:
+    assert read_prompt([body], len(body)) is None
+
+
+def test_reads_the_beginning_of_long_bodies() -> None:
+    text = "a long document, " * 20_000
+    one = read({"model": "m", "messages": [{"role": "user", "content": text}]})
+    assert len(one.blocks) == 1023
+    assert one.tokens == pytest.approx(len(text) / 4, rel=0.01)
+    assert common(one, read({"messages": [{"role": "user", "content": text[:-1]}]})) >= 1020
+
+
+def test_text_that_is_no_ascii() -> None:
+    body = json.dumps({"prompt": "猫は何を食べますか" * 5000}, ensure_ascii=False).encode()
+    found = read_prompt([body], len(body))  # cut within a character
+    assert found is not None
+    assert len(found.blocks) >= 1000
+
+
+CHAT, EMBEDDINGS = "chat/completions", "embeddings"
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "policy", "expected"),
+    [
+        pytest.param(CHAT, None, "auto", True, id="chat"),
+        pytest.param("completions", Task.TEXT_GENERATION, "colocation", True, id="completions"),
+        pytest.param(CHAT, Task.TEXT_TO_TEXT, "auto", False, id="another-task"),
+        pytest.param(EMBEDDINGS, None, "auto", False, id="embeddings"),
+        pytest.param(CHAT, None, "random", False, id="a-policy-that-ignores-prompts"),
+        pytest.param(Verb.PREDICT, Task.TEXT_GENERATION, "auto", True, id="v1"),
+        pytest.param(Verb.INFER, Task.TEXT_GENERATION, "colocation-queueing", True, id="v2"),
+        pytest.param(Verb.INFER, None, "auto", False, id="v2-of-an-unknown-task"),
+        pytest.param(Verb.INFER, Task.TEXT_EMBEDDING, "auto", False, id="v2-embedding"),
+    ],
+)
+def test_whose_prompts_are_read(
+    target: str, task: Task | None, policy: str, expected: bool
+) -> None:
+    spec = ModelSpec(NAME, "file:///m", task=task, policy=ModelPolicy(routing=policy))
+    asked = (
+        ModelTarget(NAME, "m", target)
+        if isinstance(target, Verb)
+        else openai_target("default", "m", target)
+    )
+    assert has_prompt(asked, spec, None) is expected
+    assert not has_prompt(asked, spec, RoutingPolicy.LEAST_LOADED)
