@@ -10,7 +10,15 @@ import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
-import orjson
+try:
+    from orjson import dumps, loads
+except ImportError:  # in the environment of an engine
+    import json
+
+    def dumps(head: object) -> bytes:  # type: ignore[misc]  # of fewer arguments
+        return json.dumps(head).encode()
+
+    loads = json.loads  # type: ignore[assignment]  # of more arguments
 
 Message = tuple[dict[str, Any], bytes]
 """Head and body."""
@@ -27,7 +35,7 @@ class BadFrame(ValueError):
 def frame(head: object, body: bytes = b"", *, max_bytes: int = MAX_BYTES) -> bytes:
     """One message; `head` is as a JSON object. Raises BadFrame."""
     try:
-        content = orjson.dumps(head)
+        content = dumps(head)
     except TypeError as error:
         raise BadFrame(str(error)) from error
     if len(content) > max_bytes:
@@ -79,7 +87,7 @@ def _lengths(data: bytes, max_bytes: int) -> tuple[int, int]:
 
 def _head(content: bytes) -> dict[str, Any]:
     try:
-        head = orjson.loads(content)
+        head = loads(content)
     except ValueError as error:
         raise BadFrame(f"a message without JSON: {error}") from error
     if not isinstance(head, dict):

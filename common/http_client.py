@@ -31,6 +31,8 @@ CONNECT_TIMEOUT_S: Final = 2.0
 MAX_IDLE_S: Final = 30.0
 """Pods and gateways close idle connections after 65 s."""
 MAX_IDLE: Final = 256
+UNIX: Final = "unix"
+"""In place of a host: `unix:PATH` is the address of a socket."""
 
 Kind = TypeVar("Kind", bound=Connection)
 
@@ -84,9 +86,12 @@ class ConnectionPool(Generic[Kind]):
         host, _, port = address.rpartition(":")
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(
-                    self._create, host.strip("[]"), int(port), **self._options
-                )
+                if host == UNIX:
+                    _, connection = await loop.create_unix_connection(self._create, port)
+                else:
+                    _, connection = await loop.create_connection(
+                        self._create, host.strip("[]"), int(port), **self._options
+                    )
         except (OSError, TimeoutError, ValueError, OverflowError) as error:  # also of an address
             raise NotConnected(f"{address} cannot be reached: {error!r}") from error
         return connection

@@ -26,6 +26,12 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def outlive_parent() -> None:
+    """Undo `die_with`, for a process that ends by itself, after its own children."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
 if __name__ == "__main__":
     die_with(int(sys.argv[1]))
     os.execv(sys.argv[2], sys.argv[2:])

@@ -12,6 +12,7 @@ from common.pod_secret import parse_secret_file
 from common.settings_table import option, parse_bool, parse_choice, parse_int, parse_seconds
 from common.sizes import parse_size_from
 from common.tls import TLS_DIR_HELP, parse_tls_dir
+from registry.domain.model import EngineChoice
 from registry.domain.pod import CPU_SLOTS, GPU_SLOTS, MAX_SLOTS
 from registry.redis.server_address import parse_redis_url
 from runtime.device.queue import MAX_SEQUENCES
@@ -185,6 +186,18 @@ class RuntimeSettings:
         "URL of the server's metrics, for the memory of models: Triton's nv_gpu_memory_used_bytes,"
         " else process_resident_memory_bytes; empty: the memory of its process, if it can be seen",
     )
+    engine_python: str = option(
+        "",
+        str,
+        "Python of an environment with vLLM, which then runs models that generate text, each in a"
+        " process of its own; empty: this pod's own engine does",
+    )
+    engine: str = option(
+        "auto",
+        parse_choice(*EngineChoice),
+        "what runs models without the annotation pilotlight.io/engine: vllm, own, or auto: vLLM for"
+        " text generation where it knows the architecture",
+    )
     log_level: str = option("INFO", str, "lowest level that is logged")
 
     # Without flag or variable: set by the process that starts the pod, or constant.
@@ -227,6 +240,7 @@ class RuntimeSettings:
             command=self.engine_command,
             repository=self.engine_repository,
             metrics=self.engine_metrics,
+            python=self.engine_python,
         ):
             raise ValueError("; ".join(problems))
 

@@ -144,7 +144,7 @@ def down(*, home: flags.Home = None, json_: flags.Json = False) -> None:
         output.result({**document, "pid": pid}, [f"stopped (pid {pid})"])
 
 
-_ENGINE: Final = ("url", "command", "repository", "metrics")
+_ENGINE: Final = ("url", "command", "repository", "metrics", "python")
 
 
 def engine_problems(pods: int, engine: Mapping[str, str]) -> list[str]:

@@ -187,6 +187,16 @@ UP_FLAGS: Final = (
         "URL of the server's metrics, for the memory of models.",
         show_default="memory of its process",
     ),
+    _of(
+        "pod",
+        "engine_python",
+        "Pods",
+        "Python of an environment with vLLM, which then runs models that generate text.",
+        show_default="none",
+    ),
+    _of(
+        "pod", "engine", "Pods", "What runs models without pilotlight.io/engine: auto, vllm or own."
+    ),
     UpFlag(
         "s3",
         "Storage",

@@ -19,6 +19,8 @@ class Family(StrEnum):
     BERT = "bert"
     VIT = "vit"
     GPT2 = "gpt2"
+    LLAMA = "llama"
+    QWEN2 = "qwen2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,11 @@ def _encoder(size: int, layers: int, heads: int, intermediate: int) -> dict[str,
 
 
 _BASE = _encoder(size=768, layers=12, heads=12, intermediate=3072)
+_TINY_LLAMA = {
+    "vocab_size": 1000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 256, "max_position_embeddings": 1024,
+}  # fmt: skip
+"""vLLM's attention on a CPU takes heads of 32 and more."""
 _TINY = _encoder(size=32, layers=2, heads=4, intermediate=64)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -114,6 +121,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         piece_count=1000,
         new_token_count=8,
     ),
+    "tiny-llama": Architecture(Family.LLAMA, _TINY_LLAMA, piece_count=1000, new_token_count=8),
+    "tiny-qwen2": Architecture(Family.QWEN2, _TINY_LLAMA, piece_count=1000, new_token_count=8),
 }
 """By the name that `make-model` takes."""
 

@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,12 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     GPT2TokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
     T5TokenizerFast,
@@ -132,15 +138,22 @@ def _vit_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
         return ViTForImageClassification(config)
 
 
-def _gpt2_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
+def _text_assets(
+    architecture: Architecture,
+    folder: Path,
+    *,
+    config_class: type[PretrainedConfig],
+    network: type[PreTrainedModel],
+) -> PreTrainedModel:
+    """With the tokenizer and chat template of GPT-2."""
     alphabet = sorted(ByteLevel.alphabet())
     vocabulary, merges = byte_level_vocabulary(architecture.piece_count, alphabet, END_OF_TEXT)
     tokenizer = GPT2TokenizerFast(vocab=vocabulary, merges=merges)
     tokenizer.chat_template = CHAT_TEMPLATE
     end = vocabulary[END_OF_TEXT]
-    config = GPT2Config(**architecture.shape, bos_token_id=end, eos_token_id=end)
+    config = config_class(**architecture.shape, bos_token_id=end, eos_token_id=end)
     config.dtype = "float32"
-    tokenizer.model_max_length = config.n_positions
+    tokenizer.model_max_length = config.max_position_embeddings
     tokenizer.save_pretrained(folder)
     GenerationConfig(
         bos_token_id=end,
@@ -150,14 +163,16 @@ def _gpt2_assets(architecture: Architecture, folder: Path) -> PreTrainedModel:
         do_sample=False,
     ).save_pretrained(folder)
     with torch.device("meta"):
-        return GPT2LMHeadModel(config)
+        return network(config)
 
 
-_ASSETS = {
+_ASSETS: Mapping[Family, Callable[[Architecture, Path], PreTrainedModel]] = {
     Family.T5: _t5_assets,
     Family.BERT: _bert_assets,
     Family.VIT: _vit_assets,
-    Family.GPT2: _gpt2_assets,
+    Family.GPT2: partial(_text_assets, config_class=GPT2Config, network=GPT2LMHeadModel),
+    Family.LLAMA: partial(_text_assets, config_class=LlamaConfig, network=LlamaForCausalLM),
+    Family.QWEN2: partial(_text_assets, config_class=Qwen2Config, network=Qwen2ForCausalLM),
 }
 
 
@@ -197,7 +212,7 @@ def _scale_of(key: str, shape: Sequence[int], key_size: int) -> float | None:
         return 1.0 / math.sqrt(shape[0])
     if key == "shared.weight":
         return 1.0
-    if "relative_attention_bias" in key or "embeddings" in key:
+    if "relative_attention_bias" in key or "embeddings" in key or "embed_tokens" in key:
         return 0.1
     fan_in = float(math.prod(shape[1:]))
     # T5 does not divide attention scores by the square root of the key size; the query weight does.

@@ -79,6 +79,15 @@ class Precision(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class EngineChoice(StrEnum):
+    """What runs a model of transformers, as flags and annotation values."""
+
+    AUTO = "auto"
+    """vLLM for text generation where the pod has it and it knows the architecture."""
+    VLLM = "vllm"
+    OWN = "own"
+
+
 class LoadingPolicyName(StrEnum):
     """Loading policies of the autoscaler, as flags and annotation values."""
 
@@ -225,6 +234,9 @@ class ModelSpec:
     explainer: str = ""
     """`host:port` of the explainer that serves `:explain`; empty: none."""
     options: TaskOptions = OWN
+    engine: EngineChoice = EngineChoice.AUTO
+    engine_args: tuple[str, ...] = ()
+    """Arguments of vLLM, as it takes them."""
     rollout_percent: int | None = None
     """Of its requests, which a changed version gets at first (`rollouts`); None: all."""
     served_name: str = ""
@@ -235,7 +247,7 @@ class ModelSpec:
 
     generation: str = field(init=False, compare=False)
     """Hash of what determines weights and answers: URI, format, task, credentials, precision, base,
-    options."""
+    options, engine with its arguments."""
     key: str = field(init=False, compare=False)
     """`namespace/name@generation`: identifies the model in tiers, claims and estimates."""
 
@@ -250,6 +262,8 @@ class ModelSpec:
             parts.append(f"base={self.base}")
         if self.options != OWN:
             parts.append(repr(self.options))
+        if self.engine is not EngineChoice.AUTO or self.engine_args:
+            parts.append(repr((str(self.engine), self.engine_args)))
         generation = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:10]
         object.__setattr__(self, "generation", generation)
         object.__setattr__(self, "key", f"{self.name}@{generation}")

@@ -14,7 +14,16 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from common.sizes import parse_duration_s
-from registry.domain.model import Answers, ModelPolicy, Precision, Preload, Scores, Task, Tier
+from registry.domain.model import (
+    Answers,
+    EngineChoice,
+    ModelPolicy,
+    Precision,
+    Preload,
+    Scores,
+    Task,
+    Tier,
+)
 from registry.policy_names import LOADING, PLACEMENT, ROUTING, PolicyNames
 
 PREFIX = "pilotlight.io/"
@@ -31,6 +40,7 @@ class ParsedAnnotations:
     task: Task | None
     precision: Precision | None
     base: str
+    engine: EngineChoice
     answers: Answers | None
     scores: Scores | None
     problems: tuple[str, ...]
@@ -119,6 +129,7 @@ KEYS: Mapping[str, _Annotation] = {
     "task": _Annotation("task", *_one_of(Task)),
     "dtype": _Annotation("precision", *_one_of(Precision)),
     "base-model": _Annotation("base", _label, _NAME),
+    "engine": _Annotation("engine", *_one_of(EngineChoice)),
     "answers": _Annotation("answers", *_one_of(Answers)),
     "scores": _Annotation("scores", *_one_of(Scores)),
     "policy": _Annotation("routing", *_named(ROUTING)),
@@ -181,10 +192,13 @@ def parse_annotations(
     task = values.pop("task", None)
     precision = values.pop("precision", None)
     base = values.pop("base", "")
+    engine = values.pop("engine", EngineChoice.AUTO)
     answers = values.pop("answers", None)
     scores = values.pop("scores", None)
     policy = ModelPolicy() if problems else ModelPolicy(**values)
-    return ParsedAnnotations(policy, pool, task, precision, base, answers, scores, tuple(problems))
+    return ParsedAnnotations(
+        policy, pool, task, precision, base, engine, answers, scores, tuple(problems)
+    )
 
 
 def _unknown(full_key: str, text: str) -> str:

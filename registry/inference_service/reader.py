@@ -10,7 +10,15 @@ from typing import Any
 
 from common.shown_value import shown
 from registry.domain.application import KIND as APPLICATION
-from registry.domain.model import STOPPED, ModelName, ModelSpec, Precision, Task, TaskOptions
+from registry.domain.model import (
+    STOPPED,
+    EngineChoice,
+    ModelName,
+    ModelSpec,
+    Precision,
+    Task,
+    TaskOptions,
+)
 from registry.errors import InvalidModel, InvalidYaml
 from registry.inference_service.annotations import ParsedAnnotations, parse_annotations
 from registry.inference_service.components import component_problems
@@ -36,6 +44,7 @@ from registry.inference_service.predictors import (
     read_predictor,
 )
 from registry.inference_service.rollouts import canary_objects
+from registry.inference_service.server_arguments import ENGINE_FLAGS, ENGINE_VALUES
 
 API_VERSION = "serving.kserve.io/v1beta1"
 KIND = "InferenceService"
@@ -188,6 +197,8 @@ class _Reader:
             pool=parsed.pool,
             precision=self._precision(predictor, parsed),
             base=parsed.base,
+            engine=parsed.engine,
+            engine_args=self._engine_args(predictor, parsed),
             policy=parsed.policy,
             annotations=tuple(sorted(annotations.items())),
             labels=tuple(sorted(labels.items())),
@@ -251,6 +262,18 @@ class _Reader:
                 f"metadata.annotations[pilotlight.io/{key}] is {annotated}, but"
                 f" {self.model_path}.args --{key} asks for {argued}: give one of them"
             )
+
+    def _engine_args(self, predictor: Predictor, parsed: ParsedAnnotations) -> tuple[str, ...]:
+        """Arguments of vLLM; where it is asked for, others are mistakes."""
+        arguments = predictor.arguments
+        allowed = ", ".join(sorted(f"--{each}" for each in ENGINE_FLAGS | ENGINE_VALUES))
+        if parsed.engine is EngineChoice.VLLM:
+            for written in dict.fromkeys(arguments.ignored):
+                self.checks.add(
+                    f"{self.model_path}.args {written} is none that vLLM takes here: leave it out;"
+                    f" allowed are {allowed.replace('_', '-')}"
+                )
+        return tuple(arguments.engine)
 
     def _served_name(self, predictor: Predictor, name: ModelName) -> str:
         given = predictor.arguments.model_name

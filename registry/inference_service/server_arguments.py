@@ -35,6 +35,18 @@ _PRECISIONS: Final[Mapping[str, Precision | None]] = {
     "bfloat16": Precision.BFLOAT16,
 }
 """`auto`: the type of the stored weights, as here where nothing is said."""
+ENGINE_FLAGS: Final = frozenset({
+    "enforce_eager", "no_enforce_eager", "enable_prefix_caching", "no_enable_prefix_caching",
+    "enable_chunked_prefill", "no_enable_chunked_prefill", "enable_auto_tool_choice", "enable_lora",
+})  # fmt: skip
+ENGINE_VALUES: Final = frozenset({
+    "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "kv_cache_memory_bytes",
+    "quantization", "tokenizer_mode", "tool_call_parser", "reasoning_parser", "seed", "block_size",
+    "chat_template_content_format", "limit_mm_per_prompt", "override_generation_config",
+    "max_lora_rank", "max_loras", "runner", "convert",
+})  # fmt: skip
+"""Arguments of vLLM that its engine takes here: they change one model, and reach no file, address
+or code. Those above have no value."""
 MOUNT: Final = "/mnt/models"
 """Where KServe puts the files of storageUri."""
 _NAME: Final = re.compile(r"[-_./:A-Za-z0-9]{1,253}")
@@ -50,6 +62,8 @@ class ServerArguments:
     task: Task | None = None
     precision: Precision | None = None
     options: TaskOptions = OWN
+    engine: list[str] = field(default_factory=list)
+    """vLLM's, each with its value after `=`."""
     ignored: list[str] = field(default_factory=list)
     """Arguments that mean nothing here, as they were written, without their values."""
     problems: list[str] = field(default_factory=list)
@@ -82,7 +96,8 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str | None]]:
     while index < len(arguments):
         name, has_value, value = arguments[index].partition("=")
         index += 1
-        takes_next = name.startswith("--") and not has_value and _key(name) not in _FLAGS
+        has_none = _key(name) in _FLAGS | ENGINE_FLAGS
+        takes_next = name.startswith("--") and not has_value and not has_none
         if takes_next and index < len(arguments) and not arguments[index].startswith("--"):
             yield name, arguments[index]
             index += 1
@@ -107,8 +122,18 @@ class _Reader:
         key = _key(written)
         if key == "model_name" or (self.is_hugging_face and key == "served_model_name"):
             self._read_name(written, value)
+        elif self.is_hugging_face and self._read_engine(key, value):
+            return
         elif not self.is_hugging_face or not self._read_hugging_face(key, written, value):
             self.found.ignored.append(written)
+
+    def _read_engine(self, key: str, value: str | None) -> bool:
+        """Whether the argument is one of vLLM's, whose values vLLM checks."""
+        is_one = key in (ENGINE_FLAGS if value is None else ENGINE_VALUES)
+        if is_one:
+            text = "" if value is None else f"={value}"
+            self.found.engine.append(f"--{key.replace('_', '-')}{text}")
+        return is_one
 
     def _read_name(self, written: str, value: str | None) -> None:
         if not _NAME.fullmatch(value or ""):

@@ -211,6 +211,8 @@ class Engine(ABC):
     name: str
     takes_dtype = False
     """Whether its weights may be converted to another type."""
+    reads_files = False
+    """Whether something else reads its files, once they are complete on disk."""
     uses_device = True
     """Whether weights go to the pod's device; else they stay in the memory of the CPU."""
 

@@ -402,6 +402,7 @@ class ServerEngine(Engine):
 
     name = "model server"
     uses_device = False
+    reads_files = True
 
     def __init__(self, server: ModelServer, spec: ModelSpec) -> None:
         self._server = server

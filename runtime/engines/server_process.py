@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import shlex
+import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ class V2Client:
                 f"the model server at {self.url} ended the connection in this inference: {error}"
             ) from error
         if not answer.is_success:
-            raise _error_of(answer)
+            raise error_of(answer)
         return answer
 
     async def _request(
@@ -196,19 +197,19 @@ class V2Client:
         )
 
 
-def _error_of(response: Response) -> PodError:
-    """The error for a server's response that is none of tensors."""
+def error_of(response: Response, server: str = "the model server") -> PodError:
+    """The error for a server's response that is no success."""
     text, status = message_of(response), response.status
     match status:
         case HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            return BodyTooLarge(f"the model server refused the request: {text}")
+            return BodyTooLarge(f"{server} refused the request: {text}")
         case HTTPStatus.TOO_MANY_REQUESTS:
-            return SlotsFull(f"the model server refused the request: {text}")
+            return SlotsFull(f"{server} refused the request: {text}")
         case HTTPStatus.SERVICE_UNAVAILABLE | HTTPStatus.BAD_GATEWAY | HTTPStatus.GATEWAY_TIMEOUT:
-            return ServerLost(f"the model server answered {status}: {text}")
+            return ServerLost(f"{server} answered {status}: {text}")
     if 400 <= status < 500:
-        return InvalidRequest(f"the model server refused the request ({status}): {text}")
-    return InferenceFailed(f"the model server failed in the inference ({status}): {text}")
+        return InvalidRequest(f"{server} refused the request ({status}): {text}")
+    return InferenceFailed(f"{server} failed in the inference ({status}): {text}")
 
 
 def message_of(response: Response) -> str:
@@ -220,6 +221,8 @@ def message_of(response: Response) -> str:
         return lines[-1][:MAX_MESSAGE] if lines else "no text"
     for name in ("error", "detail", "message"):
         if isinstance(document, dict) and (found := document.get(name)):
+            if isinstance(found, dict):  # OpenAI's
+                found = found.get("message") or found
             text = found if isinstance(found, str) else json.dumps(found)
             return " ".join(text.split())[:MAX_MESSAGE]
     return response.text[:MAX_MESSAGE] or "no text"
@@ -361,8 +364,14 @@ def _parent(pid: int) -> int:
         return 0
 
 
-def server_problems(*, url: str, command: str, repository: str, metrics: str) -> list[str]:
+def server_problems(
+    *, url: str, command: str, repository: str, metrics: str, python: str
+) -> list[str]:
     """Mistakes in the settings, each a line that names the flag."""
+    if python and (url or command):
+        return ["--engine-python and --engine-url or --engine-command exclude each other"]
+    if python and shutil.which(python) is None:
+        return [f"--engine-python must be a Python with vLLM, there is no program {python!r}"]
     if not url and not command:
         return [
             f"--engine-{name} needs --engine-url or --engine-command"

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Final
 
 import orjson
 
-from common.http_client import Response
+from common.http_client import Response, StreamedResponse
+from common.http_connection import HttpError, NotConnected
 from common.inference_protocol import InvalidRequest
 from common.inference_protocol.bodies import (
     LENGTH_HEADER,
@@ -28,9 +30,13 @@ from registry.domain.model import ModelPolicy, ModelSpec
 from runtime.device.queue import InferenceResult, ModelInputs
 from runtime.device.worker import DeviceWorker
 from runtime.engines.server_engine import ModelServer, ServerModel
+from runtime.engines.server_process import error_of
+from runtime.engines.vllm_engine import EngineModel, Vllm
+from runtime.engines.vllm_flags import served_names
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
 from runtime.loading.model_store import ServedModel
 from runtime.sandbox.estimators import Estimators, LoadedEstimator
+from runtime.tasks.engine_task import EngineTask
 from runtime.tasks.task import Processor
 
 JSON: Final = "application/json"
@@ -121,6 +127,92 @@ class ProxiedModel(ModelElsewhere):
         raise ServerUnavailable(
             f"the model server has lost {self.spec.key}, which is loaded again: {error}"
         ) from error
+
+
+class EngineServed(ModelElsewhere):
+    """Of an engine in a process of its own, which batches by itself."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        *,
+        processor: Processor,
+        network: EngineModel,
+        device: DeviceWorker,
+        vllm: Vllm,
+    ) -> None:
+        super().__init__(spec, processor=processor, network=network, device=device)
+        if not isinstance(processor, EngineTask):
+            raise TypeError(f"{spec.key} has the processor of another engine")
+        self._task = processor
+        self._loaded = network
+        self._vllm = vllm
+
+    async def infer(
+        self,
+        inputs: tuple[Tensor, ...],
+        *,
+        deadline_s: float | None = None,
+        due_s: float | None = None,
+        policy: ModelPolicy | None = None,
+    ) -> InferenceResult[tuple[Tensor, ...]]:
+        """The texts that follow others; raises ServerUnavailable, ServerLost, InferenceHung.
+
+        `due_s` changes nothing: the engine has a queue of its own.
+        """
+        self.device_model.policy = policy or self.device_model.policy
+        begun_s = time.monotonic()
+        body = orjson.dumps(self._task.completion(self._loaded.name, inputs))
+        limit_s = self._limit_s(self.device_model.policy)
+        if deadline_s is not None:
+            limit_s = min(limit_s, max(0.0, deadline_s - begun_s))
+        try:
+            async with (
+                asyncio.timeout(limit_s),
+                self.stream("/v1/completions", body, "") as response,
+            ):
+                answer = Response(response.status, response.headers, await response.read())
+        except TimeoutError as error:
+            raise InferenceHung(
+                f"the engine of {self.spec.key} did not answer within {limit_s:g} s"
+            ) from error
+        if not answer.is_success:
+            raise error_of(answer, "the engine")
+        return InferenceResult(self._task.texts(answer.json()), 0.0, time.monotonic() - begun_s)
+
+    @asynccontextmanager
+    async def stream(
+        self, path: str, body: bytes, request_id: str
+    ) -> AsyncIterator[StreamedResponse]:
+        """The engine's response as it comes; leaving the block ends the request in the engine.
+
+        Raises ServerUnavailable where nothing was sent, ServerLost.
+        """
+        engine = self._loaded.process
+        headers = {"host": "engine", "content-type": JSON}
+        if request_id:
+            headers["x-request-id"] = request_id
+        try:
+            async with self._vllm.processes.client.stream(
+                "POST", engine.address, path, headers, body
+            ) as response:
+                yield response
+        except HttpError as error:
+            await self._vllm.processes.wait_ended(engine)
+            if isinstance(error, NotConnected):
+                raise ServerUnavailable(f"the engine of {self.spec.key} has ended") from error
+            raise ServerLost(
+                f"the engine of {self.spec.key} ended in this request: {error}"
+            ) from error
+
+    def names(self, text: str) -> bool:
+        """Whether the engine knows the model by this name."""
+        return text in served_names(self.spec.name)
+
+    @property
+    def name(self) -> str:
+        """The engine's name of the model."""
+        return self._loaded.name
 
 
 def _json_request(inputs: tuple[Tensor, ...]) -> EncodedBody:

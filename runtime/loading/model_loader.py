@@ -27,10 +27,11 @@ from runtime.device.memory import CpuMemory
 from runtime.device.worker import DeviceWorker
 from runtime.engines.engine import Skeleton
 from runtime.engines.server_engine import ServerModel
+from runtime.engines.vllm_engine import EngineModel
 from runtime.errors import DeviceFailed, DeviceFull, ModelInvalid, PodDraining
 from runtime.generation.engine import Sampling
 from runtime.generation.engine_factory import BatchTrial, open_engine
-from runtime.loading.external_model import ProxiedModel, SandboxedModel
+from runtime.loading.external_model import EngineServed, ProxiedModel, SandboxedModel
 from runtime.loading.load_queue import Load
 from runtime.loading.model_store import ModelStore, ServedModel, SharedWeights, StoreEntry
 from runtime.loading.weight_resolver import OpenWeights, WeightResolver
@@ -131,7 +132,7 @@ class ModelLoader:
         weights, skeleton = await self._weights_and_skeleton(opened, executor)
         await _attach(skeleton, weights, opened.base, executor)
         network, processor, device = skeleton.network, opened.processor, self.device
-        if isinstance(network, ServerModel | LoadedEstimator):
+        if isinstance(network, ServerModel | LoadedEstimator | EngineModel):
             model = self._elsewhere(network, opened)
             entry = self._entry(opened, model, skeleton, weights)
             # What was measured, or what its files suggest.
@@ -158,7 +159,7 @@ class ModelLoader:
         return entry
 
     def _elsewhere(
-        self, network: ServerModel | LoadedEstimator, opened: OpenWeights
+        self, network: ServerModel | LoadedEstimator | EngineModel, opened: OpenWeights
     ) -> ServedModel:
         """A model that another process has loaded: it is ready as it is."""
         spec, resolver = opened.spec, self.resolver
@@ -174,6 +175,10 @@ class ModelLoader:
                 network=network,
                 device=device,
                 estimators=resolver.estimators,
+            )
+        if isinstance(network, EngineModel) and resolver.vllm is not None:
+            return EngineServed(
+                spec, processor=processor, network=network, device=device, vllm=resolver.vllm
             )
         raise RuntimeError("a model was loaded without the process that infers it")
 

@@ -27,10 +27,12 @@ from runtime.engines.building import (
     model_files,
 )
 from runtime.engines.server_engine import ModelServer
+from runtime.engines.vllm_engine import Vllm
 from runtime.errors import LoadFailed, ModelInvalid, NeedsMissing
 from runtime.sandbox.sandbox_processes import Sandbox
 from runtime.storage.listing import MODULES, PROGRAM_SUFFIX
 from runtime.storage.load_priority import LoadTicket
+from runtime.tasks.engine_task import EngineTask
 from runtime.tasks.processors import load_processor
 from runtime.tasks.server_task import ServerTask
 from runtime.tasks.task import Processor
@@ -178,9 +180,10 @@ class Processors:
         sandbox: Sandbox | None = None,
         bases: Bases | None = None,
         server: ModelServer | None = None,
+        vllm: Vllm | None = None,
     ) -> None:
-        """`server`: what runs all models in place of the pod's own engines."""
-        self._server = server
+        """`server`: what runs all models in place of the pod's own engines; `vllm`: some."""
+        self._server, self.vllm = server, vllm
         self.bases = bases or Bases()
         self._sandbox = sandbox
         self._cache = cache
@@ -256,6 +259,8 @@ class Processors:
                 return ServerTask(self._server, spec.key)
             if (base := self.bases.of(spec)) is not None:
                 return await self.get(base)
+            if self.vllm is not None and await self.vllm.takes(spec, folder):
+                return await in_thread(self._threads, EngineTask, folder)
             await in_thread(self._threads, check_is_whole, folder)
             await in_thread(self._threads, check_format, spec.format, folder)
             contents = await in_thread(self._threads, _digest, folder, spec)

@@ -24,6 +24,7 @@ from runtime.engines.engine import Engine, ModelFolder, Skeletons
 from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
 from runtime.engines.server_engine import ModelServer, ServerEngine
+from runtime.engines.vllm_engine import Vllm, VllmEngine
 from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
 from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
 from runtime.generation.limits import GenerationLimits
@@ -94,6 +95,8 @@ class WeightResolver:
     """Model server that runs all models; None: the pod's own engines do."""
     estimators: Estimators | None = None
     """Runs models of scikit-learn; None: they are refused."""
+    vllm: Vllm | None = None
+    """Runs models in processes of their own; None: none."""
     skeletons: Skeletons = field(default_factory=Skeletons)
     """Also used to find the conversions of stored tensors for a network."""
 
@@ -131,6 +134,8 @@ class WeightResolver:
         engine: Engine
         if self.server is not None:
             engine = ServerEngine(self.server, spec)
+        elif self.vllm is not None and await self.vllm.takes(spec, folder):
+            engine = VllmEngine(self.vllm, spec, ticket)
         elif base is None:
             engine = await in_thread(threads, self._own_engine, spec, folder)
         else:
@@ -144,19 +149,19 @@ class WeightResolver:
         convert = partial(self._convert, spec, engine, folder, dtype, base)
         processor, found = await asyncio.gather(
             unless_cancelled(ticket, self.processors.get(spec)),
-            self._open_nearest(spec, files, ticket, convert, closing),
+            self._open_nearest(spec, files, ticket, engine, convert, closing),
             return_exceptions=True,
         )
         if isinstance(processor, BaseException) or isinstance(found, BaseException):
             raise _cause(processor, found)
         model, weights, tier = found
-        came_with_assets = self.server is not None or not files[0].path.endswith(WEIGHT_SUFFIX)
+        came_with_assets = engine.reads_files or not files[0].path.endswith(WEIGHT_SUFFIX)
         if tier is Tier.DISK and not was_on_disk and came_with_assets:
             tier = Tier.REMOTE  # downloaded above with the small files
             ticket.has_started = True
         needed_bytes = weights.layout.size_bytes + working_bytes
         memory = partial(self._generation_memory, spec, model, weights, base, needed_bytes)
-        generation = None if self.server is not None else await in_thread(threads, memory)
+        generation = None if engine.reads_files else await in_thread(threads, memory)
         return OpenWeights(
             spec,
             ticket,
@@ -176,11 +181,15 @@ class WeightResolver:
         spec: ModelSpec,
         files: Sequence[RemoteFile],
         ticket: LoadTicket,
+        engine: Engine,
         convert: Callable[[WeightSource], tuple[ModelFolder, WeightSource]],
         closing: AsyncExitStack,
     ) -> tuple[ModelFolder, WeightSource, Tier]:
         """The stored model, its converted weights, and the tier that they are read from."""
         threads = self.threads
+        if engine.reads_files:
+            opened = await in_thread(threads, self._unread_files, spec, ticket)
+            return *await in_thread(threads, convert, opened), Tier.DISK
         stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
         tier = Tier.HOST
         if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):
@@ -285,10 +294,11 @@ class WeightResolver:
         return dtype_on(memory.device, spec.precision, has_bfloat16=memory.has_bfloat16)
 
     def _open_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
+        return DiskWeights(self.cache.fetch_weights(spec, ticket))
+
+    def _unread_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
         paths = self.cache.fetch_weights(spec, ticket)
-        if self.server is not None:
-            return UnreadFiles(self.cache.folder_of(spec.key), paths)
-        return DiskWeights(paths)
+        return UnreadFiles(self.cache.folder_of(spec.key), paths)
 
 
 def _shared(base: StoreEntry) -> SharedWeights:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import orjson
 
-from common.inference_protocol import InvalidRequest
+from common.inference_protocol import BodyTooLarge, InvalidRequest
 from common.inference_protocol.bodies import EncodedBody, V2Request
 from common.inference_protocol.tensors import Tensor, bytes_tensor
 from registry.domain.model import ModelName
@@ -184,6 +184,16 @@ class Call(Generic[Body]):
 
 
 @dataclass(frozen=True, slots=True)
+class Through:
+    """A request that was received and not read yet."""
+
+    path_model: str | None
+    headers: Mapping[str, str]
+    content: bytes
+    response: HttpResponse
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoint(Generic[Body]):
     """An ASGI application; `serve` is cancelled if the client disconnects.
 
@@ -194,6 +204,8 @@ class Endpoint(Generic[Body]):
     max_body_bytes: int
     body_class: type[Body]
     serve: Callable[[Call[Body]], Coroutine[object, object, None]]
+    through: Callable[[Through], Coroutine[object, object, Coroutine[object, object, None] | None]]
+    """What serves the request if an engine of its own runs its model; None: `serve` does."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = headers_of(scope)
@@ -208,15 +220,23 @@ class Endpoint(Generic[Body]):
         receive: Receive,
         response: HttpResponse,
     ) -> None:
-        max_bytes = min(self.max_body_bytes, MAX_BYTES)
+        has_engines = self.service.processors.vllm is not None  # they take images
+        max_bytes = self.max_body_bytes if has_engines else min(self.max_body_bytes, MAX_BYTES)
         content = await receive_body(headers, receive, max_bytes, self.service.in_flight)
+        if has_engines:
+            through = await self.through(Through(path_model, headers, content, response))
+            if through is not None:
+                await while_connected(receive, through)
+                return
+            if len(content) > MAX_BYTES:
+                raise BodyTooLarge(f"the body may have {MAX_BYTES} bytes, has {len(content)}")
         if len(content) <= SMALL_BODY_BYTES:
             body = parse_openai_body(self.body_class, content)
         else:
             body = await in_thread(
                 self.service.threads, parse_openai_body, self.body_class, content
             )
-        head = _parse_head(path_model, body.model, headers)
+        head = parse_head(path_model, body.model, headers)
         await while_connected(receive, self.serve(Call(head, body, content, response)))
 
 
@@ -225,7 +245,7 @@ def parse_model_name(text: str) -> ModelName:
     return ModelName.from_path_segment(text) if "~" in text else ModelName.parse(text)
 
 
-def _parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
+def parse_head(path_model: str | None, body_model: str, headers: Mapping[str, str]) -> RequestHead:
     """The head of a request; raises ModelNotFound if path and body name different models.
 
     The body may also name the stable version of a canary: the gateway sends that name in

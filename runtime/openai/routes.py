@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -24,19 +24,23 @@ from common.inference_protocol.tensors import Tensor, bytes_tensor, numeric_tens
 from registry.domain.pod import Stage
 from runtime.errors import ModelNotFound, RemotePodUnreachable
 from runtime.generation.engine import Finish
+from runtime.inference_request import RequestHead
 from runtime.openai.endpoint import (
     DONE,
     Call,
     CompletionFormat,
     Endpoint,
     Inferences,
+    Through,
     model_card,
     model_list,
     openai_error,
     parse_model_name,
     token_usage,
 )
+from runtime.openai.engine_routes import EngineRoutes
 from runtime.openai.requests import (
+    Body,
     ChatBody,
     CompletionBody,
     EmbeddingBody,
@@ -172,6 +176,8 @@ def _prompts(body: ChatBody | CompletionBody) -> Sequence[Prompt]:
 
 
 PREFIX = "/openai/v1"
+CHAT, COMPLETIONS, EMBEDDINGS = "chat/completions", "completions", "embeddings"
+Serve = Callable[[Call[Body]], Coroutine[object, object, None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +186,23 @@ class OpenAIRoutes:
     generations: GenerationService
     max_body_bytes: int
 
+    @property
+    def engines(self) -> EngineRoutes:
+        return EngineRoutes(self.generations)
+
     def table(self) -> list[Route]:
         service, limit = self.service, self.max_body_bytes
         inferences = Inferences(service)
+        make = partial(make_images, inferences)
+
+        def endpoint(path: str, kind: type[Body], serve: Serve[Body]) -> Endpoint[Body]:
+            return Endpoint(service, limit, kind, serve, partial(self._through, path))
+
         endpoints: Mapping[str, ASGIApp] = {
-            "chat/completions": Endpoint(service, limit, ChatBody, self._complete),
-            "completions": Endpoint(service, limit, CompletionBody, self._complete),
-            "embeddings": Endpoint(service, limit, EmbeddingBody, inferences.embed),
-            "images/generations": Endpoint(
-                service, limit, ImageBody, partial(make_images, inferences)
-            ),
+            CHAT: endpoint(CHAT, ChatBody, self._complete),
+            COMPLETIONS: endpoint(COMPLETIONS, CompletionBody, self._complete),
+            EMBEDDINGS: endpoint(EMBEDDINGS, EmbeddingBody, inferences.embed),
+            "images/generations": endpoint("images/generations", ImageBody, make),
         }
         return [
             Route(f"{PREFIX}/models", self._models, methods=["GET"]),
@@ -211,11 +224,21 @@ class OpenAIRoutes:
             return error_as_response(ModelNotFound(f"model {name} is not declared"), openai_error)
         return Response(orjson.dumps(model_card(name)), media_type="application/json")
 
+    async def _through(self, path: str, request: Through) -> Coroutine[object, object, None] | None:
+        """What serves a request for a model of an engine; None: for another one."""
+        call = await self.engines.find(request)
+        if call is None:
+            return None
+        if call.head.predict_address in {None, self.service.address}:
+            return self.engines.serve(path, call, request.response)
+        return self._forward(path, call.head, request.content, request.response)
+
     async def _complete(self, call: GenerationCall) -> None:
         if call.head.predict_address in {None, self.service.address}:
             await self._generate(call)
         else:
-            await self._forward(call)
+            path = CHAT if isinstance(call.body, ChatBody) else COMPLETIONS
+            await self._forward(path, call.head, call.content, call.response)
 
     async def _generate(self, call: GenerationCall) -> None:
         """Respond; the end of the response is sent after the slot is free for a next request."""
@@ -229,15 +252,15 @@ class OpenAIRoutes:
             await generation.run(writer.write)
         await writer.finish()
 
-    async def _forward(self, call: GenerationCall) -> None:
+    async def _forward(
+        self, path: str, head: RequestHead, content: bytes, response: HttpResponse
+    ) -> None:
         """Respond with another pod's response, chunk by chunk."""
-        head, response = call.head, call.response
         if not await self.service.catalog.is_pod(head.predict_address):
             raise RemotePodUnreachable(f"predict pod {head.predict_address} is not registered")
-        name = "chat/completions" if isinstance(call.body, ChatBody) else "completions"
-        path = f"/serving/{head.model.path_segment}/openai/v1/{name}"
+        path = f"/serving/{head.model.path_segment}{PREFIX}/{path}"
         with self.service.in_flight.admit(head):
-            async with self.service.remote.forward(head, path, call.content) as remote:
+            async with self.service.remote.forward(head, path, content) as remote:
                 kept = [
                     (name, remote.headers[name]) for name in FORWARDED if name in remote.headers
                 ]

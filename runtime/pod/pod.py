@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from common.pod_secret import PodSecret
 from common.tls import PartTls
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import EngineChoice, ModelName, ModelSpec
 from registry.domain.pod import PodInfo, Profile, host_port, slots_at_start
 from registry.domain.tenant_rules import Quota
 from registry.errors import RegistryUnavailable
@@ -38,8 +38,10 @@ from runtime.device.memory import DeviceMemory
 from runtime.device.queue import GPU_SEQUENCES
 from runtime.device.staged_memory import StagedMemory
 from runtime.device.worker import DeviceWorker
+from runtime.engines.engine_processes import EngineProcesses
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
+from runtime.engines.vllm_engine import Vllm
 from runtime.generation.cache_memory import GPU_CACHE_SHARE
 from runtime.generation.limits import GenerationLimits
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
@@ -121,6 +123,7 @@ class Pod:
         self._opened, self._settings = opened, opened.settings
         self._on_drain = on_drain
         self._stop = asyncio.Event()
+        self.engines: EngineProcesses | None = None
 
     def end(self) -> None:
         self.restarts = False
@@ -294,6 +297,9 @@ class Pod:
         agent.is_held = self._opened.server is not None  # until the server answers
         if isinstance(memory, StagedMemory):
             host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
+        vllm = self._open_vllm(limits)
+        if vllm is not None:
+            vllm.processes.on_lost = lambda key: _retire_lost(store, key)
         processors = Processors(
             cache,
             self.load_threads,
@@ -302,6 +308,7 @@ class Pod:
             sandbox=self.sandbox,
             bases=Bases(lambda name: _declared(watch, name)),
             server=self._opened.server,
+            vllm=vllm,
         )
         resolver = WeightResolver(
             store,
@@ -313,6 +320,7 @@ class Pod:
             memory,
             self._opened.server,
             self.estimators,
+            vllm,
         )
         demotions = Demotions(resolver, agent.report_tier)
         self.estimators.on_lost = lambda key: _retire_lost(store, key)
@@ -333,6 +341,27 @@ class Pod:
             spec = single_model_spec(settings.model_name, settings.model_dir)
             self.single_model = SingleModel(spec, self.registry, watch, coordinator, store)
         self.profiles = ProfileSync(device.times, watch=watch, agent=agent, info=self.info)
+
+    def _open_vllm(self, limits: GenerationLimits) -> Vllm | None:
+        settings = self._settings
+        if not settings.engine_python:
+            return None
+        cache = settings.cache_path
+        processes = EngineProcesses(
+            settings.engine_python,
+            cache=cache.with_name(f"{cache.name}-vllm"),
+            log_file=Path(settings.log_file) if settings.log_file else None,
+            start_timeout_s=settings.engine_load_timeout,
+            tasks=self._tasks,
+        )
+        self.engines = processes
+        return Vllm(
+            processes,
+            EngineChoice(settings.engine),
+            cache_bytes=limits.cache_bytes,
+            device_bytes=self.info.accelerator.memory_bytes if self.info.device != "cpu" else 0,
+            threads=settings.threads,
+        )
 
     def _generation_limits(self) -> GenerationLimits:
         """As configured; a GPU pod's key-value caches follow its memory, and count with a step."""
@@ -447,6 +476,8 @@ class Pod:
             work.append(ServerWatch(opened.server, process, models, self.load_threads).run)
         if self.single_model is not None:
             work.append(self.single_model.run)
+        if self.engines is not None:
+            work.append(self.engines.run)
         return work
 
     async def _register(self) -> None:

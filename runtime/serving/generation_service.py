@@ -154,6 +154,19 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A model that one request uses."""
+
+    spec: ModelSpec
+    acquired: AcquiredModel
+
+    @property
+    def stages(self) -> dict[Stage, float]:
+        """Seconds before the generation."""
+        return {Stage.LOAD: self.acquired.load_s} if self.acquired.load_s else {}
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationService:
     service: PredictService
     limits: GenerationLimits
@@ -168,6 +181,14 @@ class GenerationService:
         Raises:
             PodError: as for any inference; DeadlinePassed also inside the block.
         """
+        async with self.hold(head) as held:
+            generation = await self._prepare(held, request)
+            async with self.measured(held.spec):
+                yield generation
+
+    @asynccontextmanager
+    async def hold(self, head: RequestHead) -> AsyncIterator[HeldModel]:
+        """The request's model, its slot held until the block ends; raises as `open`."""
         until_s = time.monotonic() + self.limits.timeout_s
         if head.deadline_s is not None:
             until_s = min(until_s, head.deadline_s)
@@ -178,15 +199,20 @@ class GenerationService:
                 acquired.model.device_model.policy = spec.policy  # the current annotations
                 with GENERATIONS.track_inprogress():
                     async with _time_limit(until_s):
-                        generation = await self._prepare(acquired, request)
-                        began_s = time.monotonic()
-                        with self.device_time.measure() as share:
-                            yield generation
-                self._record(spec, time.monotonic() - began_s, share.seconds)
+                        yield HeldModel(spec, acquired)
             finally:
                 self.service.release(head, acquired)
 
-    async def _prepare(self, acquired: AcquiredModel, request: GenerationRequest) -> Generation:
+    @asynccontextmanager
+    async def measured(self, spec: ModelSpec) -> AsyncIterator[None]:
+        """Records how long the block took, as the model's inference."""
+        began_s = time.monotonic()
+        with self.device_time.measure() as share:
+            yield
+        self._record(spec, time.monotonic() - began_s, share.seconds)
+
+    async def _prepare(self, held: HeldModel, request: GenerationRequest) -> Generation:
+        acquired = held.acquired
         processor, engine = acquired.model.processor, acquired.model.generator
         if not isinstance(processor, TextOutputs) or engine is None:
             does = "does not generate text"
@@ -213,9 +239,7 @@ class GenerationService:
             self._sampling(request, len(each), engine, end_ids | request.stop_ids)
             for each in prompts
         ]
-        stages = {Stage.PREPROCESS: time.monotonic() - began_s}
-        if acquired.load_s:
-            stages[Stage.LOAD] = acquired.load_s
+        stages = {Stage.PREPROCESS: time.monotonic() - began_s, **held.stages}
         return Generation(request, samplings, prompts, processor, engine, acquired.start, stages)
 
     async def _prompt_ids(

@@ -198,7 +198,7 @@ class TextGeneration(TextOutputs):
         self._padding = _set_padding(encoder.tokenizer, model.config.get_text_config().vocab_size)
         self.prompts = TextPrompts(encoder, model.sandbox)
         self.end_ids = end_ids(model.folder, model.config, encoder.tokenizer)
-        self._new_tokens = min(_new_tokens(model.folder), MAX_NEW_TOKENS, encoder.max_tokens - 1)
+        self._new_tokens = min(new_tokens(model.folder), MAX_NEW_TOKENS, encoder.max_tokens - 1)
         self._max_tokens = encoder.max_tokens - self._new_tokens
         batching = encoder.batching(eos_ids=self.end_ids)
         self.batching = replace(batching, max_tokens=self._max_tokens)
@@ -247,7 +247,7 @@ def _set_padding(tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> int:
     return 0
 
 
-def _new_tokens(folder: Path) -> int:
+def new_tokens(folder: Path) -> int:
     """Length of an output in the model's generation_config.json, or the default."""
     path = folder / "generation_config.json"
     declared = read_json(path).get("max_new_tokens") if path.exists() else None

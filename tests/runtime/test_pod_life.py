@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from common.forkserver import Forkserver
 from common.frames import frame, received
 from registry.domain.pod import Profile, ProfilePoint, default_slots
 from registry.domain.pod_state import PodState
 from registry.redis.client import Registry
-from runtime.forkserver import Forkserver
+from runtime.forkserver import pod_program
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, metric, predict, unanswered
@@ -193,7 +194,7 @@ def test_heartbeat_is_not_starved_by_inference(cluster: Cluster, models: Path) -
     [
         pytest.param({"spawn": {"name": "x", "slots": -1}}, "at least 0", id="bad-setting"),
         pytest.param({"spawn": {"nme": "x"}}, "unknown setting 'nme'", id="unknown-setting"),
-        pytest.param({"stop": "nobody"}, "no pod nobody", id="unknown-pod"),
+        pytest.param({"stop": "nobody"}, "no child nobody", id="unknown-pod"),
         pytest.param({"jump": 1}, "'spawn' or 'stop'", id="unknown-command"),
     ],
 )
@@ -215,7 +216,7 @@ def test_forkserver_outlives_a_fork_that_fails(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(os, "fork", fork)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Forkserver(theirs)._execute({"spawn": {"name": "x"}})
+        Forkserver(theirs, pod_program)._execute({"spawn": {"name": "x"}})
         assert os.strerror(errno.EAGAIN) in next(received(ours))[0]["error"]
 
 

@@ -53,6 +53,7 @@ INVALID: dict[str, list[str]] = {
     "task": ["", "embedding", "Text-Embedding"],
     "dtype": ["", "bf16", "float16", "Float32", "int8"],
     "base-model": LABEL,
+    "engine": ["", "VLLM", "sglang"],
     "policy": ["", "fastest", "AUTO", "auto "],
     "target-ongoing-requests": [*INTEGER, "0", "-3", "10001"],
     "queue-depth": [*INTEGER, "-1", "1000001"],
