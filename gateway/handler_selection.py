@@ -171,7 +171,7 @@ class ExchangeChoice:
         read.deadline_s = deadline_s
         request = Request(pool.context, client, read, arrival, body)
         if len(pool.watch.state.pods) > 1:
-            request.has_prompt = has_prompt(client.target, record.serving, read.policy)
+            request.has_prompt = has_prompt(client.target, record.serving)
         return request
 
     def _begun_request(
