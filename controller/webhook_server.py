@@ -11,18 +11,15 @@ import base64
 import datetime
 import logging
 import ssl
-import tempfile
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.serialization import Encoding
 from kubernetes.aio import client
 from kubernetes.aio.client import ApiClient
 from starlette.applications import Starlette
@@ -30,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from common.certificates import Certificates, load_certificates, make_certificates, make_context
 from common.http_server import HttpServer
 from controller.admission import review_response, set_defaults, validate
 from controller.api import FAILURES, TIMEOUT_S, Changed, KubernetesError, StoredObject, api_errors
@@ -46,9 +44,7 @@ VALIDATING = "annotations.pilotlight.io"
 MUTATING = "defaults.pilotlight.io"
 """Mutating webhooks run in order of their names: this one before KServe's `inferenceservice.…`."""
 _JSON_PATCH = "application/json-patch+json"
-VALIDITY = datetime.timedelta(days=365)
 RENEW_BEFORE = datetime.timedelta(days=60)
-_CLOCK_SKEW = datetime.timedelta(minutes=5)
 
 
 class WebhookSetup:
@@ -108,25 +104,6 @@ class WebhookSetup:
                     await write(name, patch, _content_type=_JSON_PATCH, _request_timeout=TIMEOUT_S)
 
 
-def make_context(certificates: Certificates) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    load_certificates(context, certificates)
-    return context
-
-
-def load_certificates(context: ssl.SSLContext, certificates: Certificates) -> None:
-    """Use these for new connections. Raises ssl.SSLError if key and certificate do not match.
-
-    Through temporary files, since the ssl module cannot read certificates from memory.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        certificate, key = Path(folder) / "tls.crt", Path(folder) / "tls.key"
-        certificate.write_bytes(certificates.certificate)
-        key.touch(mode=0o600)
-        key.write_bytes(certificates.key)
-        context.load_cert_chain(certificate, key)
-
-
 def read_folder(folder: str) -> Certificates:
     """The certificates of a mounted Secret, without the authority. Raises OSError."""
     files = Path(folder)
@@ -137,57 +114,13 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class Certificates:
-    """In PEM format."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-
-
-def make_certificates(names: list[str], now: datetime.datetime) -> Certificates:
-    """A server certificate for these DNS names, its own authority, valid for a year.
-
-    By the key's identifiers clients tell two of one name apart during a renewal.
-    """
-    key = ec.generate_private_key(ec.SECP256R1())
-    public = key.public_key()
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + VALIDITY)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(n) for n in names]), False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    certificate = made.public_bytes(serialization.Encoding.PEM)
-    return Certificates(
-        authority=certificate,
-        certificate=certificate,
-        key=key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ),
-    )
-
-
 def authority_bundle(authority: bytes, previous: bytes) -> bytes:
     """A new authority and its predecessor: replicas serve the old certificate a little longer."""
     try:
         [old, *_] = x509.load_pem_x509_certificates(previous)
     except ValueError:
         return authority
-    return authority + old.public_bytes(serialization.Encoding.PEM)
+    return authority + old.public_bytes(Encoding.PEM)
 
 
 def needs_renewal(certificate: bytes, names: list[str], now: datetime.datetime) -> bool:

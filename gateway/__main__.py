@@ -235,6 +235,10 @@ async def serve(settings: GatewaySettings) -> None:
                     stack.enter_context(probes)
                 if settings.grpc_port:
                     await stack.enter_async_context(_serving_grpc(app, settings))
+                if settings.picker_port:
+                    from gateway.picker.server import serving_picker  # as above
+
+                    await stack.enter_async_context(serving_picker(app, settings))
                 stack.enter_context(on_stop_signals(server.stop))
                 await server.serve()
         except OSError as error:

@@ -8,6 +8,7 @@ from common.content_coding import coding_of
 from common.pod_secret import PodSecret
 from gateway.authentication.access import make_token
 from gateway.dispatch.component_exchange import ComponentCalls, ComponentExchange
+from gateway.dispatch.picked_request import PickedRequest
 from gateway.dispatch.request import Request
 from gateway.dispatch.retries import MAX_WAIT_SHARE
 from gateway.errors import BadRequest, NotImplementedHere, NotReady, Rejected, UndeclaredModel
@@ -80,6 +81,11 @@ class ExchangeChoice:
             version = select_version(target.model, target.canaries, read.request_id, state)
             client.target = target = target_of_version(target, version)
         application = state.applications.get(target.model)
+        if client.proxy is not None and (application is not None or target.component is not None):
+            raise NotImplementedHere(
+                f"{target.label} is an application, or has a transformer or explainer: no pod can"
+                " be picked for it; send such requests to the gateway itself"
+            )
         if application is not None and not self._shutdown.is_draining:
             return self._application_request(pool, application, client, read, body)
         if read.selection_policy is not None:
@@ -134,13 +140,18 @@ class ExchangeChoice:
         )
 
     async def _resolve_by_body(self, client: InferenceClient, body: IncomingBody) -> None:
-        """Set the target of an OpenAI request by the model that its body names."""
+        """Set the target of an OpenAI request by the model that its body, or a proxy, names."""
         endpoint = client.target.openai_endpoint or ""
-        coding = next((v for name, v in client.headers if name == b"content-encoding"), b"")
-        name = await body.read_model_field(coding_of(coding.decode("latin-1")))
+        name = None if client.proxy is None else client.proxy.model_name
+        if name is None:
+            name = await self._name_in(client, body)
         model = parse_model_name(name, client.target.model.namespace)
         named = openai_target(model.namespace, model.name, endpoint)
         client.target = self._pools.targets.with_declared(named)
+
+    async def _name_in(self, client: InferenceClient, body: IncomingBody) -> str:
+        coding = next((v for name, v in client.headers if name == b"content-encoding"), b"")
+        return await body.read_model_field(coding_of(coding.decode("latin-1")))
 
     async def _find_record(self, target: ModelTarget) -> tuple[GatewayPool, ModelRecord]:
         self._shutdown.refuse_new()
@@ -169,9 +180,10 @@ class ExchangeChoice:
         check_wait(client, deadline_s)
         arrival = self._arrival(pool, client, read, deadline_s=deadline_s)
         read.deadline_s = deadline_s
-        request = Request(pool.context, client, read, arrival, body)
+        kind = Request if client.proxy is None else PickedRequest
+        request = kind(pool.context, client, read, arrival, body)
         if len(pool.watch.state.pods) > 1:
-            request.has_prompt = has_prompt(client.target, record.serving)
+            request.has_prompt = has_prompt(client.target, record.serving, read.policy)
         return request
 
     def _begun_request(

@@ -83,6 +83,16 @@ class GatewaySettings:
     grpc_port: int = option(
         0, parse_int(0, 65535), "port of the Open Inference Protocol over gRPC; 0: none"
     )
+    picker_port: int = option(
+        0,
+        parse_int(0, 65535),
+        "port of the endpoint picker, which Envoy asks over gRPC (ext_proc); 0: none",
+    )
+    picker_tls: str = option(
+        "auto",
+        parse_choice("auto", "off"),
+        "auto: TLS with tls-dir's certificate, or else one made at the start; off: plain",
+    )
     redis_url: str = option("redis://127.0.0.1:6379", parse_redis_url, "the registry")
     pool: str = option(
         "default",

@@ -3,8 +3,8 @@
 import datetime
 from pathlib import Path
 
+from common.certificates import make_certificates
 from common.tls import PART_NAME
-from controller.webhook_server import make_certificates
 
 
 def write_certificates(folder: Path, *names: str) -> Path:

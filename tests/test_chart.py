@@ -167,6 +167,7 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
             id="without KServe, with GPUs and TLS",
         ),
         pytest.param(["grpc"], {"gateway": {"grpc": True}}, id="grpc"),
+        pytest.param(["endpoint-picker"], {"gateway": {"endpointPicker": True}}, id="picker"),
         pytest.param(["open"], {"auth": {"mode": "open"}}, id="open"),
         pytest.param(["workflows"], {"workflows": {"enabled": True}}, id="workflows"),
         pytest.param(["one-model"], {"oneModel": {"enabled": True}}, id="one-model"),

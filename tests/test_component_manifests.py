@@ -153,3 +153,18 @@ def test_tls_and_grpc_stand_beside_each_other() -> None:
         "https": 443,
         "grpc": 8081,
     }
+
+
+def test_proxies_reach_picker_and_pods() -> None:
+    objects = kustomized("endpoint-picker")
+    found = container(objects)
+    given = {name: value for name, value in environment(found).items() if "PICKER" in name}
+    settings = read_settings(GatewaySettings, [], given, prog="gateway")
+    ports = {each["name"]: each["containerPort"] for each in found["ports"]}
+    assert ports["picker"] == settings.picker_port == 9002
+    service = {each["name"]: each for each in objects["Service", GATEWAY]["spec"]["ports"]}
+    assert (service["picker"]["port"], service["picker"]["targetPort"]) == (9002, "picker")
+    proxies = {"namespaceSelector": {"matchLabels": {"pilotlight.io/proxies": "true"}}}
+    for policy, port in (("clients-to-gateway", "picker"), ("gateway-to-pool", 8080)):
+        rules = objects["NetworkPolicy", policy]["spec"]["ingress"]
+        assert {"from": [proxies], "ports": [{"port": port}]} in rules

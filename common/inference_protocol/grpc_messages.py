@@ -42,15 +42,17 @@ CONTENTS_OF: Mapping[str, str] = {
 
 POOL: Final = DescriptorPool()
 """Apart from protobuf's own pool, where KServe's package registers the same names."""
-_FILE: Final = FileDescriptorSet.FromString(
-    files(__package__).joinpath("open_inference.binpb").read_bytes()
-).file[0]
-POOL.Add(_FILE)
-_KINDS: Final = POOL.FindFileByName(_FILE.name).message_types_by_name
-messages: Final[Any] = SimpleNamespace(
-    **{name: GetMessageClass(kind) for name, kind in _KINDS.items()}
-)
-"""The protocol's message classes by name."""
+
+
+def message_classes(described: bytes) -> Any:
+    """The classes of a compiled protocol, a FileDescriptorSet of one file, by name."""
+    file = FileDescriptorSet.FromString(described).file[0]
+    POOL.Add(file)
+    kinds = POOL.FindFileByName(file.name).message_types_by_name
+    return SimpleNamespace(**{name: GetMessageClass(kind) for name, kind in kinds.items()})
+
+
+messages: Final = message_classes(files(__package__).joinpath("open_inference.binpb").read_bytes())
 
 
 def parse_message(kind: Any, content: bytes) -> Any:

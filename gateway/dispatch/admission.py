@@ -5,7 +5,7 @@ decided by the policy alone. Each guard says what happens without it. Pure; the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Final, Generic
 
@@ -14,7 +14,7 @@ from gateway.dispatch.pending_placement import P, PendingPlacement, decision_at
 from gateway.errors import Rejected
 from gateway.routing.auto import run_warm
 from gateway.routing.cold_start import ColdStartCredit
-from gateway.routing.decision import Decision, Reason, SendTo, Wait
+from gateway.routing.decision import Decision, Reason, Reject, SendTo, Wait
 from gateway.routing.latency_model import PodForecast
 from gateway.routing.route_request import (
     IncomingRequest,
@@ -25,7 +25,7 @@ from gateway.routing.route_request import (
 )
 from registry.domain.cluster import ClusterState
 from registry.domain.model import ModelName
-from registry.domain.pod_state import LoadMode, PodState, ProbeBudget
+from registry.domain.pod_state import ANY_COPIES, LoadMode, PodState, ProbeBudget
 
 _FIRST_PROBE_S: Final = 1.0
 """From a model's first request with a deadline to its first probe."""
@@ -131,7 +131,8 @@ class Admission(Generic[P]):
         model = request.model
         self._tenants.record(model.namespace, now_s)
         result = None
-        if not (queue.waiting or placement.place_at or model in self.records):
+        is_special = bool(placement.place_at) or placement.only is not None
+        if not (queue.waiting or is_special or model in self.records):
             result = self._decide_plain(placement, now_s)
         if result is None:
             ahead = queue.ahead_of(request) if queue.waiting else 0
@@ -211,6 +212,25 @@ class Admission(Generic[P]):
         return not self._leaves_slot(request.model.namespace, decision, now_s)
 
     def _route(self, placement: P, now_s: float, ahead: int, behind: int) -> RoutingResult:
+        only, pods = placement.only, self._state.pods.values()
+        if only is None:
+            return self._route_to_any(placement, now_s, ahead, behind)
+        if not any(pod.is_accepting for pod in pods if pod.address in only):
+            message = f"none of the {len(only)} endpoints of the proxy's subset is ready"
+            return RoutingResult(Reject(Reason.NO_PODS, message, retry_after_s=1.0), None, None)
+        apart = [pod for pod in pods if pod.address not in only and not pod.is_suspect]
+        for pod in apart:
+            pod.set_suspect(is_suspect=True)
+        try:
+            result = self._route_to_any(placement, now_s, ahead, behind)
+            if isinstance(result.decision, SendTo):  # copies elsewhere do not count
+                result.decision = replace(result.decision, max_other_copies=ANY_COPIES)
+            return result
+        finally:
+            for pod in apart:
+                pod.set_suspect(is_suspect=False)
+
+    def _route_to_any(self, placement: P, now_s: float, ahead: int, behind: int) -> RoutingResult:
         request, state, queue = placement.arrival, self._state, self._queue
         probes = None if request.deadline_s is None else self._probes
         result = route_request(
@@ -264,6 +284,8 @@ class Admission(Generic[P]):
         record = self.records.get(request.model)
         if record is None or placement.place_at or placement.direct_tries:
             return None
+        if placement.only is not None:
+            return None
         known = record.refusals.get(_kind(request))
         if known is None or self._queue.depth_of(request.model) < known.least_queued:
             return None
@@ -284,7 +306,7 @@ class Admission(Generic[P]):
     ) -> None:
         """Refuse those like it, too: until something changes, or the queue is notably shorter."""
         request = placement.arrival
-        if result.spec is None or placement.place_at:
+        if result.spec is None or placement.place_at or placement.only is not None:
             return
         queued = self._queue.depth_of(request.model)
         notable = int(queued * NOTABLE_SHARE)

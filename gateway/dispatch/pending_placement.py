@@ -1,7 +1,7 @@
 """Requests that are being placed: the fair queue, decisions for a given pod, the interface."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Final, Generic, NamedTuple, TypeVar
@@ -156,6 +156,8 @@ class PendingPlacement:
     """What the request is expected to take at its pods, from its reservation until it is over."""
     place_at: str
     """The pod that a scheduler of workflows has chosen; empty: none has."""
+    only: Collection[str] | None
+    """Addresses of the pods to choose from; None: all."""
     __slots__ = tuple(__annotations__)
 
     def __init__(self, arrival: IncomingRequest, place_at: str = "") -> None:
@@ -168,6 +170,7 @@ class PendingPlacement:
         self.is_pending = True
         self.is_planned = False
         self.is_probe = False
+        self.only = None
         self.work = None
 
     def end_work(self, *, is_cancelled: bool = False) -> None:

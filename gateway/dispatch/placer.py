@@ -20,6 +20,7 @@ from gateway.routing.route_request import RoutingResult
 from registry.domain.cluster import ClusterState
 from registry.domain.demand import QueueStats
 from registry.domain.model import ModelName
+from registry.domain.pod_state import LoadMode, PodState
 
 POLL_INTERVAL_S: Final = 0.25
 """Forecasts change with time alone, so queued requests are routed again without a change."""
@@ -30,6 +31,7 @@ _FIRST: Final = 4
 """Heads that come first also where a pass goes on: those of the tenants whose turn it is, and then
 as many that a warm pod may take, before new requests of other models take its slots."""
 _MAX_DIRECT_TRIES: Final = 4
+_ALTERNATIVES: Final = 2
 _BACKOFF: Final = Backoff(0.002, 0.1)
 
 
@@ -157,6 +159,16 @@ class Placer(Generic[P]):
             self._driver.on_rejected(placement, error)
         elif not placement.is_pending:
             self._driver.on_placed(placement)
+
+    def alternatives(self, placement: P, decision: SendTo) -> list[PodState]:
+        """Other pods that could take a placed request as it is now, the freest first."""
+        if decision.mode is not LoadMode.WARM or decision.entry != decision.predict:
+            return []
+        free, only = self._state.free_warm(placement.spec.key), placement.only
+        pods = free.first(_ALTERNATIVES + 1)
+        if only is not None:
+            pods = [pod for pod in self._state.warm(placement.spec.key) if pod.address in only]
+        return [pod for pod in pods if pod.name != decision.entry][:_ALTERNATIVES]
 
     def cancel(self, placement: P) -> None:
         """Cancel a request that is not placed yet."""

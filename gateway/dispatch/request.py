@@ -39,7 +39,7 @@ from gateway.http.pod_connection import (
     has_died,
     is_from_pod,
 )
-from gateway.http.pod_response import FIRST_ERROR
+from gateway.http.pod_response import FIRST_ERROR, PodResponse
 from gateway.http.prompts import read_prompt
 from gateway.routing.route_request import IncomingRequest
 from gateway.telemetry.event_log import LoggedRequest
@@ -65,6 +65,7 @@ class Request:
     _awaited_tier: str | None = None
     """Source tier of the load that the queued request waited for; None: no load."""
     has_prompt = False
+    """Of which pods may have a part."""
     _holds_slot = _is_forwarded = False
     """`_is_forwarded`: the client was sent the last of the response."""
     _begun_placement: Placement | None = None
@@ -316,7 +317,7 @@ class Request:
             await connection.wait_body()  # an error until here still gets a clear response
         pod_s = time.perf_counter() - self._sent_s
         timings = StageTimings(self._queue_s * 1000, pod_s * 1000, *connection.times_ms)
-        outcome = self._outcome(placement, timings)
+        outcome = self._outcome(placement, response, timings)
         if placement.spec.logger is not None:
             self._log_request(placement)
         self._body.close()  # it is not sent again
@@ -360,8 +361,10 @@ class Request:
             logged.request(body.buffered, body.received_bytes, _content_type(headers))
             self._logged = logged if self.connection.status == HTTPStatus.OK else None
 
-    def _outcome(self, placement: Placement, timings: StageTimings) -> RecentRequest:
-        decision, response = placement.decision, self.connection.response
+    def _outcome(
+        self, placement: Placement, response: PodResponse, timings: StageTimings
+    ) -> RecentRequest:
+        decision = placement.decision
         reason, start, status = str(decision.reason), response.start, response.status
         if start == "warm" and self._awaited_tier:
             start = self._awaited_tier

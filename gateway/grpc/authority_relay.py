@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 AUTHORITY_HEADER: Final = b"x-pilotlight-authority"
 _PREFACE_BYTES: Final = 24
-_FRAME_HEAD_BYTES: Final = 9
+FRAME_HEAD_BYTES: Final = 9
 _HEADERS: Final = 1
 _CONTINUATION: Final = 9
 _END_HEADERS: Final = 0x4
 _PADDED: Final = 0x8
 _HAS_PRIORITY: Final = 0x20
-_MAX_BLOCK_BYTES: Final = 128 * 1024
+MAX_BLOCK_BYTES: Final = 128 * 1024
 """Of one request's headers, in all frames."""
 _MAX_AUTHORITY_BYTES: Final = 255
 AUTHORITY: Final = b":authority"
@@ -80,13 +80,13 @@ class RequestFrames:
                 self._passed -= step
                 at += step
                 continue
-            size = _FRAME_HEAD_BYTES
+            size = FRAME_HEAD_BYTES
             if end - at >= size:
                 size += int.from_bytes(data[at : at + 3], "big")
                 if data[at + 3] not in (_HEADERS, _CONTINUATION):
                     self._passed = size
                     continue
-                if size > _MAX_BLOCK_BYTES:
+                if size > MAX_BLOCK_BYTES:
                     raise HPACKError(f"a frame of headers has {size} bytes")
             if end - at < size:
                 self._begun = data[at:]
@@ -102,8 +102,8 @@ class RequestFrames:
 
     def _added(self, frame: bytes) -> bytes:
         """The last frame of a request's headers, and one with the header; empty: not the last."""
-        self._block += _fragment(frame)
-        if len(self._block) > _MAX_BLOCK_BYTES:
+        self._block += header_fragment(frame)
+        if len(self._block) > MAX_BLOCK_BYTES:
             raise HPACKError(f"a request's headers have {len(self._block)} bytes or more")
         if not frame[4] & _END_HEADERS:
             return b""
@@ -115,9 +115,9 @@ class RequestFrames:
         return b"".join((frame[:4], bytes((frame[4] & ~_END_HEADERS,)), frame[5:], head, header))
 
 
-def _fragment(frame: bytes) -> bytes:
+def header_fragment(frame: bytes) -> bytes:
     """The part of a header block in a frame (RFC 9113, section 6.2)."""
-    content = frame[_FRAME_HEAD_BYTES:]
+    content = frame[FRAME_HEAD_BYTES:]
     if frame[3] == _CONTINUATION:
         return content
     padding = 0

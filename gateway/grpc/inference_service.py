@@ -110,7 +110,7 @@ class GrpcRequest:
         self.target = target
         self.headers = headers
         self.head: KnownHead | None = None
-        self.begun = None
+        self.begun = self.proxy = None
         self.loop = asyncio.get_running_loop()
         self.run = RequestRun(self.loop)
         self.waited_s = 0.0
@@ -189,6 +189,30 @@ Context: TypeAlias = grpc.aio.ServicerContext
 Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
 
 _NOT_SENT: Final = frozenset((b"content-type", b"content-length", b"connection"))
+
+
+async def get(app: GatewayApp, path: str, headers: Headers) -> tuple[int, Headers, bytes]:
+    """Status, headers and body of the HTTP API's response to a GET."""
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "scheme": "http",
+        "method": "GET",
+        "path": unquote(path),
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": headers,
+    }
+    sent: list[Message] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent[0]["status"], sent[0]["headers"], b"".join(each.get("body", b"") for each in sent)
 
 
 class CallFailed(Exception):
@@ -287,27 +311,8 @@ class InferenceService:
         headers = [each for each in pairs if each[0] not in (b"host", AUTHORITY_HEADER)]
         if host := host_of(pairs):
             headers.append((b"host", host))
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "scheme": "http",
-            "method": "GET",
-            "path": unquote(path),
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "headers": headers,
-        }
-        sent: list[Message] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request"}
-
-        async def send(message: Message) -> None:
-            sent.append(message)
-
-        await self._app(scope, receive, send)
-        status = sent[0]["status"]
-        document: dict[str, Any] = orjson.loads(b"".join(each.get("body", b"") for each in sent))
+        status, _, body = await get(self._app, path, headers)
+        document: dict[str, Any] = orjson.loads(body)
         if status not in allowed:
             raise CallFailed(status, str(document.get("error", "")), [])
         return document

@@ -72,6 +72,7 @@ class ClientRequest:
     """A request to a model. uvicorn's protocol drives it like one of its own request cycles."""
 
     message_event: Final = NO_EVENT
+    proxy: Any = None
     begun: Any = None
     """What goes on here (`gateway.dispatch.warm_request`); None: nothing was placed for it."""
     waited_s = 0.0

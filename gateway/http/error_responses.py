@@ -44,6 +44,10 @@ class InferenceClient(BodySource, Protocol):
     """Called when the client disconnects before its response is complete."""
 
     @property
+    def proxy(self) -> Any:
+        """Itself, if it sends the request to the pod that it is told; None: the gateway does."""
+
+    @property
     def is_behind(self) -> bool:
         """It has not read what was sent to it, and should be sent no more until it has."""
 

@@ -5,16 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.webhook_server import (
-    RENEW_BEFORE,
-    VALIDITY,
-    authority_bundle,
-    load_certificates,
-    make_certificates,
-    make_context,
-    needs_renewal,
-    read_folder,
-)
+from common.certificates import VALIDITY, load_certificates, make_certificates, make_context
+from controller.webhook_server import RENEW_BEFORE, authority_bundle, needs_renewal, read_folder
 
 NAMES = ["hook.space.svc", "hook.space.svc.cluster.local"]
 NOW = datetime.datetime.now(datetime.UTC)

@@ -90,10 +90,13 @@ def test_the_protocol_is_kserves() -> None:
     assert interface(ours) == interface(grpc_predict_v2_pb2.DESCRIPTOR)
 
 
-def test_the_compiled_protocol_is_that_of_its_text(tmp_path: Path) -> None:
-    subprocess.run([REPOSITORY / "scripts/compile-protocol", tmp_path / "made"], check=True)
-    kept = REPOSITORY / "common/inference_protocol/open_inference.binpb"
-    assert (tmp_path / "made").read_bytes() == kept.read_bytes()
+def test_the_compiled_protocols_are_those_of_their_texts(tmp_path: Path) -> None:
+    subprocess.run([REPOSITORY / "scripts/compile-protocol", tmp_path], check=True)
+    for kept in (
+        REPOSITORY / "common/inference_protocol/open_inference.binpb",
+        REPOSITORY / "gateway/picker/external_processor.binpb",
+    ):
+        assert (tmp_path / kept.name).read_bytes() == kept.read_bytes()
 
 
 @pytest.mark.parametrize("datatype", ARRAYS)

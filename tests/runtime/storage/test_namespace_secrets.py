@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from controller.webhook_server import make_certificates
+from common.certificates import make_certificates
 from registry.domain.model import ModelName, ModelSpec
 from registry.domain.tenant_rules import parse_rules
 from runtime.errors import StorageFailed
