@@ -183,7 +183,7 @@ class ExchangeChoice:
         kind = Request if client.proxy is None else PickedRequest
         request = kind(pool.context, client, read, arrival, body)
         if len(pool.watch.state.pods) > 1:
-            request.has_prompt = has_prompt(client.target, record.serving, read.policy)
+            request.has_prompt = has_prompt(client.target, record.serving)
         return request
 
     def _begun_request(

@@ -237,7 +237,7 @@ class WarmRoutes:
             and not target.canaries
             and target.model not in state.applications
         )
-        reads_prompt = has_prompt(target, spec, None)
+        reads_prompt = has_prompt(target, spec)
         return WarmRoute(
             state.models_version,
             is_usual and is_model and not spec.logger,

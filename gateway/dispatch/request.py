@@ -65,7 +65,6 @@ class Request:
     _awaited_tier: str | None = None
     """Source tier of the load that the queued request waited for; None: no load."""
     has_prompt = False
-    """Of which pods may have a part."""
     _holds_slot = _is_forwarded = False
     """`_is_forwarded`: the client was sent the last of the response."""
     _begun_placement: Placement | None = None

@@ -11,7 +11,7 @@ import orjson
 from pydantic_core import from_json
 
 from gateway.http.targets import ModelTarget, Verb
-from registry.domain.model import ModelSpec, RoutingPolicy, Task
+from registry.domain.model import ModelSpec, Task
 from registry.domain.prompt_prefixes import BLOCK_TOKENS, Prompt
 
 _TOKEN_BYTES: Final = 4
@@ -23,15 +23,9 @@ _FIELDS: Final = ("cache_salt", "tools", "messages", "prompt", "instances", "inp
 _SALT: Final = np.random.default_rng(0).integers(1 << 32, size=_BLOCK_BYTES // 4, dtype=np.uint32)
 _FACTORS: Final = np.cumprod(np.full(_READ_BYTES // _BLOCK_BYTES, 0x9E3779B97F4A7C15, np.uint64))
 _ENDPOINTS: Final = frozenset({"completions", "chat/completions"})
-_AFFINE: Final = frozenset(
-    {RoutingPolicy.AUTO, RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING}
-)
 
 
-def has_prompt(target: ModelTarget, spec: ModelSpec, policy: str | None) -> bool:
-    """Whether a request's pod depends on its prompt. `policy`: its own; None: the model's."""
-    if (policy or spec.policy.routing) not in _AFFINE:
-        return False
+def has_prompt(target: ModelTarget, spec: ModelSpec) -> bool:
     if target.openai_endpoint is not None:
         return target.openai_endpoint in _ENDPOINTS and spec.task in (None, Task.TEXT_GENERATION)
     return target.verb in (Verb.PREDICT, Verb.INFER) and spec.task is Task.TEXT_GENERATION
@@ -42,24 +36,14 @@ def read_prompt(chunks: Iterable[bytes], length: int) -> Prompt | None:
     beginning = b""
     for chunk in chunks:
         beginning += chunk[: _READ_BYTES - len(beginning)]
-        if len(beginning) == _READ_BYTES:
-            break
     try:
         body = from_json(beginning.decode(errors="ignore"), allow_partial="trailing-strings")
-    except ValueError:
-        return None
-    found = [body[name] for name in _FIELDS if name in body] if isinstance(body, dict) else []
-    if not found:
-        return None
-    try:
+        found = [body[name] for name in _FIELDS if name in body]
         text = orjson.dumps(found)
-    except TypeError:  # it has numbers that are no JSON of others
+    except (ValueError, TypeError):  # it is no JSON object, or has numbers that are none
         return None
-    if length > len(beginning):
-        length -= len(beginning) - len(text)
-    else:
-        length = len(text)
-    return Prompt(_blocks(text), length // _TOKEN_BYTES)
+    tokens = (len(text) + max(0, length - _READ_BYTES)) // _TOKEN_BYTES
+    return Prompt(_blocks(text), tokens) if found else None
 
 
 def _blocks(text: bytes) -> list[int]:

@@ -109,11 +109,6 @@ def weigh(
     if busy := [pod for pod in (*warm, *warming) if not pod.has_free_slot]:
         reason = Reason.QUEUE_WARM_BUSY if warm else Reason.QUEUE_WARMING
         options.append(RoutingOption("queue", wait_for(busy, request, cluster, now_s), reason))
-        if (cached := request.cached) is not None:
-            most = [pod for pod in busy if cached.get(pod.name) == max(cached.values())]
-            if most and most != busy:
-                waits = wait_for(most, request, cluster, now_s)
-                options.append(RoutingOption("queue", waits, reason))
     if proxy := _proxy(request, cluster, warm, now_s):
         options.append(proxy)
     cold = None

@@ -136,8 +136,6 @@ def wait_for(
         wait_s = max(wait_s, request.stalled_s)
     if not is_mixed:
         hold_s = own.hold_s
-        if request.cached is not None:
-            hold_s = max([times_at(pod, request).hold_s for pod in pods])
     return LatencyEstimate(wait_s + hold_s, is_measured, wait_s - known_s + own.spread_s)
 
 

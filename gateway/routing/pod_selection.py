@@ -111,9 +111,13 @@ def least_loaded_free(
 def best_cold(cluster: ClusterState, key: str, draw: float) -> PodState | None:
     """The pod with the cheapest cold start: nearest tier, then most memory without an eviction.
 
-    A load that evicts causes the next cold start. Ties: least loaded, then by `draw` in the order
-    of names. None if no pod has a free slot.
+    A load that evicts causes the next cold start. An adapter is loaded where its base is. Ties:
+    least loaded, then by `draw` in the order of names. None if no pod has a free slot.
     """
+    base = cluster.base_of(key)
+    if base and (beside := cluster.free_warm(base).first(MAX_SCANNED)):
+        near = [pod for pod in _nearest_free(cluster, key) if pod in beside]
+        return most_free_memory(near or beside, draw)
     if nearest := _nearest_free(cluster, key):
         return most_free_memory(nearest, draw)
     if len(cluster.pods) > MAX_SCANNED:
@@ -139,8 +143,9 @@ def cheapest_load(
     leave; not those in `excluded`; of `kind`, unless it is None. Prices are those of the last
     `EvictionPrices.refresh`. A load that is known to take longer than `left_s` costs `late_s` more.
     """
-    others_s, holders = cluster.eviction_prices.load_cost_s, cluster.holders(key)
-    size_bytes = cluster.eviction_prices.size_bytes(key)
+    prices, holders, base = cluster.eviction_prices, cluster.holders(key), cluster.base_of(key)
+    others_s, size_bytes = prices.load_cost_s, prices.size_bytes(key)
+    at_base = cluster.holders(base) if base else {}
     estimates: KindEstimates | None = None
     link, remote = None, UNMEASURED.load_from(Tier.REMOTE, None)
     slower_s = 0.0
@@ -160,6 +165,11 @@ def cheapest_load(
             tier = residency.tier
             load = estimates[key].load_from(tier, link)
         load_s = load.seconds
+        if base:
+            size_bytes, held = prices.size_bytes(key, pod), at_base.get(name)
+            if held is None or not held.is_warm:
+                from_tier = held.tier if held else Tier.REMOTE
+                load_s += estimates[base].load_from(from_tier, link).seconds
         cost_s = load_s + slower_s + others_s(pod, size_bytes, load_s)
         if load_s > left_s and load.is_measured:
             cost_s += late_s

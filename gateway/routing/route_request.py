@@ -167,7 +167,7 @@ def route_request(
         request, spec, ahead, behind, stalled_s, lost_s, queued, may_try_transfer=may_try_transfer
     )
     if request.prompt is not None:
-        view.cached = cluster.prefixes.find(spec.key, request.prompt)
+        view.cached = cluster.prefixes.find(spec.key, request.prompt, cluster.holders(spec.key))
     decision = routing_policy(policy)(view, cluster, now_s)
     if isinstance(decision, SendTo) and decision.mode is not LoadMode.WARM:
         if avoids_load and cluster.warm(spec.key):

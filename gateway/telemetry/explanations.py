@@ -246,6 +246,8 @@ class Explanations:
         chosen = {} if explain is None else {"selection": explain()}
         if known is None:
             return {"request_id": request_id, **chosen} if chosen else None
+        view = known.result.view
+        cached = view.cached if view is not None and view.cached else {}
         return {
             "request_id": request_id,
             "gateway": self.gateway,
@@ -255,7 +257,7 @@ class Explanations:
             "summary": decision_text(known.result.decision, known.options),
             "decision": _decision(known.result.decision),
             "waited_for": known.wait_reasons,
-            "cached": _cached(known.result.view),
+            "cached": {pod: round(share, 4) for pod, share in cached.items()},
             "options": [_option(each) for each in known.options],
             "candidates": [_candidate(pod, known.holders) for pod in known.pods],
         }
@@ -347,12 +349,6 @@ def _forecast(forecast: LatencyEstimate | None) -> dict[str, Any]:
     if forecast is None:
         return {}
     return {"expected_s": round(forecast.seconds, 6), "measured": forecast.is_measured}
-
-
-def _cached(view: RequestView | None) -> dict[str, Any]:
-    """The share of its prompt that pods had computed before."""
-    shares = (view.cached if view else None) or {}
-    return {pod: round(share, 4) for pod, share in sorted(shares.items())}
 
 
 def _candidate(

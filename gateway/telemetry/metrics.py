@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, product
 from operator import itemgetter
 from typing import Final
 
@@ -247,14 +247,13 @@ class GatewayMetrics:
             "Events of models' loggers, by what became of them.",
             ("outcome",),
         )
-        # Named as vLLM's.
-        self._queries, self._hits = (
+        self._prompt_tokens = [  # named as vLLM's
             counter(f"pilotlight_gateway_prefix_cache_{name}", documentation, ("model",))
             for name, documentation in (
                 ("queries", "Tokens of prompts whose prefix was looked for at pods."),
                 ("hits", "Of these, tokens that the chosen pod had computed before."),
             )
-        )
+        ]
         labels.on_gone.append(self._drop_prompts)
         self.disconnects = counter(
             "pilotlight_gateway_client_disconnects", "Clients that left before the response."
@@ -272,15 +271,14 @@ class GatewayMetrics:
             "pilotlight_gateway_registry_repairs", "Snapshots taken because updates were missed."
         )
 
-    def count_prompt(self, key: str, tokens: int, cached: int) -> None:
+    def count_prompt(self, key: str, *tokens: int) -> None:
         model = self.labels.label(str(name_of_key(key)))
-        self._queries.labels(model).inc(tokens)
-        self._hits.labels(model).inc(cached)
+        for each, count in zip(self._prompt_tokens, tokens, strict=True):
+            each.labels(model).inc(count)
 
     def _drop_prompts(self, gone: AbstractSet[str]) -> None:
-        for model in gone:
-            self._queries.remove(model)
-            self._hits.remove(model)
+        for each, model in product(self._prompt_tokens, gone):
+            each.remove(model)
 
     def end(self, request: RecentRequest) -> None:
         """Count a request that has ended, later."""

@@ -45,7 +45,6 @@ class FinishedRequests:
         self.placed_s: list[float] = []
         """Time at which the request was sent to its entry pod; negative if it was not sent."""
         self.first_s: list[float] = []
-        """When the response began."""
         self.finished_s: list[float] = []
         self.status: list[int] = []
         self.reason: list[Reason | str | None] = []

@@ -47,6 +47,8 @@ class ClusterState:
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
         self.models: dict[ModelName, ModelRecord] = {}
+        self.bases: dict[str, ModelName] = {}
+        """By the key of an adapter."""
         self.applications: dict[ModelName, ApplicationSpec] = {}
         self.accuracies: dict[ModelName, AccuracyProfile] = {}
         """Of the generation that was profiled last, by model."""
@@ -87,7 +89,7 @@ class ClusterState:
         self.profiles_version += 1
         self.measurements = Measurements()
         self.pods = PodIndex(self.measurements)
-        self.models = {}
+        self.models, self.bases = {}, {}
         self.applications, self.accuracies = {}, {}
         self.prefixes.clear()
         self.residency = ResidencyIndex(self.pods, self.prefixes)
@@ -118,6 +120,12 @@ class ClusterState:
     def declared_keys(self) -> set[str]:
         """Keys of all generations of the declared models."""
         return {spec.key for record in self.models.values() for spec in record.generations}
+
+    def base_of(self, key: str) -> str:
+        """The key of an adapter's base; empty: it has none that is declared."""
+        name = self.bases.get(key)
+        record = self.models.get(name) if name else None
+        return record.serving.key if record else ""
 
     def holders(self, key: str) -> Mapping[str, Residency]:
         """The model's residency by name of pod, for every pod that has some of its files."""
@@ -320,9 +328,14 @@ class ChangeApplier:
         if isinstance(spec, str):
             record = self.state.models[name] = decode_record(spec, previous, failure)
         kept = () if record is None else record.generations
+        for each in kept:
+            if each.base:
+                self.state.bases[each.key] = ModelName(name.namespace, each.base)
+                self.state.eviction_prices.base_of = self.state.base_of
         for withdrawn in () if before is None else before.generations:
             if withdrawn not in kept:
                 self.state.residency.device_bytes.pop(withdrawn.key, None)
+                self.state.bases.pop(withdrawn.key, None)
 
     def _apply_samples(
         self, version: int, key: str, measure: str, values_s: Sequence[float]

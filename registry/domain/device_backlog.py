@@ -104,18 +104,28 @@ def remaining_load(
 ) -> RemainingLoad | None:
     """Time until the model is on the pod's device; None if it is there.
 
-    A new load shares the link with those in progress there. A load past its expected duration is
-    expected to take as long again, at most as long as a new one if it may wait for its turn.
+    Of an adapter with the time until its base is, after which its own load begins. A new load
+    shares the link with those in progress there. A load past its expected duration is expected to
+    take as long again, at most as long as a new one if it may wait for its turn.
     """
     residency = cluster.holders(key).get(pod.name)
     if residency is not None and residency.is_warm:
         return None
+    begun_s = residency.since_s if residency else now_s
+    if cluster.bases and (base := cluster.base_of(key)):
+        first = remaining_load(base, pod, pod.estimates[base], cluster, now_s)
+        if first is not None:
+            own = measured.load_from(residency.tier if residency else Tier.REMOTE, None)
+            return RemainingLoad(
+                first.seconds + own.seconds, first.is_measured and own.is_measured, first.guessed_s
+            )
+        begun_s = max(begun_s, cluster.holders(base)[pod.name].since_s)
     link = pod.info.link_bytes_per_s
     if residency is None:
         whole = measured.load_from(Tier.REMOTE, link)
     else:
         whole = measured.load_from(residency.loading_from or residency.tier, link)
-        elapsed_s = max(0.0, now_s - residency.since_s)
+        elapsed_s = max(0.0, now_s - begun_s)
         if residency.is_warming and elapsed_s < whole.seconds:
             return RemainingLoad(whole.seconds - elapsed_s, whole.is_measured)
     others = sum(

@@ -7,7 +7,7 @@ characteristic time are computed once a second, not with a decision; a pod's vic
 asked for after a change at the pod, or of another copy of one of its models.
 """
 
-from collections.abc import Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import exp, inf, isfinite
@@ -310,6 +310,8 @@ class EvictionPrices:
         arrivals: ArrivalRates,
         queue_depths: Mapping[str, int],
     ) -> None:
+        self.base_of: Callable[[str], str] | None = None
+        """The key of an adapter's base; empty: it has none. None: there are no adapters."""
         self._pods = pods
         self._residency = residency
         self._arrivals = arrivals
@@ -363,9 +365,17 @@ class EvictionPrices:
         )
         self._devices.clear()
 
-    def size_bytes(self, key: str) -> int:
-        """The model's memory on a device: as last loaded, else the mean of the others, else 0."""
-        return self._residency.device_bytes.get(key, self._mean_bytes)
+    def size_bytes(self, key: str, pod: PodState | None = None) -> int:
+        """The model's memory on a device: as last loaded, else the mean of the others, else 0.
+
+        At a pod, of an adapter with its base, unless that is there.
+        """
+        size_bytes = self._residency.device_bytes.get(key, self._mean_bytes)
+        if pod is not None and self.base_of is not None:
+            base = self.base_of(key)
+            if base and base not in self._residency.on_device(pod.name):
+                size_bytes += self.size_bytes(base)
+        return size_bytes
 
     def load_cost_s(self, pod: PodState, size_bytes: int, load_s: float) -> float:
         """What a load of this size costs others: `price_s`, `delay_s` and `queue_loss`."""
@@ -377,7 +387,7 @@ class EvictionPrices:
 
     def price_s(self, pod: PodState, key: str) -> float:
         """What a load of this model evicts at the pod; see `_Device.price_s`."""
-        return self._device(pod).price_s(self.size_bytes(key))
+        return self._device(pod).price_s(self.size_bytes(key, pod))
 
     def delay_s(self, pod: PodState, held_s: float) -> float:
         """What a load delays that is forecast beside those in progress; see `_Device.delay_s`."""
@@ -390,7 +400,7 @@ class EvictionPrices:
 
     def queue_loss(self, pod: PodState, key: str) -> QueueLoss:
         """What requests queued for the victims of a load of this model lose."""
-        return self._device(pod).queue_loss(self.size_bytes(key), self._queue_depths)
+        return self._device(pod).queue_loss(self.size_bytes(key, pod), self._queue_depths)
 
     def later_gain_s(self, key: str, load_s: float) -> float:
         """What expected requests lose less with a first copy: its price, from the other side."""
@@ -398,7 +408,7 @@ class EvictionPrices:
 
     def has_room(self, pod: PodState, key: str) -> bool:
         """Whether a load of this model evicts none."""
-        return self._device(pod).short_bytes(self.size_bytes(key)) <= 0
+        return self._device(pod).short_bytes(self.size_bytes(key, pod)) <= 0
 
     def is_spare(self, key: str, now_s: float) -> bool:
         """Whether a further copy leaves room for the models with requests that are nowhere yet."""

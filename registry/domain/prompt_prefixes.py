@@ -6,7 +6,7 @@ process has sent there lately. Pure.
 """
 
 from bisect import bisect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -48,43 +48,34 @@ class PromptPrefixes:
         self.block_tokens = BLOCK_TOKENS
         self.on_sent: Callable[[str, int, int], None] = lambda *_: None
         """Called with a model's key, a prompt's tokens, and how many of these its pod has."""
-        self._by_model: dict[str, dict[str, KeptBlocks]] = {}
-        self._used: dict[tuple[str, str], None] = {}
-        """Model and pod, the last one used at the end."""
+        self._kept: dict[tuple[str, str], KeptBlocks] = {}
+        """By model and pod, the last one used at the end."""
         self._total = 0
 
-    def find(self, key: str, prompt: Prompt) -> dict[str, float] | None:
-        """The share of the prompt by pod that has some of it; None: no pod has."""
-        found = {
-            pod: self._share(held, prompt)
-            for pod, kept in self._by_model.get(key, {}).items()
-            if (held := kept.held(prompt.blocks))
-        }
-        return found or None
+    def find(self, key: str, prompt: Prompt, pods: Iterable[str]) -> dict[str, float] | None:
+        """The share of the prompt by those of the pods that have some of it; None: none has."""
+        shares = {pod: self._share(key, pod, prompt) for pod in pods}
+        return {pod: share for pod, share in shares.items() if share} or None
 
     def record(self, key: str, pod: str, prompt: Prompt) -> None:
         """The prompt is sent to the pod, which then has it."""
-        kept = self._by_model.setdefault(key, {}).setdefault(pod, KeptBlocks())
-        share = self._share(kept.held(prompt.blocks), prompt)
-        self.on_sent(key, prompt.tokens, round(share * prompt.tokens))
+        self.on_sent(key, prompt.tokens, round(self._share(key, pod, prompt) * prompt.tokens))
+        kept = self._kept[key, pod] = self._kept.pop((key, pod), KeptBlocks())
         self._total -= len(kept)
         kept.keep(prompt.blocks, _KEPT_TOKENS // self.block_tokens)
         self._total += len(kept)
-        self._used.pop((key, pod), None)
-        self._used[key, pod] = None
         while self._total > _MAX_BLOCKS:
-            self.forget(*next(iter(self._used)))
+            self.forget(*next(iter(self._kept)))
 
     def forget(self, key: str, pod: str) -> None:
         """The model is no longer on the pod's device, or the pod is gone."""
-        kept = self._by_model.get(key, {}).pop(pod, None)
-        if kept is not None:
-            del self._used[key, pod]
-            self._total -= len(kept)
+        self._total -= len(self._kept.pop((key, pod), ()))
 
     def clear(self) -> None:
         """Forget all: pods may have unloaded models unnoticed."""
-        self._by_model, self._used, self._total = {}, {}, 0
+        self._kept, self._total = {}, 0
 
-    def _share(self, blocks: int, prompt: Prompt) -> float:
-        return min(1.0, blocks * self.block_tokens / max(1, prompt.tokens))
+    def _share(self, key: str, pod: str, prompt: Prompt) -> float:
+        kept = self._kept.get((key, pod))
+        held = kept.held(prompt.blocks) if kept else 0
+        return min(1.0, held * self.block_tokens / max(1, prompt.tokens))

@@ -49,6 +49,7 @@ class SimulatedDevice:
         "_seconds",
         "_speed",
         "_times",
+        "forget",
     )
 
     def __init__(
@@ -95,6 +96,7 @@ class SimulatedDevice:
             late=late,
             freed=self._freed,
         )
+        self.forget: Callable[[str], None] = self._iterations.forget
 
     def infer(self, request: SimulatedRequest) -> None:
         """Queue the request's inference."""
@@ -127,10 +129,6 @@ class SimulatedDevice:
             self._iterations.interrupt()
         else:
             self._next()
-
-    def forget(self, key: str) -> None:
-        """The model is unloaded: nothing of earlier prompts is left."""
-        self._iterations.forget(key)
 
     def _device_model(self, plan: ModelPlan) -> DeviceModel:
         key = plan.spec.key

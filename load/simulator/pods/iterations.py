@@ -46,17 +46,6 @@ class _Sequence:
 class ContinuousBatch:
     """The requests of one model at one device; each row of a request is a sequence of its own."""
 
-    __slots__ = (
-        "_iterations",
-        "_kept",
-        "_max_rows",
-        "_new_tokens",
-        "_rows",
-        "_sequences",
-        "_waiting",
-        "plan",
-    )
-
     def __init__(self, plan: ModelPlan) -> None:
         self.plan = plan
         self._max_rows = min(plan.spec.policy.max_batch_size or MAX_SEQUENCES, MAX_SEQUENCES)
@@ -254,6 +243,7 @@ class Iterations:
             self.interrupt()
 
     def forget(self, key: str) -> None:
+        """The model is unloaded: nothing of earlier prompts is left."""
         self._batches.pop(key, None)
 
     def _queue_next(self, model: DeviceModel, batch: ContinuousBatch, now_s: float) -> None:

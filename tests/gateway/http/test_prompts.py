@@ -8,14 +8,13 @@ import pytest
 
 from gateway.http.prompts import has_prompt, read_prompt
 from gateway.http.targets import ModelTarget, Verb, openai_target
-from registry.domain.model import ModelName, ModelPolicy, ModelSpec, RoutingPolicy, Task
+from registry.domain.model import ModelName, ModelSpec, Task
 from registry.domain.prompt_prefixes import Prompt
 
 SYSTEM = {"role": "system", "content": "You answer briefly, in the words of the question. " * 20}
 FIRST = [SYSTEM, {"role": "user", "content": "What is a cat, and what does it eat? " * 10}]
 SECOND = [*FIRST, {"role": "assistant", "content": "An animal. " * 9}]
 NAME = ModelName("default", "m")
-AUTO = ModelPolicy()
 
 
 def read(document: Any, **options: Any) -> Prompt:
@@ -104,27 +103,23 @@ CHAT, EMBEDDINGS = "chat/completions", "embeddings"
 
 
 @pytest.mark.parametrize(
-    ("target", "task", "policy", "expected"),
+    ("target", "task", "expected"),
     [
-        pytest.param(CHAT, None, "auto", True, id="chat"),
-        pytest.param("completions", Task.TEXT_GENERATION, "colocation", True, id="completions"),
-        pytest.param(CHAT, Task.TEXT_TO_TEXT, "auto", False, id="another-task"),
-        pytest.param(EMBEDDINGS, None, "auto", False, id="embeddings"),
-        pytest.param(CHAT, None, "random", False, id="a-policy-that-ignores-prompts"),
-        pytest.param(Verb.PREDICT, Task.TEXT_GENERATION, "auto", True, id="v1"),
-        pytest.param(Verb.INFER, Task.TEXT_GENERATION, "colocation-queueing", True, id="v2"),
-        pytest.param(Verb.INFER, None, "auto", False, id="v2-of-an-unknown-task"),
-        pytest.param(Verb.INFER, Task.TEXT_EMBEDDING, "auto", False, id="v2-embedding"),
+        pytest.param(CHAT, None, True, id="chat"),
+        pytest.param("completions", Task.TEXT_GENERATION, True, id="completions"),
+        pytest.param(CHAT, Task.TEXT_TO_TEXT, False, id="another-task"),
+        pytest.param(EMBEDDINGS, None, False, id="embeddings"),
+        pytest.param(Verb.PREDICT, Task.TEXT_GENERATION, True, id="v1"),
+        pytest.param(Verb.INFER, Task.TEXT_GENERATION, True, id="v2"),
+        pytest.param(Verb.INFER, None, False, id="v2-of-an-unknown-task"),
+        pytest.param(Verb.INFER, Task.TEXT_EMBEDDING, False, id="v2-embedding"),
     ],
 )
-def test_whose_prompts_are_read(
-    target: str, task: Task | None, policy: str, expected: bool
-) -> None:
-    spec = ModelSpec(NAME, "file:///m", task=task, policy=ModelPolicy(routing=policy))
+def test_whose_prompts_are_read(target: str, task: Task | None, expected: bool) -> None:
+    spec = ModelSpec(NAME, "file:///m", task=task)
     asked = (
         ModelTarget(NAME, "m", target)
         if isinstance(target, Verb)
         else openai_target("default", "m", target)
     )
-    assert has_prompt(asked, spec, None) is expected
-    assert not has_prompt(asked, spec, RoutingPolicy.LEAST_LOADED)
+    assert has_prompt(asked, spec) is expected

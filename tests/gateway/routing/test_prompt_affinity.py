@@ -2,14 +2,14 @@
 
 import pytest
 
-from gateway.routing.decision import SendTo, Wait
+from gateway.routing.decision import SendTo
 from gateway.routing.latency_model import run_at
 from gateway.routing.route_request import IncomingRequest, route_request
 from gateway.routing.routing_policies import ROUTING_POLICIES
-from registry.domain.cluster import ClusterState
+from registry.domain.cluster import ChangeApplier, ClusterState
 from registry.domain.model import RoutingPolicy
 from registry.domain.prompt_prefixes import Prompt
-from tests.gateway.cluster_states import KEY, NOW_S, PodSketch, cluster, declare, request
+from tests.gateway.cluster_states import NOW_S, PodSketch, cluster, declare, request
 
 A, B, C = "pod-a", "pod-b", "pod-c"
 AFFINE = [RoutingPolicy.AUTO, RoutingPolicy.COLOCATION, RoutingPolicy.COLOCATION_QUEUEING]
@@ -73,17 +73,6 @@ def test_short_prompts_change_nothing() -> None:
     assert decision.predict == A
 
 
-def test_auto_waits_for_the_pod_that_spares_most_time() -> None:
-    pods = cluster(PodSketch(A, "warm", busy=1), PodSketch(B, "warm", busy=1), measured=MEASURED)
-    decision = ROUTING_POLICIES[RoutingPolicy.AUTO](
-        request(size_class=LONG, cached={B: 0.9}), pods, NOW_S
-    )
-    assert isinstance(decision, Wait)
-    waits = [each.forecast.seconds for each in decision.options if each.name == "queue"]
-    assert len(waits) == 2
-    assert waits[0] - waits[1] == pytest.approx(0.9 * 1.8)
-
-
 def test_a_forecast_is_less_by_what_the_pod_has_of_the_prompt() -> None:
     pods = state(0, 0)
     view = request(size_class=LONG, cached={A: 0.5})
@@ -111,7 +100,7 @@ def test_pods_that_take_longer_need_more_of_it() -> None:
 def test_a_request_is_seen_with_what_pods_have_of_its_prompt() -> None:
     pods = state(0, 0)
     spec = declare(pods)
-    assert spec.key != KEY
+    ChangeApplier(pods).apply(9, [["at", spec.key, pod, "device|-|0|1"] for pod in (A, B)])
     pods.prefixes.record(spec.key, B, Prompt([1, 2], 32))
     arrival = IncomingRequest("r", spec.name, NOW_S, 0.0, 0, prompt=Prompt([1, 2, 3, 4], 64))
     result = route_request(arrival, pods.models, pods, now_s=NOW_S)

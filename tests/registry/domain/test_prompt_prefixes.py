@@ -14,15 +14,16 @@ from tests.gateway.cluster_states import KEY, PodSketch, cluster
 FIRST = Prompt([1, 2, 3, 4], 64)
 NEXT_TURN = Prompt([1, 2, 3, 4, 5, 6, 7, 8], 128)
 OTHER = Prompt([1, 20], 64)
+PODS = ("a", "b", "c")
 
 
 def test_a_pod_has_what_it_was_sent() -> None:
     prefixes = PromptPrefixes()
-    assert prefixes.find(KEY, FIRST) is None
+    assert prefixes.find(KEY, FIRST, PODS) is None
     prefixes.record(KEY, "a", FIRST)
     prefixes.record(KEY, "b", OTHER)
-    assert prefixes.find(KEY, NEXT_TURN) == {"a": 0.5, "b": 0.125}
-    assert prefixes.find("default/other@0", NEXT_TURN) is None
+    assert prefixes.find(KEY, NEXT_TURN, PODS) == {"a": 0.5, "b": 0.125}
+    assert prefixes.find("default/other@0", NEXT_TURN, PODS) is None
 
 
 def test_tells_tokens_sent_and_cached() -> None:
@@ -46,14 +47,14 @@ def test_is_forgotten_with_the_model(change: list[Any]) -> None:
     for pod in ("a", "b"):
         state.prefixes.record(KEY, pod, FIRST)
     ChangeApplier(state).apply(2, [change])
-    assert state.prefixes.find(KEY, FIRST) == {"b": 1.0}
+    assert state.prefixes.find(KEY, FIRST, PODS) == {"b": 1.0}
 
 
 def test_is_forgotten_at_a_snapshot() -> None:
     state = ClusterState()
     state.prefixes.record(KEY, "a", FIRST)
     state.clear()
-    assert state.prefixes.find(KEY, FIRST) is None
+    assert state.prefixes.find(KEY, FIRST, PODS) is None
 
 
 def test_memory_is_bounded_by_pod(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +62,8 @@ def test_memory_is_bounded_by_pod(monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = PromptPrefixes()
     prefixes.record(KEY, "a", FIRST)
     prefixes.record(KEY, "a", Prompt([10, 11, 12, 13], 64))
-    assert prefixes.find(KEY, FIRST) == {"a": 0.5}  # its end was forgotten
-    assert prefixes.find(KEY, Prompt([10, 11, 12, 13], 64)) == {"a": 1.0}
+    assert prefixes.find(KEY, FIRST, PODS) == {"a": 0.5}  # its end was forgotten
+    assert prefixes.find(KEY, Prompt([10, 11, 12, 13], 64), PODS) == {"a": 1.0}
 
 
 def test_memory_is_bounded_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +71,7 @@ def test_memory_is_bounded_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
     prefixes = PromptPrefixes()
     for pod in ("a", "b", "a", "c"):
         prefixes.record(KEY, pod, FIRST)
-    assert prefixes.find(KEY, FIRST) == {"a": 1.0, "c": 1.0}
+    assert prefixes.find(KEY, FIRST, PODS) == {"a": 1.0, "c": 1.0}
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=6), max_size=20))
