@@ -13,9 +13,8 @@ from pathlib import Path
 BEGIN = "<!-- Made by `make test-reference DOCS=1`. -->"
 END = "<!-- End of what the suite made. -->"
 _WIDTH = 160
-_LONG = 20
-"""Subjects above which a section is named instead of listed again."""
-_ALL_OF = "all of "
+_BESIDE = "; "
+"""Between the sections of a line."""
 
 Table = dict[str, dict[str, str | None]]
 """By section and subject: None if answers are right, else the reason of the refusal."""
@@ -77,61 +76,37 @@ class Outcomes:
             merged.get(section, {}).pop(subject, None)
         before, _, rest = text.partition(BEGIN)
         _, _, after = rest.partition(END)
-        self.page.write_text(f"{before}{BEGIN}\n\n{render(merged)}\n{END}{after}")
+        self.page.write_text(f"{before}{BEGIN}\n\n{render(merged)}\n\n{END}{after}")
 
 
 def render(table: Mapping[str, Mapping[str, str | None]]) -> str:
-    """The subjects of each section, with the number of those that are right."""
-    lines: list[str] = []
-    for section in sorted(table):
-        right, refused = _split(table[section])
-        lines += ["", f"**{section}**, {len(right)} right: {_names(table, section) or 'none'}.", ""]
-        by_reason: dict[str, list[str]] = defaultdict(list)
-        for subject, reason in refused.items():
-            by_reason[reason].append(subject)
-        lines += [
-            f"- refused: {', '.join(subjects)}: {reason}"
-            for reason, subjects in sorted(by_reason.items(), key=lambda each: each[1])
-        ]
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
-
-
-def _names(table: Mapping[str, Mapping[str, str | None]], section: str) -> str:
-    """What is right; of a long section that is a part of it, only that section's name."""
-    right, _ = _split(table[section])
-    for other in sorted(table):
-        part, _ = _split(table[other])
-        if len(part) > _LONG and set(part) < set(right):
-            right = [f"{_ALL_OF}**{other}**", *sorted(set(right) - set(part))]
-            break
-    return ", ".join(right)
+    """Each subject once, with the sections in which it is right, or refused for a reason."""
+    right: dict[str, set[str]] = defaultdict(set)
+    refused: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for section, subjects in table.items():
+        for subject, reason in subjects.items():
+            place = right[subject] if reason is None else refused[subject, reason]
+            place.add(section)
+    named = [(sections, "", subject) for subject, sections in right.items()]
+    named += [(sections, reason, subject) for (subject, reason), sections in refused.items()]
+    lines: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for sections, reason, subject in sorted(named, key=lambda each: (sorted(each[0]), each[1:])):
+        lines[_BESIDE.join(sorted(sections)), reason].append(subject)
+    return "\n".join(
+        f"- **{sections}**: {', '.join(subjects)}{f'; refused: {reason}' if reason else ''}"
+        for (sections, reason), subjects in lines.items()
+    )
 
 
 def read_table(text: str) -> Table:
     """What a page with a rendered table says."""
     _, _, rest = text.partition(BEGIN)
     table: Table = {}
-    parts: dict[str, str] = {}
-    subjects: dict[str, str | None] = {}
     for line in rest.partition(END)[0].splitlines():
-        if named := re.fullmatch(r"\*\*(.+)\*\*, \d+ right: (.+)\.", line):
-            subjects = table.setdefault(named[1], {})
-            if part := re.match(rf"{_ALL_OF}\*\*(.+?)\*\*(?:, )?", named[2]):
-                parts[named[1]] = part[1]
-            names = named[2][part.end() if part else 0 :].split(", ")
-            subjects.update({name: None for name in names if name not in ("", "none")})
-        elif refused := re.fullmatch(r"- refused: (.+?): (.+)", line):
-            subjects.update(dict.fromkeys(refused[1].split(", "), refused[2]))
-    for _ in parts:  # a part may have one itself
-        for section, other in parts.items():
-            table[section].update(dict.fromkeys(_split(table[other])[0]))
+        if named := re.fullmatch(r"- \*\*(.+)\*\*: (.+?)(?:; refused: (.+))?", line):
+            for section in named[1].split(_BESIDE):
+                table.setdefault(section, {}).update(dict.fromkeys(named[2].split(", "), named[3]))
     return table
-
-
-def _split(subjects: Mapping[str, str | None]) -> tuple[list[str], dict[str, str]]:
-    right = sorted(name for name, reason in subjects.items() if reason is None)
-    refused = {name: reason for name, reason in sorted(subjects.items()) if reason is not None}
-    return right, refused
 
 
 def _one_line(reason: str) -> str:
