@@ -33,7 +33,7 @@ class TraceArrival(NamedTuple):
     input_size: int
     output_size: int
     deadline_s: float | None
-    blocks: list[int] | None
+    blocks: list[int] | None = None
 
 
 class ModelAppearance(NamedTuple):
