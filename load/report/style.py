@@ -29,7 +29,7 @@ HATCHES: Final = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
 TIERS: Final = {"host": "#C8C8C8", "disk": "#8A8A8A", "remote": "#4A4A4A"}
 """Greys, darker for farther tiers: colours stand for runs."""
 DPI: Final = 110
-_WIDTH_IN: Final = 9.0
+WIDTH_IN: Final = 9.0
 _MAX_LABEL_LENGTH: Final = 28
 _SHORT_AXIS_RATIO: Final = 3000.0
 _LEGEND_CHARACTERS: Final = 112
@@ -76,19 +76,12 @@ class LeftOut:
 def one_axes(title: str, x: str, y: str, *, height_in: float = 4.0) -> tuple[Figure, Axes]:
     """A figure with one pair of axes; a long title is wrapped."""
     lines = textwrap.wrap(title, _TITLE_CHARACTERS)
-    figure = Figure(figsize=(_WIDTH_IN, height_in + _LEGEND_LINE_IN * (len(lines) - 1)))
+    figure = Figure(figsize=(WIDTH_IN, height_in + _LEGEND_LINE_IN * (len(lines) - 1)))
     figure.suptitle("\n".join(lines), x=0.01, ha="left")
     axes = figure.subplots()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     return figure, axes
-
-
-def rows_of_axes(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
-    """A figure with axes below one another; heights in inches."""
-    figure = Figure(figsize=(_WIDTH_IN, sum(heights)))
-    found = figure.subplots(len(heights), 1, squeeze=False, height_ratios=list(heights))
-    return figure, list(found[:, 0])
 
 
 def legend_below(axes: Axes, *, marker_scale: float = 1.0) -> None:

@@ -77,11 +77,6 @@ class SimulatedCluster:
 
     # What an autoscaler reads
 
-    @property
-    def open_requests(self) -> int:
-        """Requests that have arrived and have no response yet."""
-        return self.gateway.open_total
-
     def uses(self) -> dict[str, dict[str, CopyUse]]:
         """How the copies on devices are used, by key, then pod."""
         found: defaultdict[str, dict[str, CopyUse]] = defaultdict(dict)

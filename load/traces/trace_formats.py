@@ -71,11 +71,6 @@ def own_columns(tables: Sequence[TraceTable], given: TenantParameters) -> Iterat
             yield arrivals(block, at_s, **columns)
 
 
-def all_blocks(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
-    for table in tables:
-        yield from table.blocks(wanted)
-
-
 def arrivals(block: Block, at_s: NDArray[np.float64], **columns: Any) -> Block:
     return Block(block.path, block.first_row, arrival_batch(at_s, **columns))
 

@@ -18,7 +18,7 @@ from load.traces.batches import DEFAULT_TENANT, ModelIndex
 from load.traces.blocks import Block
 from load.traces.parameters import Burstiness, DurationS, FileParameters, Name, TenantParameters
 from load.traces.tables import TraceTable
-from load.traces.trace_formats import all_blocks, arrivals
+from load.traces.trace_formats import arrivals
 from research.traces.counts import BIN_COUNT, BinCounts, bin_counts
 
 _SECONDS_PER_NS: Final = 1e-9
@@ -59,7 +59,7 @@ class TenantCountParameters(CountParameters):
 def azure_llm(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
     """Azure's LLM traces of 2023 and 2024; the first row is time 0."""
     clock = _SinceFirstRow()
-    for block in all_blocks(tables, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]):
+    for block in _all_blocks(tables, ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]):
         yield arrivals(
             block,
             clock.elapsed_s(block, "TIMESTAMP"),
@@ -91,7 +91,7 @@ def azure_functions_2021(tables: Sequence[TraceTable], _: FileParameters) -> Ite
     Calls that began before the trace arrive at its start.
     """
     index = ModelIndex()
-    for block in all_blocks(tables, ["app", "func", "end_timestamp", "duration"]):
+    for block in _all_blocks(tables, ["app", "func", "end_timestamp", "duration"]):
         models = index.codes(block.names("func"), block.names("app"))
         start_s = block.numbers("end_timestamp") - block.numbers("duration")
         yield arrivals(block, np.maximum(start_s, 0.0), **index.columns(models))
@@ -104,7 +104,7 @@ def gentd26_requests(tables: Sequence[TraceTable], given: TenantParameters) -> I
     """
     clock, index = _SinceFirstRow(), ModelIndex(given.tenant)
     wanted = ["gmt_create", "num_images_per_prompt", "checkpoint_model_version_id"]
-    for block in all_blocks(tables, wanted):
+    for block in _all_blocks(tables, wanted):
         at_s = clock.elapsed_s(block, "gmt_create")
         models = index.codes(block.names("checkpoint_model_version_id", default="unknown"))
         images = block.whole_numbers("num_images_per_prompt", default=1)
@@ -269,3 +269,8 @@ def _whole_minutes(
                 yield held[:cut]
             held = held[cut:]
     yield held
+
+
+def _all_blocks(tables: Sequence[TraceTable], wanted: Sequence[str]) -> Iterator[Block]:
+    for table in tables:
+        yield from table.blocks(wanted)

@@ -58,7 +58,7 @@ class KnativeRule:
 
     def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
         _load_everywhere(cluster)
-        return self.pods_for(cluster.open_requests, now_s, len(cluster.registry.state.pods))
+        return self.pods_for(cluster.gateway.open_total, now_s, len(cluster.registry.state.pods))
 
     def pods_for(self, concurrency: float, now_s: float, current: int) -> int:
         """The number of pods after one more sample of the concurrency."""
@@ -82,7 +82,7 @@ class ScrapedKnativeRule:
     def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
         _load_everywhere(cluster)
         current = len(cluster.registry.state.pods)
-        self._samples.append(cluster.open_requests)
+        self._samples.append(cluster.gateway.open_total)
         if now_s + 1e-9 >= self._scrape_s:
             self._scrape_s += _SCRAPE_INTERVAL_S
             self._latest = self._rule.pods_for(fmean(self._samples), now_s, current)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from load.report.style import COLOURS, DPI, LINES, legend_below, rows_of_axes, styled
+from load.report.style import COLOURS, DPI, LINES, legend_below, styled
 from research.experiments.elastic.spike_run import (
     KNATIVE,
     PREDICTIVE,
@@ -21,6 +21,7 @@ from research.experiments.elastic.spike_run import (
     run_spike,
 )
 from research.experiments.elastic.spike_scenario import TUNED_WITH, SpikeScenario
+from research.experiments.harness.axes import rows_of_axes
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.harness.parallel_map import parallel_map
 from research.experiments.harness.rendering import listed, spread

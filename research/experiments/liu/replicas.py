@@ -11,9 +11,10 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from load.report.style import COLOURS, DPI, MARKERS, legend_below, rows_of_axes, styled
+from load.report.style import COLOURS, DPI, MARKERS, legend_below, styled
 from registry.domain.model import Tier
 from research.demo import TimedResponse, mean_s
+from research.experiments.harness.axes import rows_of_axes
 from research.experiments.harness.experiment import Cell, Experiment, Result, Settings, Table
 from research.experiments.liu.replicas_run import (
     INFER_S,

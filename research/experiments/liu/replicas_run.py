@@ -134,7 +134,7 @@ class RayServeRule:
 
     def plan(self, now_s: float, arrivals: Arrivals, cluster: SimulatedCluster) -> int:
         self._replicas, self._state = ray_serve_replicas(
-            cluster.open_requests, self._replicas, self._state, now_s, self._params
+            cluster.gateway.open_total, self._replicas, self._state, now_s, self._params
         )
         return self._replicas
 

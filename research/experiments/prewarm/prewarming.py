@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from load.report.style import COLOURS, DPI, MARKERS, legend_below, log_ticks, rows_of_axes, styled
+from load.report.style import COLOURS, DPI, MARKERS, legend_below, log_ticks, styled
+from research.experiments.harness.axes import rows_of_axes
 from research.experiments.harness.experiment import (
     Experiment,
     ExperimentError,

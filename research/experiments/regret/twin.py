@@ -57,7 +57,7 @@ class _ClusterRun:
         self.events.run_through([(until_s,)], lambda _: None)
 
     def finish(self) -> None:
-        while self.events.run_some(4096, until=lambda: not self.cluster.open_requests):
+        while self.events.run_some(4096, until=lambda: not self.cluster.gateway.open_total):
             pass
 
 
