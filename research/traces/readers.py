@@ -72,7 +72,7 @@ def azure_llm(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterat
 
 def mooncake(tables: Sequence[TraceTable], given: OneModelParameters) -> Iterator[Block]:
     """Mooncake's traces of language models, with the blocks of prompts."""
-    for block in all_blocks(tables, ["timestamp_ms", "input_length", "output_length", "hash_ids"]):
+    for block in _all_blocks(tables, ["timestamp_ms", "input_length", "output_length", "hash_ids"]):
         ids = pc.split_pattern_regex(block.names("hash_ids"), r"[^0-9]+")
         yield arrivals(
             block,
