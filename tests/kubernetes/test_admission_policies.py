@@ -306,6 +306,9 @@ def test_a_kserve_that_drops_the_mode_starts_no_pods_for_a_model(
     )
     here = ("-n", tenant.namespace, "get", "deployments,ksvc", "-o", "name")
     assert f"{NAME}-predictor" not in installed(*here)
+    # KServe 0.16 refuses each change of an object of two modes, also of one on its way out.
+    status = {"status": {"deploymentMode": "ModelMesh"}}
+    assert patch(installed, model, status, "--subresource=status").is_ok
     tenant.delete(NAME)
 
 
