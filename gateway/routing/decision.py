@@ -71,7 +71,7 @@ class RequestView:
     may_try_transfer: bool = True
     """Whether it may be proxied although the model's transfers have never been measured."""
     cached: Mapping[str, float] | None = None
-    """The share of its prompt that pods have computed before, by name; None: none has any."""
+    """The share of its prompt that pods have computed before, by name; None: it has no prompt."""
 
 
 @dataclass(slots=True)

@@ -161,8 +161,8 @@ class SimulatedGateway(PlacementDriver[SimulatedRequest]):
             at_s,
             size_class(BYTES_PER_ITEM * input_size),
         )
-        if blocks:
-            arrival.prompt = Prompt(blocks, input_size)
+        if plan.counts_tokens and plan.is_continuous:
+            arrival.prompt = Prompt(blocks or (), input_size)
         request = SimulatedRequest(arrival, plan, input_size, output_size)
         if arrival.deadline_s is not None:
             self._events.at(arrival.deadline_s, self._deadline_passed, arrival)

@@ -52,10 +52,10 @@ class PromptPrefixes:
         """By model and pod, the last one used at the end."""
         self._total = 0
 
-    def find(self, key: str, prompt: Prompt, pods: Iterable[str]) -> dict[str, float] | None:
-        """The share of the prompt by those of the pods that have some of it; None: none has."""
+    def find(self, key: str, prompt: Prompt, pods: Iterable[str]) -> dict[str, float]:
+        """The share of the prompt by those of the pods that have some of it."""
         shares = {pod: self._share(key, pod, prompt) for pod in pods}
-        return {pod: share for pod, share in shares.items() if share} or None
+        return {pod: share for pod, share in shares.items() if share}
 
     def record(self, key: str, pod: str, prompt: Prompt) -> None:
         """The prompt is sent to the pod, which then has it."""

@@ -15,27 +15,38 @@ ANSWER = {"role": "assistant", "content": "An animal. " * 20}
 
 
 def ask(
-    harness: GatewayHarness, spec: ModelSpec, messages: list[Any], **options: str
+    harness: GatewayHarness, spec: ModelSpec, messages: list[Any], *, prefix: str
 ) -> httpx.Response:
-    path = f"/serving/default/{spec.name.name}/openai/v1/chat/completions"
+    path = f"{prefix.format(spec.name.name)}/openai/v1/chat/completions"
     body = orjson.dumps({"model": spec.name.name, "messages": messages})
-    response = harness.client.post(f"{harness.gateway.url}{path}", content=body, headers=options)
+    response = harness.client.post(f"{harness.gateway.url}{path}", content=body)
     assert response.status_code == 200, response.text
     return response
 
 
-@pytest.mark.parametrize("policy", ["auto", "colocation"])
-def test_turns_go_where_their_conversation_was(harness: GatewayHarness, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("policy", "prefix"),
+    [
+        pytest.param("auto", "/serving/default/{}", id="auto"),
+        pytest.param("colocation", "/serving/default/{}", id="colocation"),
+        pytest.param("auto", "", id="named-by-the-body"),
+    ],
+)
+def test_turns_go_where_their_conversation_was(
+    harness: GatewayHarness, policy: str, prefix: str
+) -> None:
     spec = harness.declare(routing=policy)
     pods = harness.start_pods("pod-a", "pod-b", warm=spec, slots=4)
     held = harness.hold_pod(pods, spec, x_test="delay=hold")
-    first = ask(harness, spec, TALK)
+    first = ask(harness, spec, TALK, prefix=prefix)
     assert first.headers["x-pilotlight-pod"] == "pod-b"  # pod-a is busy
     pods.control("pod-a", "release")
     held.result()
-    second = ask(harness, spec, [*TALK, ANSWER])
+    second = ask(harness, spec, [*TALK, ANSWER], prefix=prefix)
     assert second.headers["x-pilotlight-pod"] == "pod-b"
-    other = ask(harness, spec, [{"role": "user", "content": "Something else. " * 100}])
+    other = ask(
+        harness, spec, [{"role": "user", "content": "Something else. " * 100}], prefix=prefix
+    )
     assert other.headers["x-pilotlight-pod"] == "pod-a"
     assert harness.explain(first.headers["x-request-id"])["cached"] == {}
     [(pod, share)] = harness.explain(second.headers["x-request-id"])["cached"].items()

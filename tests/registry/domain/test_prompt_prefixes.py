@@ -19,11 +19,11 @@ PODS = ("a", "b", "c")
 
 def test_a_pod_has_what_it_was_sent() -> None:
     prefixes = PromptPrefixes()
-    assert prefixes.find(KEY, FIRST, PODS) is None
+    assert prefixes.find(KEY, FIRST, PODS) == {}
     prefixes.record(KEY, "a", FIRST)
     prefixes.record(KEY, "b", OTHER)
     assert prefixes.find(KEY, NEXT_TURN, PODS) == {"a": 0.5, "b": 0.125}
-    assert prefixes.find("default/other@0", NEXT_TURN, PODS) is None
+    assert prefixes.find("default/other@0", NEXT_TURN, PODS) == {}
 
 
 def test_tells_tokens_sent_and_cached() -> None:
@@ -54,7 +54,7 @@ def test_is_forgotten_at_a_snapshot() -> None:
     state = ClusterState()
     state.prefixes.record(KEY, "a", FIRST)
     state.clear()
-    assert state.prefixes.find(KEY, FIRST, PODS) is None
+    assert state.prefixes.find(KEY, FIRST, PODS) == {}
 
 
 def test_memory_is_bounded_by_pod(monkeypatch: pytest.MonkeyPatch) -> None:
