@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -25,7 +25,7 @@ import orjson
 from common.child_process import Command, KeptProcess
 from common.http_client import HttpClient, Response
 from common.http_connection import HttpError
-from runtime.engines.server_process import server_environment
+from runtime.engines.server_process import METRIC_SAMPLE, message_of, server_environment
 from runtime.errors import DeviceFull, EngineMissing, LoadFailed
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,11 @@ CALL_TIMEOUT_S: Final = 10.0
 IMPORT_TIMEOUT_S: Final = 300.0
 """Until the launcher has imported vLLM."""
 STOP_GRACE_S: Final = 5.0
+WATCH_INTERVAL_S: Final = 0.5
+WATCH_TIMEOUT_S: Final = 5.0
+SLEEP: Final = "/sleep?level=1"
+"""Weights go to the node's memory, the key-value cache is dropped."""
+WAKE: Final = "/wake_up"
 END_TIMEOUT_S: Final = 1.0
 """From a lost connection to the end of its process."""
 LAUNCHER_NAME: Final = "engine-launcher"
@@ -60,6 +65,19 @@ class EngineState(StrEnum):
     ASLEEP = "asleep"
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine's metrics say."""
+
+    running: int = 0
+    waiting: int = 0
+    """Requests for which it has no free blocks, or no place in its batch."""
+    cache_used: float = 0.0
+    """Share of its key-value blocks."""
+    tokens: int = 0
+    """Read and generated, in all."""
+
+
 @dataclass(eq=False, slots=True)
 class EngineProcess:
     """One engine. Mutable: owned by the event loop."""
@@ -76,7 +94,14 @@ class EngineProcess:
     stages_s: dict[str, float] = field(default_factory=dict)
     """Seconds of its start, by stage."""
     memory_bytes: int = 0
-    """Of its processes when it had started."""
+    """Of the device, when it had started: on a CPU, of its processes."""
+    host_bytes: int = 0
+    """Of the node's memory, asleep."""
+    remainder_bytes: int = 0
+    """Of the device, asleep."""
+    load: EngineLoad = field(default_factory=lambda: EngineLoad())
+    progress_s: float = 0.0
+    """When its tokens last changed, or it had nothing to do."""
 
 
 class EngineProcesses:
@@ -89,15 +114,31 @@ class EngineProcesses:
         cache: Path,
         log_file: Path | None,
         start_timeout_s: float,
+        hang_s: float,
         tasks: asyncio.TaskGroup,
+        free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`python`: of the environment with vLLM; `cache`: for what vLLM keeps between starts."""
-        self._tasks = tasks
+        """What all engines have in common.
+
+        Args:
+            python: of the environment with vLLM.
+            cache: for what vLLM keeps between starts.
+            log_file: of the pod; its engines' lie beside it.
+            start_timeout_s: of a start, and of a wake.
+            hang_s: without a token for its requests, after which an engine is killed.
+            tasks: of the pod.
+            free_bytes: of the GPU; None: engines run on the CPU.
+        """
+        self._tasks, self._hang_s, self._free_bytes = tasks, hang_s, free_bytes
         self.folder = Path(tempfile.mkdtemp(prefix="pilotlight-engines-"))
         self.cache = cache
         self.facts: LauncherFacts | None = None
         self.on_lost: Callable[[str], None] = lambda _key: None
         """Called with the key of a model whose engine has ended by itself."""
+        self.on_moved: Callable[[str], None] = lambda _key: None
+        """Called with the key of a model whose engine is asleep, or no longer."""
+        self.slept_bytes: dict[str, int] = {}
+        """Of the node's memory, of models that have slept."""
         self.by_key: dict[str, EngineProcess] = {}
         self._by_name: dict[str, EngineProcess] = {}
         self._settled = asyncio.Event()
@@ -122,6 +163,7 @@ class EngineProcesses:
 
     async def run(self) -> None:
         """Until cancelled, which ends all engines."""
+        self._tasks.create_task(self._watch())
         try:
             await self.launcher.run()
         finally:
@@ -184,6 +226,7 @@ class EngineProcesses:
                 reason = _last_error(engine.log)
                 logger.warning("engine ended", extra={"key": engine.key, "reason": reason})
                 self.on_lost(engine.key)
+            self.on_moved(engine.key)
 
     # A start, and the end
 
@@ -195,14 +238,14 @@ class EngineProcesses:
         `arguments`: by the path of the socket.
         """
         await self.known_facts()
-        if self._stopping:  # they have the memory that this one needs
-            await asyncio.wait(tuple(self._stopping), timeout=2 * STOP_GRACE_S)
+        await self._wait_freed()
         number = next(self._numbers)
         path = self.folder / f"{number}.sock"
         name = f"engine-{number}"
         engine = EngineProcess(key, name, f"unix:{path}", self._log_of(name))
         engine.log.unlink(missing_ok=True)
         self.by_key[key] = self._by_name[name] = engine
+        free_bytes = self._free_bytes() if self._free_bytes else 0
         begun_s = time.monotonic()
         fields = {
             "name": name,
@@ -221,9 +264,91 @@ class EngineProcesses:
                     f"vLLM did not start {key} within {self._start_timeout_s:g} s: {engine.log}"
                 ) from error
             raise
-        engine.state = EngineState.AWAKE
+        engine.state, engine.progress_s = EngineState.AWAKE, time.monotonic()
+        if self._free_bytes:
+            engine.memory_bytes = max(0, free_bytes - self._free_bytes())
+        else:
+            engine.memory_bytes = await asyncio.to_thread(session_bytes, engine.pid)
         logger.info("engine started", extra={"key": key, "stages_s": _rounded(engine.stages_s)})
         return engine
+
+    async def _wait_freed(self) -> None:
+        """Wait for engines that end or fall asleep: they have the memory that others need."""
+        if self._stopping:
+            await asyncio.wait(tuple(self._stopping), timeout=2 * STOP_GRACE_S)
+
+    # Sleep
+
+    def sleep(self, key: str) -> None:
+        """Put a model's engine to sleep, in the background; one that refuses is stopped."""
+        engine = self.by_key[key]
+        engine.state = EngineState.ASLEEP
+        self._in_background(self._sleep(engine))
+
+    async def _sleep(self, engine: EngineProcess) -> None:
+        awake_bytes = self._free_bytes() if self._free_bytes else 0
+        if problem := await self._changed(engine, SLEEP):
+            logger.warning("engine does not sleep", extra={"key": engine.key, "reason": problem})
+            self.release(engine.key)
+            return
+        engine.host_bytes = await asyncio.to_thread(session_bytes, engine.pid)
+        self.slept_bytes[engine.key] = engine.host_bytes
+        if self._free_bytes:
+            freed_bytes = self._free_bytes() - awake_bytes
+            engine.remainder_bytes = max(0, engine.memory_bytes - freed_bytes)
+        logger.info("engine asleep", extra={"key": engine.key, "host_bytes": engine.host_bytes})
+        self.on_moved(engine.key)
+
+    async def wake(self, key: str) -> EngineProcess | None:
+        """The engine, awake; None if it has not slept, or cannot wake: it is stopped then."""
+        await self._wait_freed()
+        engine = self.by_key.get(key)
+        if engine is None or engine.state is not EngineState.ASLEEP:
+            return None
+        if problem := await self._changed(engine, WAKE):
+            logger.warning("engine does not wake", extra={"key": key, "reason": problem})
+            self.release(key)
+            await self._wait_freed()
+            return None
+        engine.state, engine.progress_s = EngineState.AWAKE, time.monotonic()
+        engine.remainder_bytes = 0
+        return engine
+
+    async def _changed(self, engine: EngineProcess, path: str) -> str:
+        """Why an engine has not fallen asleep, or not woken up; empty: it has."""
+        try:
+            answer = await self.call(engine, "POST", path, timeout_s=self._start_timeout_s)
+        except HttpError as error:
+            return repr(error)
+        return "" if answer.is_success else message_of(answer)
+
+    def sleepers(self) -> list[EngineProcess]:
+        """Those asleep, the one that was started first before others."""
+        return [each for each in self.by_key.values() if each.state is EngineState.ASLEEP]
+
+    # The watch
+
+    async def _watch(self) -> None:
+        """Keep the load of the engines, and kill those that hang, until cancelled."""
+        while True:
+            awake = [each for each in self.by_key.values() if each.state is EngineState.AWAKE]
+            await asyncio.gather(*map(self._look, awake))
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _look(self, engine: EngineProcess) -> None:
+        before = engine.load
+        try:
+            answer = await self.call(engine, "GET", "/metrics", timeout_s=WATCH_TIMEOUT_S)
+            engine.load = load_of(answer.text)
+            has_work = engine.load.running + engine.load.waiting > 0
+            if not has_work or engine.load.tokens != before.tokens:
+                engine.progress_s = time.monotonic()
+        except HttpError as error:  # the launcher tells of one that has ended
+            logger.info("engine not seen", extra={"key": engine.key, "error": error})
+        still_s = time.monotonic() - engine.progress_s
+        if still_s > self._hang_s and engine.state is EngineState.AWAKE:
+            logger.error("engine hangs, it is killed", extra={"key": engine.key})
+            self.launcher.send({"stop": engine.name, "grace_s": 0.0})
 
     async def _wait_answering(self, engine: EngineProcess, path: Path, begun_s: float) -> None:
         while not engine.ended.is_set():
@@ -250,9 +375,14 @@ class EngineProcesses:
         """End a model's engine, in the background."""
         engine = self.by_key.pop(key, None)
         if engine is not None:
-            task = self._tasks.create_task(self._stop(engine))
-            self._stopping.add(task)
-            task.add_done_callback(self._stopping.discard)
+            self._in_background(self._stop(engine))
+            self.on_moved(key)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """What frees memory; starts and wakes wait for it."""
+        task = self._tasks.create_task(work)
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
 
     async def _stop(self, engine: EngineProcess) -> None:
         self.launcher.send({"stop": engine.name, "grace_s": STOP_GRACE_S})
@@ -263,11 +393,6 @@ class EngineProcesses:
         with suppress(TimeoutError):
             async with asyncio.timeout(END_TIMEOUT_S):
                 await engine.ended.wait()
-
-    def measure(self, engine: EngineProcess) -> int:
-        """Memory of its processes now: what they share counts once. Blocks."""
-        engine.memory_bytes = session_bytes(engine.pid)
-        return engine.memory_bytes
 
     # Calls
 
@@ -301,6 +426,29 @@ def _last_error(log: Path) -> str:
 
 def _rounded(stages_s: Mapping[str, float]) -> dict[str, float]:
     return {name: round(seconds, 2) for name, seconds in stages_s.items()}
+
+
+_METRICS: Final[Mapping[str, str]] = {
+    "vllm:num_requests_running": "running",
+    "vllm:num_requests_waiting": "waiting",
+    "vllm:kv_cache_usage_perc": "cache_used",
+    "vllm:gpu_cache_usage_perc": "cache_used",
+    "vllm:prompt_tokens_total": "tokens",
+    "vllm:generation_tokens_total": "tokens",
+}
+"""vLLM's, with the fields to which they are added."""
+
+
+def load_of(text: str) -> EngineLoad:
+    """The load in an engine's metrics; what is missing is 0."""
+    found: dict[str, float] = dict.fromkeys(_METRICS.values(), 0.0)
+    for name, value in METRIC_SAMPLE.findall(text):
+        if name in _METRICS:
+            with suppress(ValueError):
+                found[_METRICS[name]] += float(value)
+    return EngineLoad(
+        int(found["running"]), int(found["waiting"]), found["cache_used"], int(found["tokens"])
+    )
 
 
 def session_bytes(leader: int) -> int:

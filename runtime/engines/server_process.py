@@ -294,7 +294,7 @@ GPU_METRIC: Final = "nv_gpu_memory_used_bytes"
 """Triton's, per GPU."""
 PROCESS_METRIC: Final = "process_resident_memory_bytes"
 """Of Prometheus' clients, MLServer's among them."""
-_SAMPLE: Final = re.compile(r"^([a-zA-Z_:]\w*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
+METRIC_SAMPLE: Final = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 
 
 class ServerMemory:
@@ -326,7 +326,7 @@ class ServerMemory:
 def memory_of_metrics(text: str) -> int | None:
     """The memory in a server's metrics: that of its GPUs, else that of its process; else None."""
     found: dict[str, float] = {}
-    for name, value in _SAMPLE.findall(text):
+    for name, value in METRIC_SAMPLE.findall(text):
         if name in {GPU_METRIC, PROCESS_METRIC}:
             try:
                 found[name] = found.get(name, 0.0) + float(value)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from registry.domain.model import EngineChoice, ModelSpec, Task
+from registry.domain.model import EngineChoice, ModelSpec, Task, Tier, name_of_key
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.engines.engine_processes import EngineProcess, EngineProcesses
 from runtime.engines.vllm_flags import GENERATING, served_names, server_arguments, server_variables
-from runtime.errors import NeedsMissing
+from runtime.errors import NeedsMissing, SlotsFull
 from runtime.storage.load_priority import LoadTicket
 
 if TYPE_CHECKING:
@@ -23,6 +23,13 @@ Result = TypeVar("Result")
 
 PROCESS_BYTES: Final = 3 << 29
 """Assumed of an engine's processes beside weights and cache, until one has been measured."""
+
+ALIGNMENT_BYTES: Final = 1 << 20
+"""More than what the layout of files adds to their sizes."""
+ENGINE_SLOTS: Final = 256
+"""Of a pod with engines: as many sequences as vLLM has in a batch by default."""
+MAX_WAITING: Final = 8
+"""Requests that may wait in an engine: its next batch. More wait in the gateway, by tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,9 @@ class Vllm:
         default: EngineChoice,
         *,
         cache_bytes: int,
+        budget_bytes: int,
         device_bytes: int,
+        host_bytes: Callable[[], int],
         threads: int,
     ) -> None:
         """What holds for every engine of the pod.
@@ -53,12 +62,15 @@ class Vllm:
             processes: the engines.
             default: for models that leave the choice to the pod.
             cache_bytes: of key-value blocks, for each.
+            budget_bytes: of the pod's models together.
             device_bytes: of the GPU; 0: a CPU.
+            host_bytes: the node's memory for models asleep.
             threads: of a CPU, for each.
         """
         self.processes = processes
         self._default = default
         self._cache_bytes, self._device_bytes = cache_bytes, device_bytes
+        self._budget_bytes, self._host_bytes = budget_bytes, host_bytes
         self._threads = threads
         self._loop = asyncio.get_running_loop()
         self._measured: dict[str, int] = {}
@@ -89,8 +101,10 @@ class Vllm:
 
     def expected_bytes(self, key: str, weight_bytes: int) -> int:
         """Memory of a model with its engine: as measured, else an estimate."""
-        estimate = weight_bytes + self._cache_bytes + PROCESS_BYTES
-        return self._measured.get(key, estimate)
+        if key in self._measured:
+            return self._measured[key]
+        least = weight_bytes + self._cache_bytes
+        return max(least, min(least + PROCESS_BYTES, self._budget_bytes - ALIGNMENT_BYTES))
 
     def load(
         self, spec: ModelSpec, folder: Path, weight_bytes: int, ticket: LoadTicket
@@ -99,6 +113,12 @@ class Vllm:
         return self._on_loop(self._load(spec, folder, weight_bytes), ticket)
 
     async def _load(self, spec: ModelSpec, folder: Path, weight_bytes: int) -> EngineModel:
+        process = await self.processes.wake(spec.key)
+        if process is None:
+            process = await self._start(spec, folder, weight_bytes)
+        return EngineModel(process, served_names(spec.name)[0], self._measured[spec.key])
+
+    async def _start(self, spec: ModelSpec, folder: Path, weight_bytes: int) -> EngineProcess:
         processes, lora = self.processes, self.has_adapters(spec)
         can_sleep = (await processes.known_facts()).can_sleep
 
@@ -119,9 +139,9 @@ class Vllm:
             can_sleep=can_sleep, lora=lora, cache=str(processes.cache), threads=self._threads
         )
         process = await processes.start(spec.key, arguments, variables)
-        measured = await asyncio.to_thread(processes.measure, process)
-        self._measured[spec.key] = max(measured, weight_bytes + self._cache_bytes)
-        return EngineModel(process, served_names(spec.name)[0], self._measured[spec.key])
+        # At least what it may take by its flags: what others gave back meanwhile hides it.
+        self._measured[spec.key] = max(process.memory_bytes, self._cache_bytes)
+        return process
 
     def _on_loop(self, work: Coroutine[Any, Any, Result], ticket: LoadTicket) -> Result:
         """The result of work on the event loop, cancelled with the ticket; blocks."""
@@ -140,6 +160,70 @@ class Vllm:
             raise
         finally:
             ticket.remove_listener(on_change)
+
+    def check_room(self, loaded: EngineModel) -> None:
+        """Raises SlotsFull while requests wait in the engine, for free blocks of its cache."""
+        load = loaded.process.load
+        if load.waiting >= MAX_WAITING:
+            raise SlotsFull(
+                f"{load.waiting} requests wait in the engine of {name_of_key(loaded.process.key)},"
+                f" whose cache is used to {load.cache_used:.0%}"
+            )
+
+    # Sleep
+
+    def release(self, loaded: EngineModel) -> None:
+        """Put a model's engine to sleep where it can and has room, else end it; does not block."""
+        processes, key = self.processes, loaded.process.key
+        if processes.by_key.get(key) is not loaded.process:
+            return  # it has ended
+        if self._can_sleep(key) and self._make_room(self._sleep_bytes(key)):
+            processes.sleep(key)
+        else:
+            processes.release(key)
+
+    def _sleep_bytes(self, key: str) -> int:
+        """The node's memory that a sleeping model takes, as measured, else an estimate."""
+        return self.processes.slept_bytes.get(key) or self._measured.get(key, 0)
+
+    def _can_sleep(self, key: str) -> bool:
+        facts = self.processes.facts
+        has_room = 0 < self._sleep_bytes(key) <= self._host_bytes()
+        return has_room and facts is not None and facts.can_sleep
+
+    def _make_room(self, needed_bytes: int) -> bool:
+        """Whether the node's memory takes one more sleeper; ends others if it must."""
+        free_bytes = self._host_bytes() - self.sleeping_bytes
+        for sleeper in self.processes.sleepers():
+            if free_bytes >= needed_bytes:
+                break
+            free_bytes += sleeper.host_bytes
+            self.processes.release(sleeper.key)
+        return free_bytes >= needed_bytes
+
+    @property
+    def sleeping_bytes(self) -> int:
+        """The node's memory of all models asleep."""
+        return sum(each.host_bytes for each in self.processes.sleepers())
+
+    def asleep_bytes(self, key: str) -> int:
+        """The node's memory that a sleeping model has; 0: it does not sleep."""
+        return next((e.host_bytes for e in self.processes.sleepers() if e.key == key), 0)
+
+    def remainder_bytes(self, but: str = "") -> int:
+        """Memory of the device that models asleep keep, all but one."""
+        return sum(e.remainder_bytes for e in self.processes.sleepers() if e.key != but)
+
+    def end_sleepers(self, but: str) -> None:
+        """End models asleep, all but one, for the device's memory that they keep."""
+        for each in self.processes.sleepers():
+            if each.remainder_bytes and each.key != but:
+                self.processes.release(each.key)
+
+    def tier_after_eviction(self, key: str, *, is_on_disk: bool) -> Tier:
+        if self._can_sleep(key):
+            return Tier.HOST
+        return Tier.DISK if is_on_disk else Tier.REMOTE
 
 
 class VllmEngine(Engine):
@@ -162,7 +246,7 @@ class VllmEngine(Engine):
         return LoadedSkeleton(
             key,
             lambda _weights: self._vllm.load(self._spec, model.path, size_bytes, self._ticket),
-            lambda loaded: self._vllm.processes.release(loaded.process.key),
+            self._vllm.release,
             has_inferred=True,
         )
 

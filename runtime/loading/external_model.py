@@ -186,9 +186,10 @@ class EngineServed(ModelElsewhere):
     ) -> AsyncIterator[StreamedResponse]:
         """The engine's response as it comes; leaving the block ends the request in the engine.
 
-        Raises ServerUnavailable where nothing was sent, ServerLost.
+        Raises SlotsFull and ServerUnavailable where nothing was sent, ServerLost.
         """
         engine = self._loaded.process
+        self._vllm.check_room(self._loaded)
         headers = {"host": "engine", "content-type": JSON}
         if request_id:
             headers["x-request-id"] = request_id

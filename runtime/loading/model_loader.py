@@ -60,7 +60,8 @@ class ModelLoader:
 
     async def nearest_tier(self, key: str) -> Tier:
         """The tier that a load of the model would start from now."""
-        if self.resolver.host.bytes_of(key):
+        vllm = self.resolver.vllm
+        if self.resolver.host.bytes_of(key) or (vllm is not None and vllm.asleep_bytes(key)):
             return Tier.HOST
         is_cached = await in_thread(self.resolver.threads, self.resolver.cache.has_weights, key)
         return Tier.DISK if is_cached else Tier.REMOTE
@@ -136,7 +137,9 @@ class ModelLoader:
             model = self._elsewhere(network, opened)
             entry = self._entry(opened, model, skeleton, weights)
             # What was measured, or what its files suggest.
-            entry.memory_bytes = max(opened.memory_bytes, network.memory_bytes)
+            is_exact = isinstance(network, EngineModel)
+            suggested = 0 if is_exact else opened.memory_bytes
+            entry.memory_bytes = max(suggested, network.memory_bytes)
             return entry
         model = ServedModel(opened.spec, processor=processor, network=network, device=device)
         # Of text generation no forward is captured: its caches are no tensors.

@@ -21,7 +21,7 @@ from runtime.errors import ModelBroken
 from runtime.generation.engine import GenerationEngine
 from runtime.metrics import EVICTIONS, TIER_BYTES
 from runtime.tasks.task import Processor
-from runtime.tiers.device_cache import CachedModel, DeviceCache
+from runtime.tiers.device_cache import CachedModel, DeviceCache, Remainders
 from runtime.tiers.eviction import EvictionPolicy, lru
 from runtime.weights.safetensors_files import DeviceWeights, StoredTensor
 
@@ -227,6 +227,7 @@ class ModelStore(DeviceCache[StoreEntry]):
         policy: EvictionPolicy = lru,
         reload_s: Callable[[str, int], float] = lambda _key, _bytes: 1.0,
         quota_of: Callable[[str], int | None] = lambda _namespace: None,
+        remainders: Remainders | None = None,
     ) -> None:
         super().__init__(
             budget_bytes,
@@ -235,6 +236,7 @@ class ModelStore(DeviceCache[StoreEntry]):
             now_s=time.monotonic,
             on_removed=self._removed,
             quota_of=quota_of,
+            remainders=remainders,
         )
         self._on_added, self._after_removal = on_added, on_removed
 

@@ -14,6 +14,7 @@ from concurrent.futures import Executor
 
 from common.inference_protocol import PodError
 from registry.domain.model import ModelSpec, Tier
+from runtime.engines.vllm_engine import Vllm
 from runtime.errors import HostTierRefused
 from runtime.loading.model_store import ModelStore
 from runtime.loading.processors import Processors, SingleFlight, unless_cancelled
@@ -21,6 +22,7 @@ from runtime.loading.weight_resolver import WeightResolver
 from runtime.metrics import DEMOTIONS, TIER_BYTES
 from runtime.registry_agent import RegistryAgent, TierState
 from runtime.storage.load_priority import LoadTicket
+from runtime.tasks.engine_task import EngineTask
 from runtime.threads import in_thread
 from runtime.tiers.disk_cache import DiskCache
 from runtime.tiers.host_tier import HostTier, PutOutcome
@@ -99,6 +101,11 @@ class TierPreloads:
         resolver, threads = self._resolver, self._resolver.threads
         with await in_thread(threads, resolver.cache.lock_for_use, spec.key):
             await unless_cancelled(ticket, resolver.processors.folder(spec))
+            if tier is Tier.HOST and isinstance(await resolver.processors.get(spec), EngineTask):
+                raise HostTierRefused(
+                    f"{spec.key} cannot be copied to tier host: an engine puts it there, after it"
+                    " was on the device; preload it to the device"
+                )
             if tier is Tier.HOST and not resolver.host.is_on:
                 raise _refused(spec, PutOutcome.OFF)  # before a download
             await in_thread(threads, resolver.cache.fetch_weights, spec, ticket)
@@ -174,8 +181,9 @@ def tier_state(
     """The nearest tier of a model, and its bytes there."""
     if store.holds(key):
         return TierState(Tier.DEVICE, store.bytes_of(key))
-    if host.bytes_of(key):
-        return TierState(Tier.HOST, host.bytes_of(key))
+    asleep_bytes = processors.vllm.asleep_bytes(key) if processors.vllm else 0
+    if host_bytes := host.bytes_of(key) or asleep_bytes:
+        return TierState(Tier.HOST, host_bytes)
     size_bytes = cache.bytes_on_disk(key)
     if size_bytes:
         return TierState(Tier.DISK, size_bytes)
@@ -183,14 +191,14 @@ def tier_state(
 
 
 def used_bytes(
-    store: ModelStore, host: HostTier, cache: DiskCache, agent: RegistryAgent
+    store: ModelStore, host: HostTier, cache: DiskCache, agent: RegistryAgent, vllm: Vllm | None
 ) -> dict[str, int]:
     """Bytes per tier for a heartbeat; also reports what other pods changed in the host tier."""
     for key in host.changes():
         agent.report_tier(key)
     used = {
         Tier.DEVICE.value: store.used_bytes,
-        Tier.HOST.value: host.used_bytes(),
+        Tier.HOST.value: host.used_bytes() + (vllm.sleeping_bytes if vllm else 0),
         Tier.DISK.value: cache.used_bytes(),
     }
     for tier, size_bytes in used.items():

@@ -188,8 +188,11 @@ class WeightResolver:
         """The stored model, its converted weights, and the tier that they are read from."""
         threads = self.threads
         if engine.reads_files:
-            opened = await in_thread(threads, self._unread_files, spec, ticket)
-            return *await in_thread(threads, convert, opened), Tier.DISK
+            is_asleep = self.vllm is not None and self.vllm.asleep_bytes(spec.key) > 0
+            if not is_asleep:
+                await in_thread(threads, self.cache.fetch_weights, spec, ticket)
+            tier = Tier.HOST if is_asleep else Tier.DISK
+            return *await in_thread(threads, convert, UnreadFiles(files)), tier
         stored: WeightSource | None = await in_thread(threads, self.host.open, spec.key, files)
         tier = Tier.HOST
         if stored is None and await in_thread(threads, self.cache.has_weights, spec.key):
@@ -295,10 +298,6 @@ class WeightResolver:
 
     def _open_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
         return DiskWeights(self.cache.fetch_weights(spec, ticket))
-
-    def _unread_files(self, spec: ModelSpec, ticket: LoadTicket) -> WeightSource:
-        paths = self.cache.fetch_weights(spec, ticket)
-        return UnreadFiles(self.cache.folder_of(spec.key), paths)
 
 
 def _shared(base: StoreEntry) -> SharedWeights:

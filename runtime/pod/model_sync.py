@@ -24,6 +24,7 @@ from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
+from runtime.engines.vllm_engine import Vllm
 from runtime.errors import LoadFailed, ServerUnavailable, StorageFailed
 from runtime.loading.load_coordinator import LoadCoordinator
 from runtime.loading.model_store import ModelStore
@@ -79,6 +80,7 @@ class ModelParts:
     processors: Processors
     demotions: Demotions
     coordinator: LoadCoordinator
+    vllm: Vllm | None
 
 
 class ModelSync:
@@ -201,6 +203,7 @@ class ModelSync:
         self._parts.processors.forget(key)
         await self._parts.coordinator.cancel(key, reason)
         self._refuse(key, reason)  # if its load ended first
+        self._end_engine(key)
         with suppress(OSError):  # the folder is gone
             await in_thread(self._threads, self._host.discard, key)
         self._parts.agent.report_tier(key)
@@ -238,6 +241,7 @@ class ModelSync:
         self._parts.demotions.withdraw(key)
         if self._store.holds(key):
             return  # in use; retried at the next pass
+        self._end_engine(key)
         try:
             await in_thread(self._threads, self._host.discard, key)
             await in_thread(self._threads, self._cache.discard, key)
@@ -248,6 +252,11 @@ class ModelSync:
         self._parts.processors.forget(key)
         self._parts.agent.report_tier(key)
         logger.info("model withdrawn", extra={"key": key})
+
+    def _end_engine(self, key: str) -> None:
+        """Of a model that sleeps."""
+        if self._parts.vllm is not None and not self._store.holds(key):
+            self._parts.vllm.processes.release(key)
 
     def _drop_series(self) -> None:
         """Drop metrics of deleted models, once the requests under way have ended, too."""

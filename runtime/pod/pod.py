@@ -28,7 +28,7 @@ from typing import Any, Final
 from common.pod_secret import PodSecret
 from common.tls import PartTls
 from registry.domain.model import EngineChoice, ModelName, ModelSpec
-from registry.domain.pod import PodInfo, Profile, host_port, slots_at_start
+from registry.domain.pod import Accelerator, PodInfo, Profile, host_port, slots_at_start
 from registry.domain.tenant_rules import Quota
 from registry.errors import RegistryUnavailable
 from registry.redis.client import Registry
@@ -41,9 +41,10 @@ from runtime.device.worker import DeviceWorker
 from runtime.engines.engine_processes import EngineProcesses
 from runtime.engines.server_engine import ModelServer
 from runtime.engines.server_process import ServerProcess
-from runtime.engines.vllm_engine import Vllm
+from runtime.engines.vllm_engine import ENGINE_SLOTS, Vllm
 from runtime.generation.cache_memory import GPU_CACHE_SHARE
 from runtime.generation.limits import GenerationLimits
+from runtime.loading.external_model import EngineServed
 from runtime.loading.load_coordinator import MAX_STUCK_THREADS, LoadCoordinator, Watchdog
 from runtime.loading.model_loader import ModelLoader
 from runtime.loading.model_store import ModelStore, StoreEntry
@@ -206,7 +207,7 @@ class Pod:
             address=host_port(settings.advertise or settings.host, port),
             node=settings.node_name,
             device=str(self._opened.memory.device),
-            slots=settings.slots or slots_at_start(accelerator, await self._known_profiles()),
+            slots=settings.slots or await self._slots(accelerator),
             memory_bytes=memory_budget(settings.memory_bytes, accelerator, environment),
             link_bytes_per_s=settings.link_rate or None,
             process_id=os.getpid(),
@@ -220,6 +221,12 @@ class Pod:
             has_server=settings.has_server,
             shared_memory="" if sockets is None else sockets.identity,
         )
+
+    async def _slots(self, accelerator: Accelerator) -> int:
+        """By the profiles; engines of their own say themselves when they take no more."""
+        if self._settings.engine_python:
+            return ENGINE_SLOTS
+        return slots_at_start(accelerator, await self._known_profiles())
 
     async def _known_profiles(self) -> list[Profile]:
         """Of all accelerators; none where the registry is away: the pod starts without it."""
@@ -246,16 +253,24 @@ class Pod:
             rules=_file_rules(settings),
         )
 
+        vllm = self._open_vllm(limits)
+
         def on_added(entry: StoreEntry) -> None:
+            if isinstance(entry.model, EngineServed):
+                return
             if isinstance(memory, StagedMemory):  # on a CPU the files' pages are the model's memory
                 demotions.offer(entry.model.spec)
 
         def on_removed(entry: StoreEntry, _reason: str, evicted_for: str | None) -> None:
             agent.report_tier(entry.key)
-            if evicted_for is not None:
+            if evicted_for is not None and not isinstance(entry.model, EngineServed):
                 demotions.offer(entry.model.spec)
 
         def reload_s(key: str, size_bytes: int) -> float:
+            if vllm is not None and key in vllm.processes.by_key:
+                is_on_disk = cache.bytes_on_disk(key) > 0
+                tier = vllm.tier_after_eviction(key, is_on_disk=is_on_disk)
+                return costs.estimate_s(key, tier, size_bytes)
             tier = tier_after_eviction(
                 size_bytes,
                 host_bytes=host.bytes_of(key),
@@ -271,6 +286,7 @@ class Pod:
             policy=greedy_dual,
             reload_s=reload_s,
             quota_of=partial(rules.quota, kind=Quota.MEMORY),
+            remainders=vllm,
         )
         IDLE_MEMORY.set_function(lambda: store.idle_byte_s)
         self.gpu = GpuWatch(
@@ -283,7 +299,7 @@ class Pod:
                 keys=lambda: cache.keys() | host.keys() | store.by_key.keys() | processors.keys(),
                 tier_state=lambda key: tier_state(key, store, host, cache, processors),
                 is_loading=lambda key: coordinator.is_loading(key),
-                used_bytes=lambda: used_bytes(store, host, cache, agent),
+                used_bytes=lambda: used_bytes(store, host, cache, agent, vllm),
                 loads_total=lambda: coordinator.loads.completed_total,
                 idle_byte_s=lambda: store.idle_byte_s,
                 copies=lambda: store.copy_reports(),
@@ -297,8 +313,8 @@ class Pod:
         agent.is_held = self._opened.server is not None  # until the server answers
         if isinstance(memory, StagedMemory):
             host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
-        vllm = self._open_vllm(limits)
         if vllm is not None:
+            vllm.processes.on_moved = agent.report_tier
             vllm.processes.on_lost = lambda key: _retire_lost(store, key)
         processors = Processors(
             cache,
@@ -333,7 +349,7 @@ class Pod:
             tasks=self._tasks,
         )
         self.models = ModelParts(
-            watch, rules, costs, cache, host, store, agent, processors, demotions, coordinator
+            watch, rules, costs, cache, host, store, agent, processors, demotions, coordinator, vllm
         )
         self.catalog = ModelCatalog(watch, self.registry)
         self.single_model = None
@@ -352,14 +368,18 @@ class Pod:
             cache=cache.with_name(f"{cache.name}-vllm"),
             log_file=Path(settings.log_file) if settings.log_file else None,
             start_timeout_s=settings.engine_load_timeout,
+            hang_s=settings.inference_timeout,
             tasks=self._tasks,
+            free_bytes=None if self.info.device == "cpu" else self._opened.memory.free_bytes,
         )
         self.engines = processes
         return Vllm(
             processes,
             EngineChoice(settings.engine),
             cache_bytes=limits.cache_bytes,
+            budget_bytes=self.info.memory_bytes,
             device_bytes=self.info.accelerator.memory_bytes if self.info.device != "cpu" else 0,
+            host_bytes=lambda: settings.host_bytes - self.host.used_bytes(),
             threads=settings.threads,
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from common.sizes import shown_bytes
 from registry.domain.model import name_of_key
@@ -45,6 +45,16 @@ class CachedModel:
     def is_pinned(self) -> bool:
         """Whether it is exempt from eviction."""
         return False
+
+
+class Remainders(Protocol):
+    """Memory of the device that models keep which sleep, and are on tier `host`."""
+
+    def remainder_bytes(self, but: str = "") -> int:
+        """Of all of them, or of all but one."""
+
+    def end_sleepers(self, but: str) -> None:
+        """End all but one, which frees what they keep."""
 
 
 class IdleMemory:
@@ -97,6 +107,7 @@ class DeviceCache(Generic[R]):
         now_s: Callable[[], float] = lambda: 0.0,
         on_removed: Callable[[R, str, str | None], None] = lambda _entry, _reason, _for: None,
         quota_of: Callable[[str], int | None] = lambda _namespace: None,
+        remainders: Remainders | None = None,
     ) -> None:
         """An empty device.
 
@@ -108,7 +119,9 @@ class DeviceCache(Generic[R]):
             on_removed: called after the removal of a model, with the reason and the key of the
                 model that needs its memory, None for other removals.
             quota_of: bytes that the models of a namespace may take together; None: any.
+            remainders: what models that sleep keep of the device; None: they keep nothing.
         """
+        self._remainders = remainders
         self._quota_of = quota_of
         self.budget_bytes = budget_bytes
         self.by_key: dict[str, R] = {}
@@ -134,7 +147,8 @@ class DeviceCache(Generic[R]):
     @property
     def free_bytes(self) -> int:
         """What neither models nor loads have of the budget."""
-        return self.budget_bytes - self.used_bytes - self.reserved_bytes
+        kept = self._remainders.remainder_bytes() if self._remainders else 0
+        return self.budget_bytes - self.used_bytes - self.reserved_bytes - kept
 
     @property
     def idle_byte_s(self) -> float:
@@ -201,9 +215,20 @@ class DeviceCache(Generic[R]):
     def try_reserve(self, key: str, memory_bytes: int) -> bool:
         """Reserve memory, evicting idle models if necessary; False if too few are idle.
 
-        A namespace at its quota evicts its own models first.
+        A namespace at its quota evicts its own models first. Models that sleep are ended where idle
+        ones do not suffice.
         """
+        if self._try_reserve(key, memory_bytes):
+            return True
+        if self._remainders is None or not self._remainders.remainder_bytes(key):
+            return False
+        self._remainders.end_sleepers(key)
+        return self._try_reserve(key, memory_bytes)
+
+    def _try_reserve(self, key: str, memory_bytes: int) -> bool:
         free = self.free_bytes
+        if self._remainders is not None:  # its own is a part of what it needs
+            free += self._remainders.remainder_bytes() - self._remainders.remainder_bytes(key)
         own_keys = self._choose_for_quota(key, memory_bytes)
         if own_keys is None:
             return False

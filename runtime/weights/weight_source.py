@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from runtime.errors import ModelInvalid
-from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX, WEIGHT_SUFFIX
+from runtime.storage.listing import PIPELINE_INDEX, PROGRAM_SUFFIX, WEIGHT_SUFFIX, RemoteFile
 from runtime.weights.safetensors_files import (
     SlabLayout,
     StoredTensor,
@@ -170,12 +170,8 @@ class DiskWeights(OpenFiles):
 class UnreadFiles(WeightSource):
     """A model's files for a server that reads them by itself: their sizes, and no bytes."""
 
-    def __init__(self, folder: Path, paths: Sequence[Path]) -> None:
-        """Raise ModelInvalid if a file is missing."""
-        try:
-            sizes = [(str(path.relative_to(folder)), path.stat().st_size) for path in paths]
-        except OSError as error:
-            raise ModelInvalid(f"a file of the model cannot be read: {error}") from error
+    def __init__(self, files: Sequence[RemoteFile]) -> None:
+        sizes = [(file.path, file.size_bytes) for file in files]
         self.layout = lay_out([StoredTensor(name, "U8", (size,), 0, size) for name, size in sizes])
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, post, predict, wait_idle
-from tests.runtime.vllm_engine.conftest import with_fault
+from tests.runtime.vllm_engine.conftest import with_fault, write_python
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +133,117 @@ def test_a_python_without_vllm_is_answered_with_the_reason(cluster: Cluster, tex
 def session_of(leader: int) -> list[int]:
     ids = [int(each.name) for each in Path("/proc").iterdir() if each.name.isdecimal()]
     return [each for each in ids if os.getsid(each) == os.getsid(leader)]
+
+
+# Sleep
+
+
+def _ask(pod: servers.Pod, name: str = "llama", **fields: object) -> httpx.Response:
+    body = {"model": name, "prompt": "x", **fields}
+    return post(f"{pod.url}/openai/v1/completions", body)
+
+
+def _unload(pod: servers.Pod, name: str = "llama") -> None:
+    assert post(f"{pod.url}/v2/repository/models/default~{name}/unload").status_code == 200
+
+
+def _sleeper(
+    cluster: Cluster, python: str, model: Path, tier: str = "host", **settings: object
+) -> servers.Pod:
+    """A pod whose model was unloaded, and is in the tier."""
+    sizes = {"memory_bytes": 8 << 30, "host_bytes": 8 << 30}
+    pod = cluster.pod("pod-b", engine_python=python, **{**sizes, **settings})
+    spec = cluster.declare("llama", model)
+    assert _ask(pod).status_code == 200
+    _unload(pod)
+    servers.wait_until(lambda: cluster.tiers(spec) == {"pod-b": tier})
+    return pod
+
+
+def test_an_unloaded_model_sleeps_and_wakes_in_its_process(
+    small_python: str, cluster: Cluster, texts: Path
+) -> None:
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30, host_bytes=8 << 30)
+    spec = cluster.declare("llama", texts / "llama")
+    first = _ask(pod).json()["pid"]
+    _unload(pod)
+    servers.wait_until(lambda: cluster.tiers(spec) == {"pod-b": "host"})
+    found = _ask(pod)
+    assert (found.status_code, found.json()["pid"]) == (200, first)
+    assert found.headers["x-pilotlight-start"] == "host"
+
+
+@pytest.mark.parametrize(
+    ("settings", "variables", "fault"),
+    [
+        pytest.param({}, {}, {"sleep": "refused"}, id="sleep-refused"),
+        pytest.param({"host_bytes": 1 << 20}, {}, {}, id="no-room"),
+        pytest.param({}, {"SMALL_SLEEPLESS": "1"}, {}, id="version-without-sleep"),
+    ],
+)
+def test_an_engine_that_cannot_sleep_is_stopped_and_started(
+    cluster: Cluster, texts: Path, tmp_path: Path,
+    settings: dict[str, int], variables: dict[str, str], fault: dict[str, str],
+) -> None:  # fmt: skip
+    python = write_python(tmp_path / "python", **variables)
+    model = with_fault(texts / "llama", tmp_path / "model", **fault)
+    pod = _sleeper(cluster, python, model, "disk", **settings)
+    found = _ask(pod)
+    assert (found.status_code, found.headers["x-pilotlight-start"]) == (200, "disk")
+
+
+def test_a_wake_that_fails_starts_a_new_engine(
+    small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    model = with_fault(texts / "llama", tmp_path / "model", wake="fails")
+    found = _ask(_sleeper(cluster, small_python, model))
+    assert found.status_code == 200, found.text
+
+
+def test_a_deleted_model_leaves_no_sleeper(
+    small_python: str, cluster: Cluster, texts: Path
+) -> None:
+    pod = cluster.pod(
+        "pod-b", engine_python=small_python, memory_bytes=8 << 30, host_bytes=8 << 30,
+        retire_grace=0.1,
+    )  # fmt: skip
+    cluster.declare("llama", texts / "llama")
+    engine = _ask(pod).json()["pid"]
+    cluster.withdraw("llama")
+    servers.wait_until(lambda: not Path(f"/proc/{engine}").exists())
+
+
+def test_two_models_in_a_budget_for_one_wake_in_turns(
+    small_python: str, cluster: Cluster, texts: Path
+) -> None:
+    pod = cluster.pod(
+        "pod-b", engine_python=small_python, memory_bytes=400 << 20, host_bytes=8 << 30
+    )
+    for name in ("one", "two"):
+        cluster.declare(name, texts / "llama")
+    starts = [_ask(pod, name).headers["x-pilotlight-start"] for name in ("one", "two") * 2]
+    assert starts == ["remote", "remote", "host", "host"]
+
+
+def test_an_engine_that_hangs_is_killed_and_started_again(
+    small_python: str, cluster: Cluster, texts: Path
+) -> None:
+    pod = cluster.pod(
+        "pod-b", engine_python=small_python, memory_bytes=8 << 30, inference_timeout=2
+    )
+    cluster.declare("llama", texts / "llama")
+    first = _ask(pod).json()["pid"]
+    os.kill(first, signal.SIGSTOP)
+    found = _ask(pod)
+    assert (found.status_code, found.json()["pid"] != first) == (200, True), found.text
+
+
+def test_an_engine_without_free_blocks_takes_no_more(
+    small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    """As its metrics say: the gateway sends the request elsewhere, or queues it."""
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30)
+    cluster.declare("llama", with_fault(texts / "llama", tmp_path / "model", waiting=9))
+    _ask(pod)
+    servers.wait_until(lambda: _ask(pod).status_code == 429)
+    assert _ask(pod).headers["x-pilotlight-not-executed"] == "slots"

@@ -33,6 +33,7 @@ class _Engine:
 
     async def metrics(self, _: Request) -> Response:
         lines = [f"vllm:{name} {value}" for name, value in self.counts.items()]
+        lines.append(f"vllm:num_requests_waiting {self.faults.get('waiting', 0)}")
         return PlainTextResponse("\n".join(lines))
 
     async def sleep(self, request: Request) -> Response:
