@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from load.errors import BadOutput, ReportError
-from load.report.bar_plots import cold_starts, goodput, stages, utility, wasted_memory
+from load.report.bar_plots import cold_starts, stages
 from load.report.request_plots import arrivals, completion_times, deadline_misses
 from load.report.run import Run
 from load.report.run_file import format_duration
 from load.report.style import COLOURS, DPI, LeftOut, Plot, styled
 from load.report.summary import PERCENTILES, summarise
+from registry.policy_names import PolicyNames
 
 _MAX_MODELS: Final = 25
 _STYLE: Final = """
@@ -240,9 +241,9 @@ def _format_seconds(seconds: float | None) -> str:
     return "-" if seconds is None else format_duration(seconds)
 
 
-PLOTS: Final = (
-    arrivals, completion_times, deadline_misses, cold_starts, stages, goodput, wasted_memory,
-)  # fmt: skip
+PLOTS: Final = (arrivals, completion_times, deadline_misses, cold_starts, stages)
+PLUG_INS: Final = PolicyNames("pilotlight.plots")
+"""Functions of runs, as those above, in other distributions; None: nothing of these runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +278,7 @@ def write_report(
 def _write(
     runs: Sequence[Run], folder: Path, on_progress: Callable[[int, int, str], None]
 ) -> WrittenReport:
-    total = len(PLOTS) + 1
+    total = len(PLOTS) + len(PLUG_INS) + 1
     on_progress(0, total, "measures")
     summaries = [summarise(run) for run in runs]
     drawn: list[tuple[Plot, bytes]] = []
@@ -301,10 +302,11 @@ def _write(
 
 
 def _plots(runs: Sequence[Run]) -> Iterator[Plot | LeftOut]:
-    for plot in PLOTS:
-        yield plot(runs)
-    if any(run.answers is not None for run in runs):
-        yield utility(runs)
+    yield from (plot(runs) for plot in PLOTS)
+    for name in PLUG_INS:
+        drawn: Plot | LeftOut | None = PLUG_INS.load(name)(runs)
+        if drawn is not None:
+            yield drawn
 
 
 def _png(plot: Plot) -> bytes:

@@ -4,11 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib.container import BarContainer
 
-from load.report.bar_plots import utility
 from load.report.run import Run
-from load.report.style import LeftOut, Plot, styled
 from load.report.summary import summarise_answers
 from tests.load.report.runs import steady_run
 
@@ -27,12 +24,12 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-def _run(folder: Path, name: str = "run", **changed: Any) -> Run:
+def answered_run(folder: Path, name: str = "run", **changed: Any) -> Run:
     return steady_run(folder, name=name, **(ANSWERS | changed))
 
 
 def test_answers_are_summed_up_overall_and_by_application(tmp_path: Path) -> None:
-    found = summarise_answers(_run(tmp_path))
+    found = summarise_answers(answered_run(tmp_path))
     assert found is not None
     digits, wine = found.pop("by_application").values()
     assert found == {
@@ -48,32 +45,13 @@ def test_answers_are_summed_up_overall_and_by_application(tmp_path: Path) -> Non
 
 
 def test_a_request_without_a_response_has_no_utility(tmp_path: Path) -> None:
-    lost = _run(tmp_path, prediction=[None, 5, 0, None], utility=[0.0, 0.0, 0.25, None])
+    lost = answered_run(tmp_path, prediction=[None, 5, 0, None], utility=[0.0, 0.0, 0.25, None])
     found = summarise_answers(lost)
     assert found is not None
     assert found["utility"] == pytest.approx(0.25 / 3)
     assert found["accuracy"] == 0.5  # of those with a response
 
 
-def test_the_plot_has_a_bar_of_each_measure_per_run(tmp_path: Path) -> None:
-    runs = [_run(tmp_path, "one"), _run(tmp_path, "two", utility=[1.0, 0.0, 1.0, None])]
-    with styled():
-        drawn = utility(runs)
-        assert isinstance(drawn, Plot)
-        [axes] = drawn.figure.axes
-        heights = [
-            [bar.get_height() for bar in bars.patches]
-            for bars in axes.containers
-            if isinstance(bars, BarContainer)
-        ]
-    assert heights == [
-        pytest.approx([1.25 / 3, 2 / 3]),
-        pytest.approx([2 / 3, 2 / 3]),
-        pytest.approx([1 / 3, 1 / 3]),
-    ]
-
-
 def test_runs_without_examples_are_left_out(tmp_path: Path) -> None:
     plain = steady_run(tmp_path)
     assert summarise_answers(plain) is None
-    assert isinstance(utility([plain]), LeftOut)

@@ -11,7 +11,7 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from load.report.bar_plots import cold_starts, goodput, pareto, stages, wasted_memory
+from load.report.bar_plots import cold_starts, stages
 from load.report.request_plots import arrivals, completion_times, deadline_misses
 from load.report.style import LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
@@ -192,61 +192,3 @@ def test_stages_are_means_on_a_logarithmic_axis(tmp_path: Path) -> None:
 
 def test_stages_are_left_out_if_no_request_reached_a_pod(tmp_path: Path) -> None:
     assert isinstance(stages([steady_run(tmp_path, status=[404] * 4)]), LeftOut)
-
-
-def test_goodput_has_a_point_per_run_against_the_offered_rate(tmp_path: Path) -> None:
-    late = steady_run(
-        tmp_path,
-        name="late",
-        scheduled_s=[0.0, 1.0, 1.5, 2.0],
-        deadline_s=[1.0] * 4,
-        finished_s=[0.1, 1.1, 4.0, 2.1],
-    )
-    slow = steady_run(
-        tmp_path, name="slow", scheduled_s=[0.0, 1.0, 2.0, 4.0], finished_s=[0.1, 1.1, 2.1, 4.0]
-    )
-    figure = _figure(goodput([late, slow]))
-    axes = figure.axes[0]
-    assert _named(axes) == ("Offered load (requests/s)", "Goodput (requests/s answered in time)")
-    assert _legend(figure) == ["all in time", "late", "slow"]
-    assert _points(axes, "late") == [[2.0, 0.75]]
-    assert _points(axes, "slow") == [[1.0, 1.0]]
-
-
-def test_goodput_is_left_out_for_one_request(tmp_path: Path) -> None:
-    assert isinstance(goodput([steady_run(tmp_path, 1)]), LeftOut)
-
-
-def test_wasted_memory_with_the_pareto_front(tmp_path: Path) -> None:
-    cold = ["remote", "warm", "warm", "warm"]
-    runs = [
-        steady_run(
-            tmp_path, name="lean", start=["remote"] * 4, metadata={"wasted_memory_byte_s": 1e9}
-        ),
-        steady_run(tmp_path, name="warm", start=cold, metadata={"wasted_memory_byte_s": 5e9}),
-        steady_run(tmp_path, name="both", start=cold, metadata={"wasted_memory_byte_s": 9e9}),
-        steady_run(tmp_path, name="unrecorded"),
-    ]
-    drawn = wasted_memory(runs)
-    figure = _figure(drawn)
-    axes = figure.axes[0]
-    assert _named(axes) == ("Wasted memory-time (GB s)", "Requests that started cold (%)")
-    front = "no run is better in both (Pareto front)"
-    assert _legend(figure) == [front, "lean", "warm", "both"]
-    assert _points(axes, front) == [[1.0, 1.0], [5.0, 0.25]]
-    assert [_points(axes, name) for name in ("lean", "warm", "both")] == [
-        [[1.0, 1.0]],
-        [[5.0, 0.25]],
-        [[9.0, 0.25]],
-    ]
-    assert isinstance(drawn, Plot)
-    assert drawn.caption.endswith("Not shown, for lack of data: unrecorded.")
-
-
-def test_run_without_start_tiers_is_not_on_the_front(tmp_path: Path) -> None:
-    run = steady_run(tmp_path, start=[None] * 4, metadata={"wasted_memory_byte_s": 1e9})
-    assert isinstance(wasted_memory([run]), LeftOut)
-
-
-def test_pareto_front_has_the_points_that_no_other_beats() -> None:
-    assert pareto([(1, 9), (2, 5), (3, 6), (4, 1), (2, 5)]) == [0, 1, 3]
