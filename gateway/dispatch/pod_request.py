@@ -139,7 +139,6 @@ class WarmRoute:
     is_plain: bool
     """Whether the soonest pod may be certain, without its model's policy."""
     has_prompt: bool
-    """Whether pods may have a part of a request's prompt."""
     target: ModelTarget
     spec: ModelSpec
     key: str

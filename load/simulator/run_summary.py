@@ -127,7 +127,6 @@ class Summary(RunTotals[StreamingLatencies]):
         self.load_s = 0.0
         """Time of all loads together."""
         self.cached_tokens = 0
-        """Of prompts."""
         self.wasted_memory_byte_s = 0.0
         """Bytes of idle models on devices times seconds."""
         self._last_scheduled_s = 0.0

@@ -44,7 +44,7 @@ class SimulatedRequest(PendingPlacement):
     """When its predict pod began to wait for the model; negative before."""
     at_device_s: float
     first_token_s: float
-    """When its first token was generated; negative before, and without tokens."""
+    """Negative before, and without tokens."""
     cached_tokens: int
     """Of its prompt, which its predict pod had computed before."""
     load_s: float

@@ -452,3 +452,18 @@ def test_no_plan_overfills_a_device_or_loads_twice(view: PoolView) -> None:
 def test_the_same_view_gives_the_same_plan(view: PoolView) -> None:
     backwards = replace(view, pods={name: view.pods[name] for name in reversed(list(view.pods))})
     assert _plan(view) == _plan(backwards)
+
+
+@pytest.mark.parametrize(
+    ("base_at", "expected"),
+    [
+        pytest.param({"q": Tier.DEVICE}, "q", id="where-its-base-is"),
+        pytest.param({"p": Tier.DISK, "q": Tier.HOST}, "q", id="where-its-base-is-loaded-sooner"),
+        pytest.param({}, "p", id="anywhere-without-one"),
+    ],
+)
+def test_an_adapter_is_loaded_where_its_base_is(base_at: dict[str, Tier], expected: str) -> None:
+    base, adapter = model("base", at=base_at), model("m")
+    adapter = replace(adapter, spec=replace(adapter.spec, base="base"))
+    found = _loads(_plan(pool(PODS, [base, adapter], demand=demand([NEVER_COMES, COMES])), RULE))
+    assert ("m", expected, Tier.DEVICE) in found
