@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from load.errors import BadOutput, ReportError
-from load.report.bar_plots import cold_starts, stages
-from load.report.request_plots import arrivals, completion_times, deadline_misses
+from load.report.plots import arrivals, cold_starts, completion_times, deadline_misses, stages
 from load.report.run import Run
 from load.report.run_file import format_duration
 from load.report.style import COLOURS, DPI, LeftOut, Plot, styled

@@ -11,8 +11,7 @@ from matplotlib.collections import Collection
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 
-from load.report.bar_plots import cold_starts, stages
-from load.report.request_plots import arrivals, completion_times, deadline_misses
+from load.report.plots import arrivals, cold_starts, completion_times, deadline_misses, stages
 from load.report.style import LeftOut, Plot, styled
 from tests.load.report.runs import steady_run
 
