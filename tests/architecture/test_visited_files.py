@@ -186,6 +186,7 @@ def test_a_warm_request_visits_no_more_files_of_the_pod_than_recorded(
     assert len(ours) <= MOST_IN_POD, ours
 
 
+@pytest.mark.slow
 def test_a_cold_load_visits_no_more_files_of_the_pod_than_recorded(
     redis: RedisServer, s3: servers.S3Server, pool: str, tmp_path: Path
 ) -> None:

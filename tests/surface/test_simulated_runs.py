@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 import yaml
 
 from load.generator.records import METADATA_KEY
@@ -146,5 +147,6 @@ def _text(value: Any) -> str:
     return str(value)
 
 
+@pytest.mark.slow
 def test_records_of_simulated_runs_are_as_recorded(tmp_path: Path) -> None:
     assert_recorded("simulated_runs", _lines(tmp_path))

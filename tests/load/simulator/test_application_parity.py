@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from load.simulator.simulation import Simulation
 from registry.domain.application import AccuracyProfile, ApplicationSpec, SelectionPolicy
@@ -132,6 +133,7 @@ def _simulated(pace: float) -> list[tuple[str, int]]:
     return list(zip(variants, sizes, strict=True))
 
 
+@pytest.mark.slow
 def test_live_and_simulated_windows_and_plans_are_the_same(tmp_path: Path) -> None:
     for pace in PACES:  # delays of a busy machine matter less in a slower trace
         simulated = _simulated(pace)
