@@ -14,6 +14,7 @@ from registry.domain.model import ModelName
 ENDPOINTS: Final = {
     "completions": "Complete a text; with `stream` as it is generated.",
     "chat/completions": "Reply to a conversation.",
+    "responses": "Create a response, by models that vLLM runs.",
     "embeddings": "Embed texts.",
     "images/generations": "Generate images from a text.",
 }
@@ -24,6 +25,7 @@ EXAMPLES: Final[dict[str, dict[str, Any]]] = {
         "model": "writer",
         "messages": [{"role": "user", "content": "What is a cat?"}],
     },
+    "responses": {"model": "writer", "input": "What is a cat?"},
     "embeddings": {"model": "embed", "input": ["a cat", "a dog"]},
     "images/generations": {"model": "painter", "prompt": "a cat", "size": "256x256"},
 }

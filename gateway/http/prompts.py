@@ -18,11 +18,13 @@ _TOKEN_BYTES: Final = 4
 _BLOCK_BYTES: Final = BLOCK_TOKENS * _TOKEN_BYTES
 _READ_BYTES: Final = 64 << 10
 """Of a body: prompts that begin with as much in common have most of their time in common."""
-_FIELDS: Final = ("cache_salt", "tools", "messages", "prompt", "instances", "inputs")
+_FIELDS: Final = (
+    "cache_salt", "tools", "instructions", "messages", "prompt", "input", "instances", "inputs",
+)  # fmt: skip
 """What an engine computes of OpenAI's and KServe's bodies, in the order of its prompts."""
 _SALT: Final = np.random.default_rng(0).integers(1 << 32, size=_BLOCK_BYTES // 4, dtype=np.uint32)
 _FACTORS: Final = np.cumprod(np.full(_READ_BYTES // _BLOCK_BYTES, 0x9E3779B97F4A7C15, np.uint64))
-_ENDPOINTS: Final = frozenset({"completions", "chat/completions"})
+_ENDPOINTS: Final = frozenset({"completions", "chat/completions", "responses"})
 
 
 def has_prompt(target: ModelTarget, spec: ModelSpec) -> bool:

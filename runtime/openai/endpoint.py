@@ -203,7 +203,8 @@ class Endpoint(Generic[Body]):
     service: PredictService
     max_body_bytes: int
     body_class: type[Body]
-    serve: Callable[[Call[Body]], Coroutine[object, object, None]]
+    serve: Callable[[Call[Body]], Coroutine[object, object, None]] | None
+    """None: only engines of their own have the route."""
     through: Callable[[Through], Coroutine[object, object, Coroutine[object, object, None] | None]]
     """What serves the request if an engine of its own runs its model; None: `serve` does."""
 
@@ -230,6 +231,11 @@ class Endpoint(Generic[Body]):
                 return
             if len(content) > MAX_BYTES:
                 raise BodyTooLarge(f"the body may have {MAX_BYTES} bytes, has {len(content)}")
+        if self.serve is None:
+            raise InvalidRequest(
+                "only models that vLLM runs have this route (the pod's --engine-python): use"
+                " chat/completions"
+            )
         if len(content) <= SMALL_BODY_BYTES:
             body = parse_openai_body(self.body_class, content)
         else:

@@ -177,6 +177,7 @@ def _prompts(body: ChatBody | CompletionBody) -> Sequence[Prompt]:
 
 PREFIX = "/openai/v1"
 CHAT, COMPLETIONS, EMBEDDINGS = "chat/completions", "completions", "embeddings"
+RESPONSES = "responses"
 Serve = Callable[[Call[Body]], Coroutine[object, object, None]]
 
 
@@ -195,12 +196,13 @@ class OpenAIRoutes:
         inferences = Inferences(service)
         make = partial(make_images, inferences)
 
-        def endpoint(path: str, kind: type[Body], serve: Serve[Body]) -> Endpoint[Body]:
+        def endpoint(path: str, kind: type[Body], serve: Serve[Body] | None) -> Endpoint[Body]:
             return Endpoint(service, limit, kind, serve, partial(self._through, path))
 
         endpoints: Mapping[str, ASGIApp] = {
             CHAT: endpoint(CHAT, ChatBody, self._complete),
             COMPLETIONS: endpoint(COMPLETIONS, CompletionBody, self._complete),
+            RESPONSES: endpoint(RESPONSES, ModelBody, None),
             EMBEDDINGS: endpoint(EMBEDDINGS, EmbeddingBody, inferences.embed),
             "images/generations": endpoint("images/generations", ImageBody, make),
         }

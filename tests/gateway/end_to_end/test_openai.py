@@ -12,7 +12,7 @@ from registry.domain.model import UNREADABLE, LoadFailure, ModelName, ModelSpec,
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, exchange_bytes, wait_counts
 
-CALLS = ("completions", "chat/completions", "embeddings", "images/generations")
+CALLS = ("completions", "chat/completions", "embeddings", "images/generations", "responses")
 
 
 def ask(harness: GatewayHarness, path: str, body: Any, **headers: str) -> httpx.Response:
@@ -225,11 +225,11 @@ def test_other_servers_path_leads_to_the_same_endpoint(harness: GatewayHarness, 
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("POST", "/openai/v1/responses"),
+        ("POST", "/openai/v1/audio/speech"),
         ("GET", "/openai/v1/files"),
         ("POST", "/openai/v1/rerank"),
         ("POST", "/v1/moderations"),
-        ("POST", "/serving/default/m/openai/v1/responses"),
+        ("POST", "/serving/default/m/openai/v1/audio/speech"),
     ],
 )
 def test_what_is_not_served_is_an_error_of_openais_form(
@@ -240,7 +240,7 @@ def test_what_is_not_served_is_an_error_of_openais_form(
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     assert error["type"] == "invalid_request_error"
-    assert "/openai/v1, with completions, chat/completions, embeddings" in error["message"]
+    assert "/openai/v1, with completions, chat/completions, responses" in error["message"]
 
 
 def test_paths_of_kserve_keep_their_errors(harness: GatewayHarness) -> None:

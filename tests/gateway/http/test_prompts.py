@@ -58,6 +58,7 @@ def test_tools_come_before_messages() -> None:
     [
         pytest.param({"prompt": "a b c " * 100}, id="completion"),
         pytest.param({"prompt": list(range(300))}, id="completion-of-tokens"),
+        pytest.param({"instructions": "be short", "input": "a b c " * 100}, id="responses"),
         pytest.param({"instances": ["a b c " * 100]}, id="v1"),
         pytest.param(
             {"inputs": [{"name": "text", "datatype": "BYTES", "data": ["a b c " * 100]}]}, id="v2"
@@ -75,7 +76,7 @@ def test_reads_all_protocols(document: dict[str, Any]) -> None:
     [
         pytest.param(b"", id="empty"),
         pytest.param(b"[1]", id="no-object"),
-        pytest.param(b'{"input": "a text"}', id="no-prompt"),
+        pytest.param(b'{"query": "a text"}', id="no-prompt"),
         pytest.param(gzip.compress(b'{"prompt": "a"}'), id="packed"),
         pytest.param(b'{"prompt": %d}' % 10**30, id="a-huge-number"),
     ],
@@ -108,6 +109,7 @@ CHAT, EMBEDDINGS = "chat/completions", "embeddings"
         pytest.param(CHAT, None, True, id="chat"),
         pytest.param("completions", Task.TEXT_GENERATION, True, id="completions"),
         pytest.param(CHAT, Task.TEXT_TO_TEXT, False, id="another-task"),
+        pytest.param("responses", None, True, id="responses"),
         pytest.param(EMBEDDINGS, None, False, id="embeddings"),
         pytest.param(Verb.PREDICT, Task.TEXT_GENERATION, True, id="v1"),
         pytest.param(Verb.INFER, Task.TEXT_GENERATION, True, id="v2"),

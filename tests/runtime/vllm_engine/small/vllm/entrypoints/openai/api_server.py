@@ -90,6 +90,9 @@ class _Engine:
             for index, text in enumerate(texts)
         ]
         answer = {"model": body["model"], "choices": choices, "seen": body, "pid": os.getpid()}
+        content = [{"type": "output_text", "text": texts[0], "annotations": []}]
+        answer["output"] = [{"type": "message", "role": "assistant", "content": content}]
+        answer["data"] = [{"index": 0, "embedding": [0.5, 0.25]}]
         return JSONResponse(
             {**answer, "arguments": self.arguments, "id": _id(request), "counts": self.counts}
         )
@@ -100,6 +103,10 @@ class _Engine:
                 choice = {"index": 0, "text": word, "delta": {"content": word}}
                 yield b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
                 await asyncio.sleep(body.get("small_pause_s", 0))
+            if body.get("stream_options"):
+                usage = {"completion_tokens": len(words)}
+                last = {"choices": [], "usage": usage, "seen": body}
+                yield b"data: " + json.dumps(last).encode() + b"\n\n"
             yield b"data: [DONE]\n\n"
         except (asyncio.CancelledError, GeneratorExit):
             self.counts["aborted"] += 1
@@ -128,6 +135,7 @@ def main() -> None:
     child.start()  # as vLLM's own engine process
     posts = {
         "/v1/completions": engine.complete, "/v1/chat/completions": engine.complete,
+        "/v1/responses": engine.complete, "/v1/embeddings": engine.complete,
         "/v1/load_lora_adapter": engine.load_adapter,
         "/v1/unload_lora_adapter": engine.unload_adapter,
         "/sleep": engine.sleep, "/wake_up": engine.wake,
