@@ -90,6 +90,9 @@ class EngineProcess:
     log: Path
     state: EngineState = EngineState.STARTING
     pid: int = 0
+    takes_adapters: bool = False
+    is_outdated: bool = False
+    """Whether its next start is another one, so that it does not sleep."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     stages_s: dict[str, float] = field(default_factory=dict)
     """Seconds of its start, by stage."""
@@ -283,7 +286,7 @@ class EngineProcesses:
         """Put a model's engine to sleep, in the background; one that refuses is stopped."""
         engine = self.by_key[key]
         engine.state = EngineState.ASLEEP
-        self._in_background(self._sleep(engine))
+        self.in_background(self._sleep(engine))
 
     async def _sleep(self, engine: EngineProcess) -> None:
         awake_bytes = self._free_bytes() if self._free_bytes else 0
@@ -375,10 +378,10 @@ class EngineProcesses:
         """End a model's engine, in the background."""
         engine = self.by_key.pop(key, None)
         if engine is not None:
-            self._in_background(self._stop(engine))
+            self.in_background(self._stop(engine))
             self.on_moved(key)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """What frees memory; starts and wakes wait for it."""
         task = self._tasks.create_task(work)
         self._stopping.add(task)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from common.http_connection import HttpError
 from registry.domain.model import EngineChoice, ModelSpec, Task, Tier, name_of_key
 from runtime.engines.engine import Engine, LoadedSkeleton, ModelFolder, Skeleton
 from runtime.engines.engine_processes import EngineProcess, EngineProcesses
+from runtime.engines.server_process import message_of
 from runtime.engines.vllm_flags import GENERATING, served_names, server_arguments, server_variables
-from runtime.errors import NeedsMissing, SlotsFull
+from runtime.errors import LoadFailed, NeedsMissing, ServerUnavailable, SlotsFull
 from runtime.storage.load_priority import LoadTicket
 
 if TYPE_CHECKING:
@@ -28,6 +31,10 @@ ALIGNMENT_BYTES: Final = 1 << 20
 """More than what the layout of files adds to their sizes."""
 ENGINE_SLOTS: Final = 256
 """Of a pod with engines: as many sequences as vLLM has in a batch by default."""
+LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
+UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
+LORA_S: Final = 60.0
+"""Time limit of a load of an adapter."""
 MAX_WAITING: Final = 8
 """Requests that may wait in an engine: its next batch. More wait in the gateway, by tenant."""
 
@@ -37,8 +44,8 @@ class EngineModel:
     """A model that an engine has loaded."""
 
     process: EngineProcess
-    name: str
-    """By which the engine knows it."""
+    names: tuple[str, ...]
+    """By which the engine knows it; the first is the one in responses."""
     memory_bytes: int
 
 
@@ -116,7 +123,7 @@ class Vllm:
         process = await self.processes.wake(spec.key)
         if process is None:
             process = await self._start(spec, folder, weight_bytes)
-        return EngineModel(process, served_names(spec.name)[0], self._measured[spec.key])
+        return EngineModel(process, served_names(spec.name), self._measured[spec.key])
 
     async def _start(self, spec: ModelSpec, folder: Path, weight_bytes: int) -> EngineProcess:
         processes, lora = self.processes, self.has_adapters(spec)
@@ -139,6 +146,7 @@ class Vllm:
             can_sleep=can_sleep, lora=lora, cache=str(processes.cache), threads=self._threads
         )
         process = await processes.start(spec.key, arguments, variables)
+        process.takes_adapters = lora
         # At least what it may take by its flags: what others gave back meanwhile hides it.
         self._measured[spec.key] = max(process.memory_bytes, self._cache_bytes)
         return process
@@ -170,6 +178,36 @@ class Vllm:
                 f" whose cache is used to {load.cache_used:.0%}"
             )
 
+    # Adapters, which share the engine of their base
+
+    def load_adapter(
+        self, spec: ModelSpec, base: EngineModel, folder: Path, ticket: LoadTicket
+    ) -> EngineModel:
+        """Have the base's engine read an adapter. Blocks; raises LoadFailed, ServerUnavailable."""
+        name = served_names(spec.name)[0]
+        document = {"lora_name": name, "lora_path": str(folder), "load_inplace": True}
+        work = self.processes.call(base.process, "POST", LOAD_ADAPTER, document, timeout_s=LORA_S)
+        try:
+            answer = self._on_loop(work, ticket)
+        except HttpError as error:
+            raise ServerUnavailable(
+                f"the engine of {spec.base} does not answer: {error}"
+            ) from error
+        if not answer.is_success:
+            raise LoadFailed(f"vLLM refused the adapter {spec.name}: {message_of(answer)}")
+        size_bytes = sum(each.stat().st_size for each in folder.iterdir())
+        return EngineModel(base.process, (name,), size_bytes)
+
+    def release_adapter(self, loaded: EngineModel) -> None:
+        """Have the engine forget an adapter, in the background."""
+        if not loaded.process.ended.is_set():
+            self.processes.in_background(self._unload_adapter(loaded))
+
+    async def _unload_adapter(self, loaded: EngineModel) -> None:
+        document = {"lora_name": loaded.names[0]}
+        with suppress(HttpError):  # it ends
+            await self.processes.call(loaded.process, "POST", UNLOAD_ADAPTER, document)
+
     # Sleep
 
     def release(self, loaded: EngineModel) -> None:
@@ -177,7 +215,11 @@ class Vllm:
         processes, key = self.processes, loaded.process.key
         if processes.by_key.get(key) is not loaded.process:
             return  # it has ended
-        if self._can_sleep(key) and self._make_room(self._sleep_bytes(key)):
+        if (
+            not loaded.process.is_outdated
+            and self._can_sleep(key)
+            and self._make_room(self._sleep_bytes(key))
+        ):
             processes.sleep(key)
         else:
             processes.release(key)
@@ -224,6 +266,32 @@ class Vllm:
         if self._can_sleep(key):
             return Tier.HOST
         return Tier.DISK if is_on_disk else Tier.REMOTE
+
+
+class LoraEngine(Engine):
+    """The engine of one load of an adapter."""
+
+    name = "vllm adapter"
+    uses_device = False
+    reads_files = True
+
+    def __init__(self, vllm: Vllm, spec: ModelSpec, base: EngineModel, ticket: LoadTicket) -> None:
+        self._vllm, self._spec, self._base, self._ticket = vllm, spec, base, ticket
+
+    def skeleton_key(self, model: ModelFolder) -> str:
+        return f"{self.name} {self._spec.key}"
+
+    def build_skeleton(
+        self, model: ModelFolder, *, key: str, device: torch.device, threads: int
+    ) -> Skeleton:
+        return LoadedSkeleton(
+            key,
+            lambda _weights: self._vllm.load_adapter(
+                self._spec, self._base, model.path, self._ticket
+            ),
+            self._vllm.release_adapter,
+            has_inferred=True,
+        )
 
 
 class VllmEngine(Engine):

@@ -50,7 +50,7 @@ def server_arguments(
     if can_sleep:
         flags.append("--enable-sleep-mode")
     if lora:
-        flags.append("--enable-lora")
+        flags += ["--enable-lora", "--max-lora-rank", "64", "--max-loras", "4"]
     if spec.precision not in (None, Precision.AUTO):
         flags += ["--dtype", str(spec.precision)]
     if spec.options.max_tokens:

@@ -32,7 +32,6 @@ from runtime.device.worker import DeviceWorker
 from runtime.engines.server_engine import ModelServer, ServerModel
 from runtime.engines.server_process import error_of
 from runtime.engines.vllm_engine import EngineModel, Vllm
-from runtime.engines.vllm_flags import served_names
 from runtime.errors import InferenceFailed, InferenceHung, ServerLost, ServerUnavailable
 from runtime.loading.model_store import ServedModel
 from runtime.sandbox.estimators import Estimators, LoadedEstimator
@@ -145,7 +144,7 @@ class EngineServed(ModelElsewhere):
         if not isinstance(processor, EngineTask):
             raise TypeError(f"{spec.key} has the processor of another engine")
         self._task = processor
-        self._loaded = network
+        self.loaded = network
         self._vllm = vllm
 
     async def infer(
@@ -162,7 +161,7 @@ class EngineServed(ModelElsewhere):
         """
         self.device_model.policy = policy or self.device_model.policy
         begun_s = time.monotonic()
-        body = orjson.dumps(self._task.completion(self._loaded.name, inputs))
+        body = orjson.dumps(self._task.completion(self.name, inputs))
         limit_s = self._limit_s(self.device_model.policy)
         if deadline_s is not None:
             limit_s = min(limit_s, max(0.0, deadline_s - begun_s))
@@ -188,8 +187,8 @@ class EngineServed(ModelElsewhere):
 
         Raises SlotsFull and ServerUnavailable where nothing was sent, ServerLost.
         """
-        engine = self._loaded.process
-        self._vllm.check_room(self._loaded)
+        engine = self.loaded.process
+        self._vllm.check_room(self.loaded)
         headers = {"host": "engine", "content-type": JSON}
         if request_id:
             headers["x-request-id"] = request_id
@@ -208,12 +207,12 @@ class EngineServed(ModelElsewhere):
 
     def names(self, text: str) -> bool:
         """Whether the engine knows the model by this name."""
-        return text in served_names(self.spec.name)
+        return text in self.loaded.names
 
     @property
     def name(self) -> str:
         """The engine's name of the model."""
-        return self._loaded.name
+        return self.loaded.names[0]
 
 
 def _json_request(inputs: tuple[Tensor, ...]) -> EncodedBody:

@@ -24,10 +24,11 @@ from runtime.engines.engine import Engine, ModelFolder, Skeletons
 from runtime.engines.networks.changed_layers import check_names, read_adapter
 from runtime.engines.networks.network import AdapterEngine
 from runtime.engines.server_engine import ModelServer, ServerEngine
-from runtime.engines.vllm_engine import Vllm, VllmEngine
-from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid
+from runtime.engines.vllm_engine import EngineModel, LoraEngine, Vllm, VllmEngine
+from runtime.errors import LoadCancelled, LoadFailed, ModelInvalid, ServerUnavailable
 from runtime.generation.cache_memory import GenerationMemory, Room, generation_memory
 from runtime.generation.limits import GenerationLimits
+from runtime.loading.external_model import EngineServed
 from runtime.loading.model_store import ModelStore, SharedWeights, StoreEntry
 from runtime.loading.processors import Processors, unless_cancelled
 from runtime.sandbox.estimators import EstimatorEngine, Estimators
@@ -136,6 +137,8 @@ class WeightResolver:
             engine = ServerEngine(self.server, spec)
         elif self.vllm is not None and await self.vllm.takes(spec, folder):
             engine = VllmEngine(self.vllm, spec, ticket)
+        elif self.vllm is not None and base is not None and isinstance(base.model, EngineServed):
+            engine = LoraEngine(self.vllm, spec, self._with_adapters(base, base.model), ticket)
         elif base is None:
             engine = await in_thread(threads, self._own_engine, spec, folder)
         else:
@@ -210,6 +213,17 @@ class WeightResolver:
             await closing.aclose()  # also ends the wait for the processor
             raise
 
+    def _with_adapters(self, base: StoreEntry, model: EngineServed) -> EngineModel:
+        """The engine of a base; raises ServerUnavailable where it must start anew for adapters."""
+        process = model.loaded.process
+        if not process.takes_adapters:
+            process.is_outdated = True
+            self.store.retire(base.key, "adapters")
+            raise ServerUnavailable(
+                f"{base.key} was loaded before it had adapters: its engine starts again"
+            )
+        return model.loaded
+
     def _own_engine(self, spec: ModelSpec, folder: Path) -> Engine:
         estimator = estimator_path(folder)
         if estimator is None:
@@ -241,7 +255,7 @@ class WeightResolver:
     ) -> tuple[ModelFolder, WeightSource]:
         """The stored model, and its weights converted for its network. Blocks."""
         stored: Sequence[StoredTensor] = opened.layout.tensors
-        if base is not None:
+        if base is not None and not engine.reads_files:
             check_names(tensor.name for tensor in stored)
             dtype, stored = _shared(base).dtype, (*_shared(base).stored, *stored)
         model = ModelFolder(folder, spec.task, stored, dtype, self.store.budget_bytes)
@@ -286,7 +300,7 @@ class WeightResolver:
 
     def _dtype(self, spec: ModelSpec, engine: Engine) -> torch.dtype | None:
         """The dtype that the model declares; raises ModelInvalid if its engine cannot convert."""
-        if spec.precision is None or spec.precision is Precision.AUTO:
+        if spec.precision in (None, Precision.AUTO) or isinstance(engine, VllmEngine):
             return None
         if not engine.takes_dtype:
             raise ModelInvalid(

@@ -315,6 +315,7 @@ class Pod:
             host.on_no_room, host.on_wanted = memory.drop_registered, memory.drop_registered_later
         if vllm is not None:
             vllm.processes.on_moved = agent.report_tier
+            vllm.has_adapters = partial(_has_adapters, watch)
             vllm.processes.on_lost = lambda key: _retire_lost(store, key)
         processors = Processors(
             cache,
@@ -536,6 +537,12 @@ def _retire_lost(store: ModelStore, key: str) -> None:
 def _declared(watch: ClusterWatch, name: ModelName) -> ModelSpec | None:
     record = watch.state.models.get(name)
     return None if record is None else record.serving
+
+
+def _has_adapters(watch: ClusterWatch, spec: ModelSpec) -> bool:
+    name = spec.name
+    records = watch.state.models.values()
+    return any((each.spec.name.namespace, each.spec.base) == name for each in records)
 
 
 def _has_tenants(settings: RuntimeSettings) -> bool:

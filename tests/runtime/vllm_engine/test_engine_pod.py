@@ -6,7 +6,10 @@ from pathlib import Path
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from registry.domain.model import ModelName, ModelSpec
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, post, predict, wait_idle
@@ -247,3 +250,49 @@ def test_an_engine_without_free_blocks_takes_no_more(
     _ask(pod)
     servers.wait_until(lambda: _ask(pod).status_code == 429)
     assert _ask(pod).headers["x-pilotlight-not-executed"] == "slots"
+
+
+# Adapters
+
+
+def _adapter(cluster: Cluster, name: str, folder: Path) -> None:
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    save_file({"a": torch.ones(2)}, folder / "adapter_model.safetensors")
+    spec = ModelSpec(ModelName("default", name), folder.as_uri(), base="llama")
+    cluster.do(lambda registry: registry.put_models([spec]))
+
+
+def test_adapters_share_the_engine_of_their_base(
+    small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30)
+    cluster.declare("llama", texts / "llama")
+    for name in ("one", "two"):
+        _adapter(cluster, name, tmp_path / name)
+    found = [_ask(pod, name).json() for name in ("one", "two", "llama")]
+    assert [each["choices"][0]["text"].split()[0] for each in found] == ["one", "two", "llama"]
+    assert len({each["pid"] for each in found}) == 1
+    assert predict(pod.url, "one", "x").json()["predictions"][0].startswith("one says")
+
+
+def test_a_base_that_was_loaded_before_its_adapters_starts_again(
+    small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30)
+    cluster.declare("llama", texts / "llama")
+    assert _ask(pod).status_code == 200
+    _adapter(cluster, "one", tmp_path / "one")
+    servers.wait_until(lambda: _ask(pod, "one").status_code == 200)
+
+
+def test_an_adapter_that_the_engine_refuses_fails_its_load_alone(
+    small_python: str, cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    pod = cluster.pod("pod-b", engine_python=small_python, memory_bytes=8 << 30)
+    model = with_fault(texts / "llama", tmp_path / "model", adapter="has a rank of 512")
+    cluster.declare("llama", model)
+    _adapter(cluster, "one", tmp_path / "one")
+    found = _ask(pod, "one")
+    assert (found.status_code, "has a rank of 512" in found.text) == (503, True), found.text
+    assert _ask(pod).status_code == 200

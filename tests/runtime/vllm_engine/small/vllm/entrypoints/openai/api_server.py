@@ -53,8 +53,8 @@ class _Engine:
 
     async def load_adapter(self, request: Request) -> Response:
         body = await request.json()
-        if not (Path(body["lora_path"]) / "adapter_config.json").exists():
-            return JSONResponse({"error": {"message": "no adapter there"}}, 404)
+        if problem := self.faults.get("adapter"):
+            return JSONResponse({"error": {"message": problem}}, 400)
         self.adapters[body["lora_name"]] = body["lora_path"]
         return PlainTextResponse("ok")
 
