@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection up test test-slow test-reference test-gpu test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
+.PHONY: help install demo demo-formats demo-selection up test test-slow test-reference test-gpu test-vllm test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -62,6 +62,9 @@ test-hostile: $(STAMP)  ## Send hostile requests to a gateway and a pod (REQUEST
 # Where `scripts/gpu wheels` has put wheels, test-gpu and bench-gpu need no registry and no .venv.
 CARRIED := $(wildcard .wheels/wanted)
 GPU_PYTHON := $(if $(CARRIED),scripts/gpu,$(BIN)/python)
+
+test-vllm: $(STAMP)  ## Run the tests with real engines of vLLM (PILOTLIGHT_VLLM_PYTHON=PYTHON; without it, says how to make one)
+	@scripts/vllm $(FLAGS)
 
 test-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the tests that need a CUDA device
 	$(GPU_PYTHON) -m pytest -m gpu $(if $(CARRIED),-W default) $$(grep -rlF "mark.gpu" --include="test_*.py" tests/runtime) $(FLAGS)

@@ -148,6 +148,9 @@ def test_a_second_pool_is_that_of_kustomize(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("components", "values"),
     [
+        pytest.param(
+            ["engine-vllm", "gpu"], {"pools": [POOL | {"gpus": 1, "vllm": True}]}, id="vLLM"
+        ),
         pytest.param(["node-memory"], {"pools": [POOL | {"nodeMemory": True}]}, id="memory"),
         pytest.param(["node-cache"], {"pools": [POOL | {"nodeCache": True}]}, id="cache"),
         pytest.param(

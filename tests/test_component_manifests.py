@@ -1,5 +1,6 @@
 """The components with a model server, gpu-mps and grpc, rendered: what their processes read."""
 
+import re
 from dataclasses import fields
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,7 +11,7 @@ from autoscaler.settings import AutoscalerSettings
 from common.settings_table import read_settings
 from gateway.settings import GatewaySettings
 from runtime.settings import RuntimeSettings
-from tests.rendered import OBJECTS, kustomized
+from tests.rendered import MANIFESTS, OBJECTS, kustomized
 
 KNOWN = {f"PILOTLIGHT_{each.name.upper()}" for each in fields(RuntimeSettings)}
 
@@ -66,6 +67,13 @@ def test_the_gpu_is_tritons() -> None:
     assert "nvidia.com/gpu" not in ours["resources"]["limits"]
     assert server["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert settings_of(ours).device == "cpu"
+
+
+def test_engines_of_vllm_have_an_environment_of_their_own() -> None:
+    (ours,) = predictor(kustomized("gpu", "engine-vllm"))["containers"]
+    recipe = (MANIFESTS / "images" / "runtime.Containerfile").read_text()
+    python = settings_of(ours).engine_python
+    assert python.removesuffix("/bin/python") in re.findall("COPY --from=build (\\S+)", recipe)
 
 
 def test_a_pool_of_mlserver_stands_beside_the_default_one() -> None:

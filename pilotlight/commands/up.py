@@ -31,6 +31,7 @@ from registry import policy_names
 from registry.domain.model import PlacementName
 from registry.domain.tenant_rules import TenantRules, machine_rules
 from registry.redis.server_address import check_url
+from runtime.engines.engine_processes import missing_python
 from runtime.engines.server_process import server_problems
 
 app = typer.Typer()
@@ -150,6 +151,8 @@ _ENGINE: Final = ("url", "command", "repository", "metrics", "python")
 def engine_problems(pods: int, engine: Mapping[str, str]) -> list[str]:
     """`engine`: of `server_problems`."""
     problems = server_problems(**engine)
+    if problem := missing_python(engine["python"]):
+        problems.append(problem)
     if pods > 1 and (engine["url"] or engine["repository"]):
         problems.append(
             f"--engine-url and --engine-repository serve one pod, --pods was {pods}: each pod needs"

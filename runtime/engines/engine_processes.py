@@ -416,6 +416,13 @@ class EngineProcesses:
         )
 
 
+def missing_python(python: str) -> str:
+    """What is wrong with the setting `engine-python`; empty: nothing."""
+    if not python or shutil.which(python):
+        return ""
+    return f"--engine-python must be a Python with vLLM, there is no program {python!r}"
+
+
 def _last_error(log: Path) -> str:
     """Why a process ended, by the last error in its log, or the last line."""
     try:

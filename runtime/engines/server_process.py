@@ -11,7 +11,6 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -370,8 +369,6 @@ def server_problems(
     """Mistakes in the settings, each a line that names the flag."""
     if python and (url or command):
         return ["--engine-python and --engine-url or --engine-command exclude each other"]
-    if python and shutil.which(python) is None:
-        return [f"--engine-python must be a Python with vLLM, there is no program {python!r}"]
     if not url and not command:
         return [
             f"--engine-{name} needs --engine-url or --engine-command"

@@ -16,6 +16,7 @@ import uvloop
 from common.process import configure_logs, on_stop_signals
 from runtime.device.accelerator import mps_share
 from runtime.device.memory import open_device
+from runtime.engines.engine_processes import missing_python
 from runtime.engines.server_engine import ModelServer, ServerRepository
 from runtime.engines.server_process import ServerMemory, ServerProcess, V2Client
 from runtime.errors import LoadFailed, NoDevice
@@ -48,6 +49,8 @@ def run_pod(settings: RuntimeSettings) -> int:
         )
         if settings.has_server:
             server, process = _open_server(settings)
+        if problem := missing_python(settings.engine_python):
+            raise LoadFailed(problem)
     except (NoDevice, LoadFailed) as error:
         logger.error("the pod cannot start", extra={"error": error})
         write_termination_message(str(error))

@@ -363,10 +363,9 @@ class Pod:
         settings = self._settings
         if not settings.engine_python:
             return None
-        cache = settings.cache_path
         processes = EngineProcesses(
             settings.engine_python,
-            cache=cache.with_name(f"{cache.name}-vllm"),
+            cache=settings.cache_path / ".vllm",
             log_file=Path(settings.log_file) if settings.log_file else None,
             start_timeout_s=settings.engine_load_timeout,
             hang_s=settings.inference_timeout,

@@ -102,6 +102,11 @@ def test_invalid_input_ends_with_status_2(
             id="one server for two pods",
         ),
         pytest.param(
+            ("--engine-python", "no-python"),
+            "there is no program 'no-python'",
+            id="no Python with vLLM",
+        ),
+        pytest.param(
             ("--engine-command", "mlserver start ."),
             "--engine-command must hold {port}",
             id="command without port",

@@ -5,7 +5,7 @@
 {{- $isFirst := .isFirst -}}
 {{- $one := dict "items" list -}}
 {{- include "pilotlight.read" (dict "root" $root "state" $one "glob" "base/pool/*.yaml") -}}
-{{- range dict "gpu" $pool.gpus "node-cache" $pool.nodeCache "node-memory" $pool.nodeMemory "knative" $pool.knative | include "pilotlight.chosen" | fromJsonArray -}}
+{{- range dict "engine-vllm" $pool.vllm "gpu" $pool.gpus "node-cache" $pool.nodeCache "node-memory" $pool.nodeMemory "knative" $pool.knative | include "pilotlight.chosen" | fromJsonArray -}}
 {{- include "pilotlight.component" (dict "root" $root "state" $one "name" .) -}}
 {{- end -}}
 {{- range $item := $one.items -}}

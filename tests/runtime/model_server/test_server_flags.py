@@ -29,7 +29,6 @@ def test_what_goes_together_has_no_problems() -> None:
         pytest.param({"url": URL, "command": COMMAND}, "exclude", id="both"),
         pytest.param({"repository": "/m"}, "needs --engine-url or", id="repository-alone"),
         pytest.param({"url": URL, "python": "python3"}, "exclude", id="server-and-engines"),
-        pytest.param({"python": "no-python"}, "no program 'no-python'", id="no-python"),
         pytest.param({"metrics": URL}, "--engine-metrics needs", id="metrics-alone"),
         pytest.param({"url": "localhost:8000", "repository": "/m"}, "must be a URL", id="no-url"),
         pytest.param({"url": "http://a:x", "repository": "/m"}, "must be a URL", id="bad-port"),

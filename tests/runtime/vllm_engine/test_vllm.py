@@ -1,10 +1,16 @@
 """A pod with the real vLLM, on tiny models with random weights (`make test-vllm`)."""
 
+import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
+from transformers import LlamaForCausalLM
 
+from registry.domain.model import ModelName, ModelSpec
 from tests import servers
+from tests.runtime.adapters import write_adapter
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import post, predict
 
@@ -35,3 +41,47 @@ def test_v1_gives_the_texts_of_our_own_engine(
     shared_cluster.declare("llama", texts / "llama")
     (text,) = predict(pod.url, "llama", "hello").json()["predictions"]
     assert len(text.split()) > 3
+
+
+def test_an_adapter_changes_the_texts_of_its_base(
+    pod: servers.Pod, shared_cluster: Cluster, texts: Path, tmp_path: Path
+) -> None:
+    folder, network = tmp_path / "adapter", LlamaForCausalLM.from_pretrained(texts / "llama")
+    paths = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)]
+    write_adapter(folder, network, paths)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["target_modules"] = ["q_proj"]
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    shared_cluster.declare("llama", texts / "llama")
+    spec = ModelSpec(ModelName("default", "adapter"), folder.as_uri(), base="llama")
+    shared_cluster.do(lambda registry: registry.put_models([spec]))
+    body = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+
+    def text(model: str) -> str:
+        found = post(f"{pod.url}/openai/v1/completions", {**body, "model": model})
+        return str(found.json()["choices"][0]["text"]) if found.status_code == 200 else ""
+
+    servers.wait_until(lambda: bool(text("adapter")), timeout_s=170)
+    assert text("adapter") != text("llama")
+
+
+def test_a_killed_pod_leaves_no_engine(vllm_python: str, cluster: Cluster, texts: Path) -> None:
+    pod = cluster.pod("pod-b", engine_python=vllm_python, memory_bytes=16 << 30)
+    cluster.declare("qwen2", texts / "qwen2")
+    body = {"model": "qwen2", "prompt": "x", "max_tokens": 1}
+    assert post(f"{pod.url}/openai/v1/completions", body).status_code == 200
+    family = descendants(pod.pid)
+    assert len(family) >= 4  # launcher, server, its engine, its worker
+    os.kill(pod.pid, signal.SIGKILL)
+    servers.wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in family))
+
+
+def descendants(pid: int) -> list[int]:
+    parents = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdecimal():
+            parents[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
