@@ -7,13 +7,12 @@ gain. A placer is made from a view, changes while the plan is made, and is used 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 from typing import Final
 
 from autoscaler.forecasting.forecasts import MINUTE_S, mean_per_s
 from autoscaler.policy import Action, Demote, ModelView, PoolView, free_device_bytes, idle_copies
-from registry.domain.model import ModelName, Tier
+from registry.domain.model import Tier
 from registry.domain.pod_state import PodState
 
 _DIGITS: Final = 9
@@ -189,6 +188,7 @@ class LoadPlacer:
     ) -> None:
         """Updates `marginal_value` with each placement; `planned`: actions of the same plan."""
         self._view = view
+        self._by_name = {each.spec.name: each for each in view.models}
         self._marginal_value = marginal_value
         self._loads_per_node = loads_per_node
         self._pods = view.accepting
@@ -247,17 +247,12 @@ class LoadPlacer:
     ) -> tuple[bool, float, float, int, float, str]:
         name, held = pod.name, model.holders.get(pod.name)
         load_s = model.load_from_s(held.tier if held is not None else Tier.REMOTE)
-        if model.spec.base and (
-            base := self._by_name.get(model.spec.name._replace(name=model.spec.base))
-        ):
+        base = self._by_name.get(model.spec.name._replace(name=model.spec.base))
+        if base is not None:
             at_base = base.holders.get(name)
             load_s += base.load_from_s(at_base.tier if at_base is not None else Tier.REMOTE)
         busy = -self._marginal_value.spare(name)
         return pod.node in nodes, load_s, busy, self._loads[pod.node], -self._free[name], name
-
-    @cached_property
-    def _by_name(self) -> Mapping[ModelName, ModelView]:
-        return {each.spec.name: each for each in self._view.models}
 
     def _on_device(
         self, model: ModelView, pods: list[PodState], nodes: set[str], gain: float | None

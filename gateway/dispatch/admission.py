@@ -131,7 +131,7 @@ class Admission(Generic[P]):
         model = request.model
         self._tenants.record(model.namespace, now_s)
         result = None
-        is_special = bool(placement.place_at) or placement.only is not None
+        is_special = placement.place_at or placement.only is not None or request.prompt is not None
         if not (queue.waiting or is_special or model in self.records):
             result = self._decide_plain(placement, now_s)
         if result is None:
@@ -148,8 +148,6 @@ class Admission(Generic[P]):
         request, state = placement.arrival, self._state
         record = state.models.get(request.model)
         if record is None or request.policy is not None or not is_plain(record.serving):
-            return None
-        if request.prompt is not None:
             return None
         spec = placement.spec = record.serving
         found = self._decide_warm(

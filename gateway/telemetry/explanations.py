@@ -246,8 +246,7 @@ class Explanations:
         chosen = {} if explain is None else {"selection": explain()}
         if known is None:
             return {"request_id": request_id, **chosen} if chosen else None
-        view = known.result.view
-        cached = view.cached if view is not None and view.cached else {}
+        cached = (known.result.view and known.result.view.cached) or {}
         return {
             "request_id": request_id,
             "gateway": self.gateway,

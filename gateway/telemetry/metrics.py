@@ -248,11 +248,8 @@ class GatewayMetrics:
             ("outcome",),
         )
         self._prompt_tokens = [  # named as vLLM's
-            counter(f"pilotlight_gateway_prefix_cache_{name}", documentation, ("model",))
-            for name, documentation in (
-                ("queries", "Tokens of prompts whose prefix was looked for at pods."),
-                ("hits", "Of these, tokens that the chosen pod had computed before."),
-            )
+            counter("pilotlight_gateway_prefix_cache_queries", "Tokens of prompts.", ("model",)),
+            counter("pilotlight_gateway_prefix_cache_hits", "Of these, what pods had.", ("model",)),
         ]
         labels.on_gone.append(self._drop_prompts)
         self.disconnects = counter(

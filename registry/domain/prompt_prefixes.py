@@ -23,7 +23,6 @@ class Prompt:
     blocks: Sequence[int]
     """Hashes of its first blocks, each with those before it."""
     tokens: int
-    """Of the whole prompt, about."""
 
 
 class KeptBlocks(dict[int, None]):

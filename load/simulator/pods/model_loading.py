@@ -82,7 +82,6 @@ class ModelLoading:
         self._listener = listener
         self._on_loaded = on_loaded
         self.on_removed: Callable[[str], None] = lambda _key: None
-        """Called with the key of a model that is no longer on the device."""
         self.tasks = VirtualTasks()
         self._device_link = SharedLink(events, plan.device_bytes_per_s)
         self._assets_ready_s: dict[str, float] = {}
