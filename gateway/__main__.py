@@ -12,7 +12,7 @@ import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +234,9 @@ async def serve(settings: GatewaySettings) -> None:
                     )
                     stack.enter_context(probes)
                 if settings.grpc_port:
-                    await stack.enter_async_context(_serving_grpc(app, settings))
+                    from gateway.grpc.inference_service import serving_grpc  # it takes memory
+
+                    await stack.enter_async_context(serving_grpc(app, settings))
                 if settings.picker_port:
                     from gateway.picker.server import serving_picker  # as above
 
@@ -244,15 +246,6 @@ async def serve(settings: GatewaySettings) -> None:
         except OSError as error:
             logger.error("cannot listen", extra={"error": error})
             sys.exit(STARTUP_FAILURE)
-
-
-def _serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
-    try:  # not at the top: the library takes memory
-        from gateway.grpc import serving_grpc
-    except ImportError as error:
-        logger.error("--grpc-port needs grpcio, protobuf and kserve", extra={"error": error})
-        sys.exit(STARTUP_FAILURE)
-    return serving_grpc(app, settings)
 
 
 def main() -> None:

@@ -6,14 +6,15 @@ Messages are forwarded as they are: pods read and write them.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, Final
 from urllib.parse import quote, unquote
 
-import grpc
-import grpc.aio
 import orjson
 from google.protobuf.message import DecodeError
 from starlette.types import Message
@@ -23,39 +24,56 @@ from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, cod
 from common.shown_value import shown
 from gateway.app import GatewayApp
 from gateway.errors import BadRequest, GatewayError
-from gateway.grpc.authority_relay import AUTHORITY_HEADER
+from gateway.grpc.http2 import INTERNAL, Call, CreateCall, GrpcConnection
+from gateway.grpc.server import serving
 from gateway.http.error_responses import body_and_headers
 from gateway.http.headers import PROTOBUF, Headers, KnownHead
 from gateway.http.routes import parse_path, target_of
 from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
+from gateway.settings import GatewaySettings
 from registry.domain.model import ModelName
 
+logger = logging.getLogger(__name__)
+
+_CODES: Final = {
+    "INVALID_ARGUMENT": 3, "DEADLINE_EXCEEDED": 4, "NOT_FOUND": 5, "PERMISSION_DENIED": 7,
+    "RESOURCE_EXHAUSTED": 8, "FAILED_PRECONDITION": 9, "UNIMPLEMENTED": 12, "INTERNAL": 13,
+    "UNAVAILABLE": 14, "UNAUTHENTICATED": 16,
+}  # fmt: skip
 _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")
 """Of ModelMesh's clients; before the message's own field."""
 _DEADLINE: Final = b"x-pilotlight-deadline-ms"
-_DROPPED: Final = frozenset(
-    (*_MODEL_NAMES, b"content-type", b"content-length", b"te", b"host", AUTHORITY_HEADER)
-)
-_VALUE: Final = re.compile(r"[\x20-\x7e]*")
+_DROPPED: Final = frozenset((*_MODEL_NAMES, b"content-type", b"content-length", b"te", b"host"))
+_VALUE: Final = re.compile(rb"[\x20-\x7e]*")
+_UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-def pairs_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> Headers:
-    """Metadata as headers, without binary values. Raises BadRequest."""
+def pairs_of(headers: Headers) -> Headers:
+    """A call's metadata, without binary values. Raises BadRequest."""
     pairs = [
         (name, value)
-        for name, value in metadata or ()
-        if isinstance(value, str) and not name.startswith("grpc-")
+        for name, value in headers
+        if not name.startswith((b":", b"grpc-")) and not name.endswith(b"-bin")
     ]
     for name, value in pairs:
         if not _VALUE.fullmatch(value):
-            raise BadRequest(f"metadata {name} must be visible ASCII, was {shown(value)}")
-    return [(name.lower().encode(), value.encode()) for name, value in pairs]
+            raise BadRequest(
+                f"metadata {name.decode('latin-1')} must be visible ASCII, was {shown(value)}"
+            )
+    return pairs
 
 
-def host_of(pairs: Headers) -> bytes:
+def host_of(headers: Headers) -> bytes:
     """The call's `:authority`, which is what a Host is over HTTP."""
-    return dict(pairs).get(AUTHORITY_HEADER, b"")  # the last one is the relay's
+    return dict(headers).get(b":authority", b"")
+
+
+def remaining_s(headers: Headers) -> float | None:
+    """The call's time, by its `grpc-timeout`; None: it has no valid one."""
+    text = dict(headers).get(b"grpc-timeout", b"")
+    unit_s = _UNITS_S.get(text[-1:])
+    return int(text[:-1]) * unit_s if unit_s and text[:-1].isdigit() else None
 
 
 def request_headers(pairs: Headers, *, size: int, remaining_s: float | None) -> Headers:
@@ -185,8 +203,7 @@ class GrpcRequest:
         self.respond(int(error.status), headers, body)
 
 
-Context: TypeAlias = grpc.aio.ServicerContext
-Method: TypeAlias = Callable[[bytes, Context], Awaitable[bytes]]
+Method = Callable[[bytes, "UnaryCall"], Coroutine[Any, Any, bytes]]
 
 _NOT_SENT: Final = frozenset((b"content-type", b"content-length", b"connection"))
 
@@ -224,12 +241,66 @@ class CallFailed(Exception):
         self.metadata = metadata
 
 
+class UnaryCall(Call):
+    """A call of one message, which a coroutine answers."""
+
+    _content: bytes | None = None
+    _task: asyncio.Task[None] | None = None
+
+    def __init__(
+        self, method: Method, connection: GrpcConnection, number: int, headers: Headers
+    ) -> None:
+        super().__init__(connection, number, headers)
+        self._method = method
+        self.metadata: Headers = []
+        """Of its answer."""
+
+    def on_message(self, content: bytes) -> None:
+        self._content = content
+
+    def on_end(self) -> None:
+        if self._content is None:
+            self.finish(INTERNAL, "the call has no message")
+        elif self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._answer(self._content))
+
+    def on_over(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _answer(self, content: bytes) -> None:
+        try:
+            answer = await self._method(content, self)
+        except CallFailed as error:
+            self._fail(error.status, str(error), error.metadata)
+        except GatewayError as error:
+            reason = [(b"x-pilotlight-reason", str(error.reason).encode())]
+            self._fail(int(error.status), str(error), reason)
+        except Exception:
+            logger.exception("call failed unexpectedly")
+            self._fail(500, "the gateway failed unexpectedly; see its log", [])
+        else:
+            self._task = None
+            self.send(answer)
+            self.finish(metadata=_sent(self.metadata))
+
+    def _fail(self, status: int, message: str, metadata: Headers) -> None:
+        self._task = None
+        code = _CODES[code_of(status)]
+        self.finish(code, message[:MAX_DETAIL_CHARACTERS], _sent(metadata))
+
+
+def _sent(metadata: Headers) -> Headers:
+    return [pair for pair in metadata if pair[0] not in _NOT_SENT]
+
+
 class InferenceService:
     def __init__(self, app: GatewayApp) -> None:
         self._app = app
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def calls(self) -> dict[bytes, CreateCall]:
+        """By path."""
         unary: dict[str, Method] = {
             "ModelInfer": self._model_infer,
             "ServerLive": self._server_live,
@@ -238,27 +309,26 @@ class InferenceService:
             "ModelReady": self._model_ready,
             "ModelMetadata": self._model_metadata,
         }
-        methods = {
-            name: grpc.unary_unary_rpc_method_handler(_with_errors(method))
+        return {
+            f"/{INFERENCE}/{name}".encode(): partial(UnaryCall, method)
             for name, method in unary.items()
         }
-        return grpc.method_handlers_generic_handler(INFERENCE, methods)
 
     # Inference
 
-    async def _model_infer(self, content: bytes, context: Context) -> bytes:
-        request = await self._infer(content, context)
-        context.set_trailing_metadata(_metadata(request.metadata))
+    async def _model_infer(self, content: bytes, call: UnaryCall) -> bytes:
+        request = await self._infer(content, call)
+        call.metadata = request.metadata
         return request.body
 
-    async def _infer(self, content: bytes, context: Context) -> GrpcRequest:
+    async def _infer(self, content: bytes, call: UnaryCall) -> GrpcRequest:
         """The request with its response. Raises CallFailed, GatewayError."""
-        pairs = pairs_of(context.invocation_metadata())
+        pairs = pairs_of(call.headers)
         name = _parse(messages.ModelInferRequest, content).model_name
-        target = target_of_call(self._app, model_path(pairs, name, "/infer"), host_of(pairs))
+        target = target_of_call(self._app, model_path(pairs, name, "/infer"), host_of(call.headers))
         if name and "/" not in name and self._app.pools.names.has_alias(target.model, name):
             target = replace(target, name=name)
-        headers = request_headers(pairs, size=len(content), remaining_s=context.time_remaining())
+        headers = request_headers(pairs, size=len(content), remaining_s=remaining_s(call.headers))
         request = GrpcRequest(target, headers, content)
         work = asyncio.create_task(self._app.infer(request))
         self._tasks.add(work)
@@ -274,26 +344,26 @@ class InferenceService:
 
     # Health and metadata, as over HTTP
 
-    async def _server_live(self, content: bytes, context: Context) -> bytes:
+    async def _server_live(self, content: bytes, call: UnaryCall) -> bytes:
         return _encoded(messages.ServerLiveResponse(live=True))
 
-    async def _server_ready(self, content: bytes, context: Context) -> bytes:
+    async def _server_ready(self, content: bytes, call: UnaryCall) -> bytes:
         return _encoded(messages.ServerReadyResponse(ready=self._app.is_ready))
 
-    async def _server_metadata(self, content: bytes, context: Context) -> bytes:
-        found = await self._get("/v2", context)
+    async def _server_metadata(self, content: bytes, call: UnaryCall) -> bytes:
+        found = await self._get("/v2", call)
         return _encoded(messages.ServerMetadataResponse(**found))
 
-    async def _model_ready(self, content: bytes, context: Context) -> bytes:
+    async def _model_ready(self, content: bytes, call: UnaryCall) -> bytes:
         request = _parse(messages.ModelReadyRequest, content)
-        path = model_path(pairs_of(context.invocation_metadata()), request.name, "/ready")
-        found = await self._get(path, context, allowed=(200, 503))
+        path = model_path(pairs_of(call.headers), request.name, "/ready")
+        found = await self._get(path, call, allowed=(200, 503))
         return _encoded(messages.ModelReadyResponse(ready=found.get("ready", False)))
 
-    async def _model_metadata(self, content: bytes, context: Context) -> bytes:
+    async def _model_metadata(self, content: bytes, call: UnaryCall) -> bytes:
         request = _parse(messages.ModelMetadataRequest, content)
-        path = model_path(pairs_of(context.invocation_metadata()), request.name, "")
-        found = await self._get(path, context)
+        path = model_path(pairs_of(call.headers), request.name, "")
+        found = await self._get(path, call)
         fields = ("name", "versions", "platform", "inputs", "outputs")
         response = messages.ModelMetadataResponse(
             **{name: found[name] for name in fields if name in found}
@@ -301,50 +371,20 @@ class InferenceService:
         return _encoded(response)
 
     async def _get(
-        self, path: str, context: Context, *, allowed: tuple[int, ...] = (200,)
+        self, path: str, call: UnaryCall, *, allowed: tuple[int, ...] = (200,)
     ) -> dict[str, Any]:
         """The document at a path of the HTTP API, with the call's credentials.
 
         Raises CallFailed, GatewayError.
         """
-        pairs = pairs_of(context.invocation_metadata())
-        headers = [each for each in pairs if each[0] not in (b"host", AUTHORITY_HEADER)]
-        if host := host_of(pairs):
+        headers = [each for each in pairs_of(call.headers) if each[0] != b"host"]
+        if host := host_of(call.headers):
             headers.append((b"host", host))
         status, _, body = await get(self._app, path, headers)
         document: dict[str, Any] = orjson.loads(body)
         if status not in allowed:
             raise CallFailed(status, str(document.get("error", "")), [])
         return document
-
-
-def _with_errors(method: Method) -> Method:
-    """The method, with errors as status codes."""
-
-    async def handle(content: bytes, context: Context) -> bytes:
-        try:
-            return await method(content, context)
-        except CallFailed as error:
-            _fail(context, error.status, str(error), error.metadata)
-        except GatewayError as error:
-            reason = [(b"x-pilotlight-reason", str(error.reason).encode())]
-            _fail(context, int(error.status), str(error), reason)
-        return b""
-
-    return handle
-
-
-def _fail(context: Context, status: int, message: str, metadata: Headers) -> None:
-    """Without `abort`: the context keeps its error, which would be a cycle."""
-    context.set_code(grpc.StatusCode[code_of(status)])
-    context.set_details(message[:MAX_DETAIL_CHARACTERS])
-    context.set_trailing_metadata(_metadata(metadata))
-
-
-def _metadata(headers: Headers) -> tuple[tuple[str, str], ...]:
-    return tuple(
-        (name.decode(), value.decode("latin-1")) for name, value in headers if name not in _NOT_SENT
-    )
 
 
 def _parse(kind: Any, content: bytes) -> Any:
@@ -357,3 +397,9 @@ def _parse(kind: Any, content: bytes) -> Any:
 def _encoded(message: Any) -> bytes:
     content: bytes = message.SerializeToString()
     return content
+
+
+def serving_grpc(app: GatewayApp, settings: GatewaySettings) -> AbstractAsyncContextManager[None]:
+    """V2 at `--grpc-port`. Raises OSError if the port is taken."""
+    is_ready = dict.fromkeys(("", INFERENCE, "grpc.health.v1.Health"), lambda: app.is_ready)
+    return serving(InferenceService(app).calls(), is_ready, settings, settings.grpc_port)

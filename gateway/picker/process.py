@@ -23,11 +23,11 @@ from gateway.errors import (
     MethodNotAllowed,
     UnknownPath,
 )
+from gateway.grpc.http2 import INTERNAL, INVALID_ARGUMENT, Call, GrpcConnection
 from gateway.grpc.inference_service import get, target_of_call
 from gateway.http.error_responses import body_and_headers
 from gateway.http.headers import Headers, KnownHead
 from gateway.http.openai import is_openai
-from gateway.picker.grpc_server import INTERNAL, INVALID_ARGUMENT, Call, GrpcConnection
 from gateway.request_task import RequestRun
 
 logger = logging.getLogger(__name__)
@@ -76,13 +76,18 @@ class Process(Call):
     _wakeup: asyncio.Future[None] | None = None
 
     def __init__(
-        self, app: GatewayApp, running: MutableSet[Any], connection: GrpcConnection, number: int
+        self,
+        app: GatewayApp,
+        running: MutableSet[Any],
+        connection: GrpcConnection,
+        number: int,
+        headers: Headers,
     ) -> None:
-        super().__init__(connection, number)
+        super().__init__(connection, number, headers)
         self._app = app
         self.loop = asyncio.get_running_loop()
         self.run = RequestRun(self.loop, running)
-        self.headers: Headers = []
+        self.headers = []  # from now on the client's
         self._chunks: list[bytes] = []
         """Of the body, for those who read it."""
         self._kept: list[Any] = []
@@ -109,6 +114,9 @@ class Process(Call):
             self.finish(INTERNAL, "see the gateway's log")
 
     def on_end(self) -> None:
+        self.finish()
+
+    def on_over(self) -> None:
         """Envoy has no more to tell: the client is gone, or the response has begun or ended."""
         self._on_response = None
         if self.response_status or self.response_started:
@@ -118,7 +126,6 @@ class Process(Call):
             if self.on_disconnect is not None:
                 self.on_disconnect()
         self._wake()
-        self.finish()
 
     def _on_request_headers(self, head: Any, message: Any) -> None:
         self._request_mode = message.protocol_config.request_body_mode

@@ -17,8 +17,9 @@ from common.tls import PartTls
 from controller.admission import validate
 from controller.webhook_server import admission_app
 from gateway.__main__ import running_app
-from gateway.grpc import health_handler
 from gateway.grpc.inference_service import InferenceService
+from gateway.grpc.server import HEALTH
+from gateway.picker.process import PROCESS
 from gateway.settings import GatewaySettings
 from registry.redis.client import Registry
 from registry.redis.watch import ClusterWatch
@@ -56,18 +57,18 @@ def _flat(routes: Iterable[Any]) -> Iterator[Any]:
             yield each
 
 
-def _grpc(process: str, handlers: Iterable[Any]) -> Iterator[str]:
+def _grpc(process: str, *tables: Iterable[str]) -> Iterator[str]:
     yield f"{process}, gRPC"
-    for handler in handlers:
-        yield from (f"    {method}" for method in sorted(handler._method_handlers))
+    for paths in tables:
+        yield from (f"    {path}" for path in sorted(paths))
 
 
 async def _gateway() -> list[str]:
     async with running_app(GatewaySettings(redis_url=REDIS)) as app:
         api: Any = app._api
-        handlers = [InferenceService(app).handler(), health_handler(lambda: True)]
+        paths = [path.decode() for path in (*InferenceService(app).calls(), HEALTH, PROCESS)]
         documented = api.openapi()["paths"]
-        return [*_http("gateway", api.routes, documented), *_grpc("gateway", handlers)]
+        return [*_http("gateway", api.routes, documented), *_grpc("gateway", paths)]
 
 
 async def _pod() -> list[str]:
@@ -79,7 +80,7 @@ async def _pod() -> list[str]:
     ]
     PodServer(own, PodSecret(""), PartTls(""))
     calls = servers.InferenceService(ABSENT, ABSENT, ABSENT, ABSENT)
-    return [*_http("pod", kserve_app.routes), *_grpc("pod", [calls.handler()])]
+    return [*_http("pod", kserve_app.routes), *_grpc("pod", calls.handler()._method_handlers)]
 
 
 async def _scheduler() -> list[str]:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from gateway.__main__ import serve
-from gateway.grpc import serving_grpc
+from gateway.grpc.inference_service import serving_grpc
 from gateway.http.pod_connection import PodConnectionPool, PodUnreachable
 from gateway.settings import GatewaySettings
 from tests.architecture.test_visited_files import REQUEST, SPEC

@@ -346,28 +346,3 @@ def test_a_taken_port_is_an_error(
     ) as gateway:
         assert gateway.process.wait(timeout=60) != 0
         assert f"gRPC port {port}" in gateway.log
-
-
-def test_the_socket_of_a_killed_gateway_goes_with_the_next_start(
-    redis: servers.RedisServer,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    temporary = tmp_path_factory.mktemp("t")
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    left: list[Path] = []
-    for name in ("killed", "next"):
-        with servers.gateway(
-            tmp_path_factory.mktemp(name),
-            redis_url=redis.url,
-            pool=POOL,
-            grpc_port=servers.free_port(),
-        ) as gateway:
-            servers.wait_until(lambda: list(temporary.glob("*/server")), what="its socket")
-            sockets = list(temporary.glob("*/server"))
-            assert len(sockets) == 1
-            assert sockets != left
-            left = sockets
-            gateway.process.kill() if name == "killed" else gateway.process.terminate()
-            gateway.process.wait()
-    assert not list(temporary.iterdir())

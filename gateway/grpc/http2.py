@@ -1,24 +1,22 @@
-"""A gRPC server whose calls are driven by callbacks: HTTP/2 (RFC 9113) as gRPC uses it.
+"""A gRPC server's connections and calls, by callbacks: HTTP/2 (RFC 9113) as gRPC uses it.
 
 grpcio's own server takes three times the processor time for a call of four messages: each of its
-events wakes the loop from a thread, and each call has tasks (measured beside Envoy 1.40). Served
-are calls of proxies and probes: no compression, push or priorities.
+events wakes the loop from a thread, and each call has tasks (measured beside Envoy 1.40). It also
+keeps a call's `:authority` to itself. No push and no priorities; answers are not compressed.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
+from urllib.parse import quote
 
+from hpack import Decoder
 from hpack.exceptions import HPACKError
 
-from gateway.grpc.authority_relay import (
-    FRAME_HEAD_BYTES,
-    MAX_BLOCK_BYTES,
-    header_decoder,
-    header_fragment,
-)
+from common.content_coding import unpack
+from gateway.http.headers import Headers
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +27,14 @@ _END_STREAM: Final = 0x1
 _ACK: Final = 0x1
 _END_HEADERS: Final = 0x4
 _PADDED: Final = 0x8
-_PROTOCOL_ERROR, _FLOW_CONTROL_ERROR, _REFUSED_STREAM, _CALM = 1, 3, 7, 11
+_HAS_PRIORITY: Final = 0x20
+FRAME_HEAD_BYTES: Final = 9
+MAX_BLOCK_BYTES: Final = 128 * 1024
+"""Of one call's headers, in all frames."""
+_MAX_TABLE_BYTES: Final = 4096
+_MAX_HEADER_BYTES: Final = 1024 * 1024
+"""Of a block's headers, unpacked."""
+_NO_ERROR, _PROTOCOL_ERROR, _REFUSED_STREAM = 0, 1, 7
 _FRAME_BYTES: Final = 16_384
 """Of a frame's content at most, in both directions: the protocol's default."""
 _FIRST_WINDOW: Final = 65_535
@@ -37,11 +42,16 @@ CALL_WINDOW: Final = 1 << 18
 """Bytes that a call's client may send before they are taken."""
 _WINDOW: Final = (1 << 31) - 1
 _MAX_BLOCKS: Final = 64
+_MAX_KEPT_BYTES: Final = 1024
+"""Of a block that is kept, as clients repeat most."""
 MAX_CALLS: Final = 10_000
 """Of one connection: requests that wait for a cold model, too."""
+_PREFIX: Final = 127
+"""Lengths from this on take several bytes."""
 _SETTING_CALLS, _SETTING_WINDOW = 3, 4
 _BEGIN: Final = b"\x88\x0f\x10\x10application/grpc"
 """HPACK: status 200, and a content-type that no table keeps."""
+_UNQUOTED: Final = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 OK, INVALID_ARGUMENT, NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, INTERNAL = 0, 3, 5, 8, 12, 13
 """Of gRPC's status codes."""
 
@@ -53,6 +63,37 @@ def frame(kind: int, flags: int, number: int, content: bytes) -> bytes:
     )  # fmt: skip
 
 
+def header_fragment(frame: bytes) -> bytes:
+    """The part of a header block in a frame (section 6.2). Raises HPACKError."""
+    content = frame[FRAME_HEAD_BYTES:]
+    if frame[3] == _CONTINUATION:
+        return content
+    padding = 0
+    if frame[4] & _PADDED:
+        padding, content = (content[0], content[1:]) if content else (1, b"")
+    if frame[4] & _HAS_PRIORITY:
+        content = content[5:]
+    if padding > len(content):
+        raise HPACKError("a frame is shorter than its padding")
+    return content[: len(content) - padding]
+
+
+def literal(name: bytes, value: bytes) -> bytes:
+    """A header of a block, of which no table keeps anything (RFC 7541, section 6.2.2)."""
+    return b"\0%b%b%b%b" % (_length(name), name, _length(value), value)
+
+
+def _length(text: bytes) -> bytes:
+    left = len(text) - _PREFIX
+    if left < 0:
+        return bytes((len(text),))
+    parts = [_PREFIX]
+    while left >= 0x80:
+        parts.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes((*parts, left))
+
+
 class Call:
     """One call; its service's class says what its messages do."""
 
@@ -60,13 +101,15 @@ class Call:
     """Bytes that its client accepts; set by the connection, as the next ones are."""
     uncredited = 0
     """Bytes taken while it was paused."""
-    _is_paused = _has_begun = is_over = has_ended = False
-    """`is_over`: nothing is sent any more; `has_ended`: nothing comes any more."""
+    _is_paused = _has_begun = is_over = False
+    """`is_over`: nothing is sent any more."""
     trailers = b""
 
-    def __init__(self, connection: "GrpcConnection", number: int) -> None:
+    def __init__(self, connection: "GrpcConnection", number: int, headers: Headers) -> None:
+        """`headers`: also those that begin with a colon."""
         self.connection = connection
         self.number = number
+        self.headers = headers
         self.received = bytearray()
         self.unsent: deque[bytes] = deque()
         """Frames' contents for which its client has no window yet."""
@@ -75,8 +118,11 @@ class Call:
         raise NotImplementedError
 
     def on_end(self) -> None:
-        """The client sends no more, or is gone, or the call was finished; called once."""
+        """The client sends no more, but may read."""
         raise NotImplementedError
+
+    def on_over(self) -> None:
+        """The call has left its connection: it was finished, or its client is gone."""
 
     def send(self, content: bytes) -> None:
         if self.is_over:
@@ -89,17 +135,18 @@ class Call:
             self.unsent.append(content[at : at + _FRAME_BYTES])
         self.connection.send_unsent(self)
 
-    def finish(self, status: int = OK, detail: str = "") -> None:
+    def finish(self, status: int = OK, detail: str = "", metadata: Headers | None = None) -> None:
         """End the call, once what was sent has gone."""
         if self.is_over:
             return
         self.is_over = True
-        begin = b"" if self._has_begun else _BEGIN
-        text = str(status).encode()
-        trailers = b"%b\0\x0bgrpc-status%c%b" % (begin, len(text), text)
-        if message := detail.encode("ascii", "replace").replace(b"%", b"%25")[:120]:
-            trailers += b"\0\x0cgrpc-message%c%b" % (len(message), message)
-        self.trailers = frame(_HEADERS, _END_HEADERS | _END_STREAM, self.number, trailers)
+        block = b"" if self._has_begun else _BEGIN
+        block += literal(b"grpc-status", b"%d" % status)
+        if detail:
+            block += literal(b"grpc-message", quote(detail, safe=_UNQUOTED).encode())
+        for name, value in metadata or ():
+            block += literal(name, value)
+        self.trailers = frame(_HEADERS, _END_HEADERS | _END_STREAM, self.number, block)
         self.connection.send_unsent(self)
 
     def pause(self) -> None:
@@ -118,7 +165,7 @@ class Call:
             self.connection.write(frame(_WINDOW_UPDATE, 0, self.number, size.to_bytes(4, "big")))
 
 
-CreateCall = Callable[["GrpcConnection", int], Call]
+CreateCall = Callable[["GrpcConnection", int, Headers], Call]
 
 
 class GrpcConnection(asyncio.Protocol):
@@ -140,8 +187,9 @@ class GrpcConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.calls: dict[int, Call] = {}
-        self._decoder = header_decoder()
-        self._paths: dict[bytes, bytes] = {}
+        self._decoder = Decoder(max_header_list_size=_MAX_HEADER_BYTES)
+        self._decoder.max_allowed_table_size = _MAX_TABLE_BYTES
+        self._read: dict[bytes, Headers] = {}
         """By block of headers, as long as the decoder's table is unchanged."""
         self._begun = b""
         """Of a frame that is not complete."""
@@ -153,14 +201,6 @@ class GrpcConnection(asyncio.Protocol):
         self._taken = 0
         """Bytes since the client was last given window for the connection."""
         self._out: list[bytes] = []
-        self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
-            _DATA: self._on_data,
-            _HEADERS: self._on_headers,
-            _RST_STREAM: self._on_reset,
-            _SETTINGS: self._on_settings,
-            _PING: self._on_ping,
-            _WINDOW_UPDATE: self._on_window,
-        }
 
     # Of the event loop
 
@@ -189,13 +229,8 @@ class GrpcConnection(asyncio.Protocol):
             self._begun = data[self._read_frames(data) :]
         except (HPACKError, _BrokenProtocol) as error:
             logger.warning("a gRPC connection is closed", extra={"error": str(error)})
-            code = error.code if isinstance(error, _BrokenProtocol) else _PROTOCOL_ERROR
-            self.write(
-                frame(_GOAWAY, 0, 0, self._last.to_bytes(4, "big") + code.to_bytes(4, "big"))
-            )
-            self._flush()
-            self.transport.close()
-            return
+            self._go_away(_PROTOCOL_ERROR)
+            self._loop.call_soon(self.transport.close)
         self._flush()
 
     def _read_frames(self, data: bytes) -> int:
@@ -203,42 +238,41 @@ class GrpcConnection(asyncio.Protocol):
         at, end = 0, len(data)
         if not self._has_preface:
             if not _PREFACE.startswith(data[: len(_PREFACE)]):
-                _fail("the client does not speak HTTP/2")
+                raise _BrokenProtocol("the client does not speak HTTP/2")
             if end < len(_PREFACE):
                 return 0
             self._has_preface, at = True, len(_PREFACE)
         while end - at >= FRAME_HEAD_BYTES:
             size = int.from_bytes(data[at : at + 3], "big")
             if size > _FRAME_BYTES:
-                _fail(f"a frame has {size} bytes, of {_FRAME_BYTES} allowed")
+                raise _BrokenProtocol(f"a frame has {size} bytes, of {_FRAME_BYTES} allowed")
             following = at + FRAME_HEAD_BYTES + size
             if following > end:
                 break
             kind, flags = data[at + 3], data[at + 4]
             if self._block is not None:
                 if kind != _CONTINUATION:
-                    _fail("headers do not go on")
+                    raise _BrokenProtocol("headers do not go on")
                 self._go_on(flags, data[at:following])
-            elif (handler := self._handlers.get(kind)) is not None:
+            elif (handler := _HANDLERS.get(kind)) is not None:
                 number = int.from_bytes(data[at + 5 : at + 9], "big") & _WINDOW
                 begin = at if kind == _HEADERS else at + FRAME_HEAD_BYTES
-                handler(flags, number, data[begin:following])
+                handler(self, flags, number, data[begin:following])
             at = following
         return at
 
     # Frames
 
     def _on_headers(self, flags: int, number: int, whole: bytes) -> None:
-        self._block = number, header_fragment(whole), bool(flags & _END_STREAM)
-        if flags & _END_HEADERS:
-            self._open()
+        self._block = number, b"", bool(flags & _END_STREAM)
+        self._go_on(flags, whole)
 
     def _go_on(self, flags: int, whole: bytes) -> None:
         assert self._block is not None
         number, begun, is_end = self._block
         self._block = number, begun + header_fragment(whole), is_end
         if len(self._block[1]) > MAX_BLOCK_BYTES:
-            _fail(f"headers have more than {MAX_BLOCK_BYTES} bytes", _CALM)
+            raise _BrokenProtocol(f"headers have more than {MAX_BLOCK_BYTES} bytes")
         if flags & _END_HEADERS:
             self._open()
 
@@ -246,36 +280,36 @@ class GrpcConnection(asyncio.Protocol):
         """Begin the call whose headers are complete, or end one with its trailers."""
         assert self._block is not None
         (number, block, is_end), self._block = self._block, None
-        path = self._path(block)
-        if (known := self.calls.get(number)) is not None:
-            self._end(known)
+        headers = self._headers(block)
+        if number <= self._last:  # trailers
+            if (known := self.calls.get(number)) is not None:
+                known.on_end()
             return
-        if number <= self._last or not number & 1:
-            if number <= self._last:
-                return  # trailers of a call that is over
-            _fail(f"stream {number} is not a client's")
+        if not number & 1:
+            raise _BrokenProtocol(f"stream {number} is not a client's")
         self._last = number
         if self._is_leaving or len(self.calls) >= MAX_CALLS:
             self.write(frame(_RST_STREAM, 0, number, _REFUSED_STREAM.to_bytes(4, "big")))
             return
-        call = self._services.get(path, _UnknownCall)(self, number)
+        path = next((value for name, value in headers if name == b":path"), b"")
+        call = self._services.get(path, _UnknownCall)(self, number, headers)
         call.window = self._call_window
         self.calls[number] = call
         if is_end:
-            self._end(call)
+            call.on_end()
 
-    def _path(self, block: bytes) -> bytes:
-        path = self._paths.get(block)
-        if path is None:
+    def _headers(self, block: bytes) -> Headers:
+        headers = self._read.get(block)
+        if headers is None:
             first, count = self._table()
-            headers = self._decoder.decode(block, raw=True)
-            path = next((bytes(value) for name, value in headers if name == b":path"), b"")
+            found = self._decoder.decode(block, raw=True)
+            headers = [(bytes(name), bytes(value)) for name, value in found]
             first_now, count_now = self._table()
-            if first_now is not first or count_now != count or len(self._paths) >= _MAX_BLOCKS:
-                self._paths.clear()
-            else:
-                self._paths[block] = path
-        return path
+            if first_now is not first or count_now != count or len(self._read) >= _MAX_BLOCKS:
+                self._read.clear()
+            elif len(block) <= _MAX_KEPT_BYTES:
+                self._read[block] = headers
+        return headers
 
     def _table(self) -> tuple[object, int]:
         """The newest entry of the decoder's table, and how many it has."""
@@ -291,18 +325,18 @@ class GrpcConnection(asyncio.Protocol):
         call = self.calls.get(number)
         if call is None:
             if number > self._last:
-                _fail(f"data of stream {number}, which is not begun")
+                raise _BrokenProtocol(f"data of stream {number}, which is not begun")
             return
         if flags & _PADDED:
             if not size or content[0] >= size:
-                _fail("a frame is shorter than its padding")
+                raise _BrokenProtocol("a frame is shorter than its padding")
             content = content[1 : size - content[0]]
         call.credit(size)
         if call.uncredited > CALL_WINDOW:
-            _fail("a call's window is exceeded", _FLOW_CONTROL_ERROR)
+            raise _BrokenProtocol("a call's window is exceeded")
         self._take_messages(call, content)
         if flags & _END_STREAM and number in self.calls:
-            self._end(call)
+            call.on_end()
 
     def _take_messages(self, call: Call, content: bytes) -> None:
         received = call.received
@@ -316,16 +350,26 @@ class GrpcConnection(asyncio.Protocol):
         received += content
         while len(received) >= 5:  # a flag, and the length
             size = int.from_bytes(received[1:5], "big")
-            if received[0] or size > self._max_message_bytes:
-                why = f"a message may have {self._max_message_bytes} bytes, and no compression"
-                call.finish(RESOURCE_EXHAUSTED, why)
-                received.clear()
+            if size > self._max_message_bytes:
+                self._refuse(call, f"has {size} bytes")
                 return
             if len(received) < 5 + size:
                 return
-            message = bytes(received[5 : 5 + size])
+            is_packed, message = received[0], bytes(memoryview(received)[5 : 5 + size])
             del received[: 5 + size]
+            if is_packed:
+                coding = dict(call.headers).get(b"grpc-encoding", b"").decode("latin-1")
+                try:
+                    message = unpack(message, coding, self._max_message_bytes)
+                except ValueError as error:
+                    self._refuse(call, str(error))
+                    return
             call.on_message(message)
+
+    def _refuse(self, call: Call, why: str) -> None:
+        call.received.clear()
+        allowed = f"{self._max_message_bytes} bytes are allowed"
+        call.finish(RESOURCE_EXHAUSTED, f"a message {why}; {allowed}")
 
     def _on_reset(self, _: int, number: int, __: bytes) -> None:
         call = self.calls.pop(number, None)
@@ -335,12 +379,7 @@ class GrpcConnection(asyncio.Protocol):
     def _break_off(self, call: Call) -> None:
         call.is_over = True
         call.unsent.clear()
-        self._end(call)
-
-    def _end(self, call: Call) -> None:
-        if not call.has_ended:
-            call.has_ended = True
-            call.on_end()
+        call.on_over()
 
     def _on_settings(self, flags: int, _: int, content: bytes) -> None:
         if flags & _ACK:
@@ -377,8 +416,11 @@ class GrpcConnection(asyncio.Protocol):
     def send_unsent(self, call: Call) -> None:
         """Send what the client has window for, and the end of a call that is over."""
         unsent = call.unsent
-        while unsent and len(unsent[0]) <= min(self._window, call.window):
+        while unsent and (room := min(self._window, call.window)) > 0:
             content = unsent.popleft()
+            if len(content) > room:
+                unsent.appendleft(content[room:])
+                content = content[:room]
             self._window -= len(content)
             call.window -= len(content)
             self.write(frame(_DATA, 0, call.number, content))
@@ -386,7 +428,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         if call.is_over and self.calls.pop(call.number, None) is not None:
             self.write(call.trailers)
-            self._end(call)
+            call.on_over()
             if self._is_leaving and not self.calls:
                 self._loop.call_soon(self.transport.close)
         elif not call.is_over:
@@ -400,8 +442,8 @@ class GrpcConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._will_flush = False
-        if self._out:
-            data, self._out = b"".join(self._out), []
+        data, self._out = b"".join(self._out), []
+        if data and not self.transport.is_closing():
             self.transport.write(data)
 
     def pause_writing(self) -> None:
@@ -414,19 +456,27 @@ class GrpcConnection(asyncio.Protocol):
     def leave(self) -> None:
         """Have the client send its next calls elsewhere; close when those in progress are over."""
         self._is_leaving = True
-        self.write(frame(_GOAWAY, 0, 0, self._last.to_bytes(4, "big") + bytes(4)))
+        self._go_away(_NO_ERROR)
         if not self.calls:
             self._loop.call_soon(self.transport.close)
 
+    def _go_away(self, code: int) -> None:
+        last = self._last.to_bytes(4, "big")
+        self.write(frame(_GOAWAY, 0, 0, last + code.to_bytes(4, "big")))
+
+
+_HANDLERS: Final[Mapping[int, Callable[[GrpcConnection, int, int, bytes], None]]] = {
+    _DATA: GrpcConnection._on_data,
+    _HEADERS: GrpcConnection._on_headers,
+    _RST_STREAM: GrpcConnection._on_reset,
+    _SETTINGS: GrpcConnection._on_settings,
+    _PING: GrpcConnection._on_ping,
+    _WINDOW_UPDATE: GrpcConnection._on_window,
+}
+
 
 class _BrokenProtocol(Exception):
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
-def _fail(message: str, code: int = _PROTOCOL_ERROR) -> NoReturn:
-    raise _BrokenProtocol(message, code)
+    """The connection cannot go on."""
 
 
 class _UnknownCall(Call):
