@@ -23,7 +23,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Without cached bytecode every process that imports torch and transformers compiles them: 5-10 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-formats demo-selection up test test-slow test-reference test-gpu test-vllm test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
+.PHONY: help install demo demo-formats demo-llm demo-selection up test test-slow test-reference test-gpu test-vllm test-kubernetes test-collector test-envoy test-kills test-chaos test-hostile soak check format bench bench-runtime bench-overload bench-formats bench-engines bench-gpu bench-placement bench-selection bench-workflows bench-peers bench-guard lock clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ demo-selection: $(STAMP)  ## Run the demo of applications, with a report
 
 demo-formats: $(STAMP)  ## Run the demo of ONNX, XGBoost, LightGBM and scikit-learn, with 500 small models
 	@scripts/demo-formats $(FLAGS)
+
+demo-llm: $(STAMP)  ## Run two language models by vLLM in a budget for one (FLAGS=--yes: install vLLM)
+	@scripts/demo-llm $(FLAGS)
 
 up: $(STAMP)  ## Run the platform on this machine until Ctrl-C (FLAGS="--pods 4 -f manifests/samples")
 	@$(BIN)/python -P -m pilotlight up $(FLAGS)
@@ -63,8 +66,9 @@ test-hostile: $(STAMP)  ## Send hostile requests to a gateway and a pod (REQUEST
 CARRIED := $(wildcard .wheels/wanted)
 GPU_PYTHON := $(if $(CARRIED),scripts/gpu,$(BIN)/python)
 
-test-vllm: $(STAMP)  ## Run the tests with real engines of vLLM (PILOTLIGHT_VLLM_PYTHON=PYTHON; without it, says how to make one)
-	@scripts/vllm $(FLAGS)
+test-vllm: $(STAMP)  ## Run the tests with real engines of vLLM (PILOTLIGHT_VLLM_PYTHON=PYTHON, or FLAGS=--yes: install it)
+	python=$$(scripts/vllm $(filter --yes,$(FLAGS))) && PILOTLIGHT_VLLM_PYTHON=$$python \
+		$(PYTEST) -m "not gpu" tests/runtime/vllm_engine $(filter-out --yes,$(FLAGS))
 
 test-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the tests that need a CUDA device
 	$(GPU_PYTHON) -m pytest -m gpu $(if $(CARRIED),-W default) $$(grep -rlF "mark.gpu" --include="test_*.py" tests/runtime) $(FLAGS)
@@ -110,6 +114,9 @@ bench-overload: $(STAMP)  ## Run the benchmark of goodput and tenants under 1 to
 
 bench-formats: $(STAMP)  ## Run the benchmark of small models beside KServe's own servers and MLServer
 	$(BIN)/python -m benchmarks formats $(FLAGS)
+
+bench-engines: $(STAMP)  ## Run the benchmark of vLLM through gateway and pod beside vLLM alone
+	python=$$(scripts/vllm $(FLAGS)) && PILOTLIGHT_VLLM_PYTHON=$$python $(BIN)/python -m benchmarks.engines
 
 bench-gpu: $(if $(CARRIED),,$(STAMP))  ## Run the benchmarks of a CUDA device, and write docs/benchmarks.md (FLAGS=--dry: rehearse)
 	$(GPU_PYTHON) -m benchmarks gpu --docs $(FLAGS)

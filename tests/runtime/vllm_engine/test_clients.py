@@ -14,7 +14,7 @@ from tests.runtime.http import post
 openai = pytest.importorskip("openai")
 
 USER: list[Any] = [{"role": "user", "content": "hi"}]
-TOOL: dict[str, Any] = {
+TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}},
 }
