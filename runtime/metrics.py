@@ -22,6 +22,13 @@ LOADS = Counter(
 LOAD_SECONDS = Histogram(
     "pilotlight_load_seconds", "Time of successful loads.", ["tier"], buckets=SECONDS
 )
+ENGINE_START_SECONDS = Histogram(
+    "pilotlight_engine_start_seconds",
+    "Time of the starts of vLLM's engines, by stage: imports (once for all), process, weights,"
+    " warm-up; and of wakes.",
+    ["stage"],
+    buckets=SECONDS,
+)
 
 
 class FunctionCounter(Collector):

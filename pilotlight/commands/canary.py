@@ -27,7 +27,9 @@ Name = Annotated[
         autocompletion=flags.complete_model,
     ),
 ]
-_OF_WEIGHTS: Final = frozenset(f"{PREFIX}{name}" for name in ("task", "dtype", "base-model"))
+_OF_WEIGHTS: Final = frozenset(
+    f"{PREFIX}{name}" for name in ("task", "dtype", "base-model", "engine")
+)
 """Annotations that belong to the files that are served, not to how they are served."""
 
 
@@ -136,6 +138,8 @@ def _with_files_of(stable: ModelSpec, canary: ModelSpec) -> ModelSpec:
         credentials=canary.credentials,
         needs=canary.needs,
         precision=canary.precision,
+        engine=canary.engine,
+        engine_args=canary.engine_args,
         base=canary.base,
         annotations=tuple(sorted(annotations)),
     )

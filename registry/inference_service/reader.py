@@ -268,7 +268,8 @@ class _Reader:
         arguments = predictor.arguments
         allowed = ", ".join(sorted(f"--{each}" for each in ENGINE_FLAGS | ENGINE_VALUES))
         if parsed.engine is EngineChoice.VLLM:
-            for written in dict.fromkeys(arguments.ignored):
+            others = [each for each in arguments.ignored if each != "--backend"]
+            for written in dict.fromkeys(others):
                 self.checks.add(
                     f"{self.model_path}.args {written} is none that vLLM takes here: leave it out;"
                     f" allowed are {allowed.replace('_', '-')}"

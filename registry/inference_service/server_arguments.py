@@ -40,7 +40,7 @@ ENGINE_FLAGS: Final = frozenset({
     "enable_chunked_prefill", "no_enable_chunked_prefill", "enable_auto_tool_choice", "enable_lora",
 })  # fmt: skip
 ENGINE_VALUES: Final = frozenset({
-    "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype", "kv_cache_memory_bytes",
+    "max_num_seqs", "max_num_batched_tokens", "kv_cache_dtype",
     "quantization", "tokenizer_mode", "tool_call_parser", "reasoning_parser", "seed", "block_size",
     "chat_template_content_format", "limit_mm_per_prompt", "override_generation_config",
     "max_lora_rank", "max_loras", "runner", "convert",

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -27,6 +28,7 @@ from common.http_client import HttpClient, Response
 from common.http_connection import HttpError
 from runtime.engines.server_process import METRIC_SAMPLE, message_of, server_environment
 from runtime.errors import DeviceFull, EngineMissing, LoadFailed
+from runtime.metrics import ENGINE_START_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ END_TIMEOUT_S: Final = 1.0
 """From a lost connection to the end of its process."""
 LAUNCHER_NAME: Final = "engine-launcher"
 LAUNCHER: Final = Path(__file__).with_name("vllm_launcher.py")
+_STAGES: Final = {
+    "weights": re.compile(r"Loading weights took ([\d.]+) s"),
+    "warm-up": re.compile(r"init engine \(.*\) took ([\d.]+) s"),
+}
 _LOG_BYTES: Final = 64 * 1024
 _MEMORY_WORDS: Final = ("out of memory", "OutOfMemory", "Available memory", "No available memory",
                         "Cannot allocate memory", "less than desired GPU memory")  # fmt: skip
@@ -201,6 +207,7 @@ class EngineProcesses:
                 float(head["import_s"]),
             )
             self._settled.set()
+            ENGINE_START_SECONDS.labels(stage="imports").observe(self.facts.import_s)
             extra = {"version": self.facts.version, "can_sleep": self.facts.can_sleep}
             logger.info("vLLM imported", extra={**extra, "seconds": round(self.facts.import_s, 1)})
         elif "spawned" in head:
@@ -272,6 +279,8 @@ class EngineProcesses:
             engine.memory_bytes = max(0, free_bytes - self._free_bytes())
         else:
             engine.memory_bytes = await asyncio.to_thread(session_bytes, engine.pid)
+        for stage, seconds in engine.stages_s.items():
+            ENGINE_START_SECONDS.labels(stage=stage).observe(seconds)
         logger.info("engine started", extra={"key": key, "stages_s": _rounded(engine.stages_s)})
         return engine
 
@@ -308,6 +317,7 @@ class EngineProcesses:
         engine = self.by_key.get(key)
         if engine is None or engine.state is not EngineState.ASLEEP:
             return None
+        begun_s = time.monotonic()
         if problem := await self._changed(engine, WAKE):
             logger.warning("engine does not wake", extra={"key": key, "reason": problem})
             self.release(key)
@@ -315,6 +325,7 @@ class EngineProcesses:
             return None
         engine.state, engine.progress_s = EngineState.AWAKE, time.monotonic()
         engine.remainder_bytes = 0
+        ENGINE_START_SECONDS.labels(stage="wake").observe(engine.progress_s - begun_s)
         return engine
 
     async def _changed(self, engine: EngineProcess, path: str) -> str:
@@ -356,11 +367,10 @@ class EngineProcesses:
     async def _wait_answering(self, engine: EngineProcess, path: Path, begun_s: float) -> None:
         while not engine.ended.is_set():
             if path.exists():  # noqa: ASYNC240 - a socket's name in memory
-                engine.stages_s.setdefault("process", time.monotonic() - begun_s)
                 with suppress(HttpError):
                     if (await self.call(engine, "GET", "/health", timeout_s=2.0)).is_success:
-                        total_s = time.monotonic() - begun_s
-                        engine.stages_s["weights"] = total_s - engine.stages_s["process"]
+                        log = await asyncio.to_thread(_end_of, engine.log)
+                        engine.stages_s = stages_of(log, time.monotonic() - begun_s)
                         return
             await asyncio.sleep(POLL_INTERVAL_S)
         reason = _last_error(engine.log)
@@ -423,13 +433,22 @@ def missing_python(python: str) -> str:
     return f"--engine-python must be a Python with vLLM, there is no program {python!r}"
 
 
+def _end_of(log: Path) -> str:
+    try:
+        return log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def stages_of(log: str, total_s: float) -> dict[str, float]:
+    """Seconds of a start by stage, as vLLM's log tells them; `process` is the rest."""
+    stages = {stage: sum(map(float, pattern.findall(log))) for stage, pattern in _STAGES.items()}
+    return {"process": max(0.0, total_s - sum(stages.values())), **stages}
+
+
 def _last_error(log: Path) -> str:
     """Why a process ended, by the last error in its log, or the last line."""
-    try:
-        text = log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")
-    except OSError:
-        text = ""
-    lines = [line.strip() for line in text.splitlines()]
+    lines = [line.strip() for line in _end_of(log).splitlines()]
     errors = [line for line in lines if "Error: " in line and "Engine core" not in line]
     return (errors or [line for line in lines if line] or ["it ended without a word"])[-1][-500:]
 

@@ -131,6 +131,8 @@ class ProxiedModel(ModelElsewhere):
 class EngineServed(ModelElsewhere):
     """Of an engine in a process of its own, which batches by itself."""
 
+    loads_by_size = False
+
     def __init__(
         self,
         spec: ModelSpec,

@@ -280,7 +280,8 @@ class Loads(Generic[W, Opened, R]):
         load.is_reported = True
         now_s = self._clock.now_s()
         seconds = now_s - load.turn_s
-        self._costs.observe(key, load.source, entry.memory_bytes, seconds)
+        size_bytes = entry.memory_bytes if entry.loads_by_size else None
+        self._costs.observe(key, load.source, size_bytes, seconds)
         self.completed_total += 1
         self._failures.clear(key)
         self._measurements.add(key, f"load:{load.source.value}", seconds)

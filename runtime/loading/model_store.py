@@ -38,6 +38,8 @@ Result = TypeVar("Result")
 class ServedModel:
     """One generation of a model with its network."""
 
+    loads_by_size = True
+
     def __init__(
         self, spec: ModelSpec, *, processor: Processor, network: Any, device: DeviceWorker
     ) -> None:
@@ -215,6 +217,10 @@ class StoreEntry(CachedModel):
     def is_pinned(self) -> bool:
         """Whether its annotations exempt it from eviction."""
         return self.model.spec.policy.pin
+
+    @property
+    def loads_by_size(self) -> bool:
+        return self.model.loads_by_size
 
 
 class ModelStore(DeviceCache[StoreEntry]):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import EngineChoice, ModelName, ModelSpec
 from registry.inference_service.predictors import needs_in_pool
 from runtime.engines.building import (
     check_format,
@@ -132,6 +132,10 @@ def mark_retrieved(future: asyncio.Future[Any]) -> None:
 
 
 MAX_PROCESSORS = 64
+NO_VLLM = (
+    "pilotlight.io/engine is vllm, which this pool's pods do not have: give them --engine-python,"
+    " or take a pool that has it"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +263,8 @@ class Processors:
                 return ServerTask(self._server, spec.key)
             if (base := self.bases.of(spec)) is not None:
                 return await self.get(base)
+            if spec.engine is EngineChoice.VLLM and self.vllm is None:
+                raise NeedsMissing(NO_VLLM)
             if self.vllm is not None and await self.vllm.takes(spec, folder):
                 return await in_thread(self._threads, EngineTask, folder)
             await in_thread(self._threads, check_is_whole, folder)

@@ -46,6 +46,11 @@ class CachedModel:
         """Whether it is exempt from eviction."""
         return False
 
+    @property
+    def loads_by_size(self) -> bool:
+        """Whether its load's time tells that of other models: the start of an engine does not."""
+        return True
+
 
 class Remainders(Protocol):
     """Memory of the device that models keep which sleep, and are on tier `host`."""

@@ -119,8 +119,11 @@ class ReloadCosts:
         self._seconds: dict[tuple[str, Tier], float] = {}
         self._rates = dict(PRIOR_BYTES_PER_S)
 
-    def observe(self, key: str, tier: Tier, size_bytes: int, seconds: float) -> None:
+    def observe(self, key: str, tier: Tier, size_bytes: int | None, seconds: float) -> None:
+        """`size_bytes`: None where the time says nothing about other models."""
         self._seconds[key, tier] = seconds
+        if size_bytes is None:
+            return
         rate = size_bytes / max(1e-3, seconds - FIXED_S)
         self._rates[tier] += NEWEST_SHARE * (rate - self._rates[tier])
 

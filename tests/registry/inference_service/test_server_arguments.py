@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 import yaml
 
-from registry.domain.model import Answers, ModelSpec, Precision, Scores, Task, TaskOptions
+from registry.domain.model import (
+    Answers,
+    EngineChoice,
+    ModelSpec,
+    Precision,
+    Scores,
+    Task,
+    TaskOptions,
+)
 from registry.domain.records import decode, encode_spec
 from registry.errors import InvalidModel
 from registry.inference_service.reader import read_documents
@@ -199,3 +207,24 @@ def test_other_servers_have_a_name_only() -> None:
     [warning] = spec.warnings
     assert spec.task is None
     assert warning.startswith("spec.predictor.model.args --task has no effect")
+
+
+ENGINE = {"pilotlight.io/engine": "vllm"}
+
+
+def test_arguments_of_vllm_are_kept_in_its_form() -> None:
+    arguments = ["--enforce-eager", "--max_num_seqs", "8", "--max-model-len=512", "--backend=vllm"]
+    spec = read(document(arguments, annotations=ENGINE))
+    assert (spec.engine, spec.engine_args) == (
+        EngineChoice.VLLM,
+        ("--enforce-eager", "--max-num-seqs=8"),
+    )
+    assert spec.options.max_tokens == 512
+    assert spec.generation != read(document(arguments)).generation
+
+
+@pytest.mark.parametrize("argument", ["--trust_remote_code", "--uds=/tmp/x", "--api-key=x"])
+def test_arguments_that_vllm_does_not_take_here_are_refused_by_name(argument: str) -> None:
+    name = argument.partition("=")[0]
+    with pytest.raises(InvalidModel, match=f"args {name} is none that vLLM takes here: leave it"):
+        read(document([argument], annotations=ENGINE))

@@ -138,3 +138,11 @@ def test_withdrawn_model_is_forgotten() -> None:
     costs.observe("a", Tier.HOST, GB, GB / 10e9 + 0.02)
     costs.forget("a")
     assert abs(costs.estimate_s("a", Tier.HOST, GB) - before) < 1e-6
+
+
+def test_the_start_of_an_engine_says_nothing_about_other_models() -> None:
+    costs = ReloadCosts()
+    before = costs.estimate_s("b", Tier.DISK, GB)
+    costs.observe("engine", Tier.DISK, None, 40.0)
+    assert costs.estimate_s("engine", Tier.DISK, GB) == 40.0
+    assert costs.estimate_s("b", Tier.DISK, GB) == before

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from registry.domain.model import ModelName, ModelSpec
+from registry.domain.model import EngineChoice, ModelName, ModelSpec
 from tests import servers
 from tests.runtime.conftest import Cluster
 from tests.runtime.http import get, infer_texts, post, predict, wait_idle
@@ -70,7 +70,18 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(
         next(response.iter_bytes())
     wait_idle(pod)
     aborted = {"model": "llama", "prompt": "x"}
-    servers.wait_until(lambda: post(url, aborted).json()["counts"].get("aborted") == 1)
+    servers.wait_until(lambda: post(url, aborted).json()["counts"].get("aborted", 0) > 0)
+
+
+def test_a_passed_deadline_ends_its_request_in_the_engine(
+    pod: servers.Pod, shared_cluster: Cluster, texts: Path
+) -> None:
+    shared_cluster.declare("llama", texts / "llama")
+    before = _ask(pod).json()["counts"].get("aborted", 0)
+    body = {"model": "llama", "prompt": "x", "small_pause_s": 30}
+    found = post(f"{pod.url}/openai/v1/completions", body, x_pilotlight_deadline_ms="300")
+    assert found.status_code == 504
+    servers.wait_until(lambda: _ask(pod).json()["counts"].get("aborted", 0) == before + 1)
 
 
 def test_an_engine_that_ends_is_started_again_for_the_request(
@@ -296,3 +307,13 @@ def test_an_adapter_that_the_engine_refuses_fails_its_load_alone(
     found = _ask(pod, "one")
     assert (found.status_code, "has a rank of 512" in found.text) == (503, True), found.text
     assert _ask(pod).status_code == 200
+
+
+def test_a_pod_without_vllm_says_so(cluster: Cluster, texts: Path) -> None:
+    pod = cluster.pod("pod-b")
+    spec = ModelSpec(
+        ModelName("default", "llama"), (texts / "llama").as_uri(), engine=EngineChoice.VLLM
+    )
+    cluster.do(lambda registry: registry.put_models([spec]))
+    found = _ask(pod)
+    assert (found.status_code, "--engine-python" in found.text) == (501, True), found.text

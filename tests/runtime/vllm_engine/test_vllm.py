@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 from transformers import LlamaForCausalLM
 
@@ -27,7 +28,7 @@ def test_vllm_serves_text_generation(
 ) -> None:
     shared_cluster.declare("llama", texts / "llama")
     body = {"model": "llama", "prompt": "hello", "max_tokens": 4, "temperature": 0}
-    found = post(f"{pod.url}/openai/v1/completions", body)
+    found = complete(pod, body)
     assert found.status_code == 200, found.text
     assert found.json()["usage"]["completion_tokens"] == 4
     chat = {"model": "llama", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -58,7 +59,7 @@ def test_an_adapter_changes_the_texts_of_its_base(
     body = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
 
     def text(model: str) -> str:
-        found = post(f"{pod.url}/openai/v1/completions", {**body, "model": model})
+        found = complete(pod, {**body, "model": model})
         return str(found.json()["choices"][0]["text"]) if found.status_code == 200 else ""
 
     servers.wait_until(lambda: bool(text("adapter")), timeout_s=170)
@@ -69,11 +70,17 @@ def test_a_killed_pod_leaves_no_engine(vllm_python: str, cluster: Cluster, texts
     pod = cluster.pod("pod-b", engine_python=vllm_python, memory_bytes=16 << 30)
     cluster.declare("qwen2", texts / "qwen2")
     body = {"model": "qwen2", "prompt": "x", "max_tokens": 1}
-    assert post(f"{pod.url}/openai/v1/completions", body).status_code == 200
+    assert complete(pod, body).status_code == 200
     family = descendants(pod.pid)
     assert len(family) >= 4  # launcher, server, its engine, its worker
     os.kill(pod.pid, signal.SIGKILL)
     servers.wait_until(lambda: not any(Path(f"/proc/{each}").exists() for each in family))
+
+
+def complete(pod: servers.Pod, body: object) -> httpx.Response:
+    """As a start of vLLM takes minutes on busy cores."""
+    url = f"{pod.url}/openai/v1/completions"
+    return httpx.post(url, json=body, timeout=600, trust_env=False)
 
 
 def descendants(pid: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What vLLM is started with, and what its metrics say."""
 
 from registry.domain.model import ModelName, ModelSpec, Precision, TaskOptions
-from runtime.engines.engine_processes import EngineLoad, load_of
+from runtime.engines.engine_processes import EngineLoad, load_of, stages_of
 from runtime.engines.vllm_flags import served_names, server_arguments
 
 METRICS = """\
@@ -17,6 +17,14 @@ vllm:generation_tokens_total{engine="0",model_name="m"} 2.0
 def test_the_load_is_read_from_the_metrics() -> None:
     assert load_of(METRICS) == EngineLoad(running=3, waiting=2, cache_used=0.25, tokens=42)
     assert load_of("") == EngineLoad()
+
+
+def test_stages_of_a_start_are_those_of_the_log() -> None:
+    log = """\
+(Worker pid=1) INFO 11-30 08:49:40 [default_loader.py:501] Loading weights took 1.50 seconds
+(EngineCore pid=2) INFO [core.py:402] init engine (profile, create kv cache, warmup model) took 2 s
+"""
+    assert stages_of(log, 10.0) == {"process": 6.5, "weights": 1.5, "warm-up": 2.0}
 
 
 def test_arguments_of_the_model_come_last() -> None:

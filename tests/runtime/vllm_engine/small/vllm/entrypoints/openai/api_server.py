@@ -76,13 +76,12 @@ class _Engine:
         if body.get("stream"):
             events = self._events(body, words)
             return StreamingResponse(events, media_type="text/event-stream")
-        try:
-            await asyncio.sleep(body.get("small_pause_s", 0))
-        except asyncio.CancelledError:
-            self.counts["aborted"] += 1
-            raise
-        finally:
-            self.counts["num_requests_running"] -= 1
+        pause_s = body.get("small_pause_s", 0)
+        while pause_s > 0 and not await request.is_disconnected():  # as vLLM looks
+            await asyncio.sleep(0.05)
+            pause_s -= 0.05
+        self.counts["aborted"] += pause_s > 0
+        self.counts["num_requests_running"] -= 1
         prompts = body.get("prompt", "")
         texts = [" ".join(words)] * (len(prompts) if isinstance(prompts, list) else 1)
         choices = [
