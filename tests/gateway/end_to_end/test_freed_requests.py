@@ -13,12 +13,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import grpc
 import httpx
 import pytest
 
 from gateway.__main__ import serve
 from gateway.grpc.inference_service import serving_grpc
 from gateway.http.pod_connection import PodConnectionPool, PodUnreachable
+from gateway.picker.server import serving_picker
 from gateway.settings import GatewaySettings
 from tests.architecture.test_visited_files import REQUEST, SPEC
 from tests.gateway.asynchronous import run_async
@@ -31,6 +33,7 @@ from tests.gateway.end_to_end.test_warm_requests import (
     served,
 )
 from tests.gateway.grpc import calls
+from tests.gateway.picker.streams import Stream
 from tests.gateway.placer_harness import eventually
 from tests.servers import RedisServer, free_port
 
@@ -149,6 +152,33 @@ async def test_a_call_over_grpc_is_freed(model: str, redis: RedisServer, pool: s
                 error = await asyncio.to_thread(calls.refused, port, "ModelInfer", content)
             await eventually(lambda: len(asyncio.all_tasks()) == others)
         assert "does not exist" in error.details() or model == "m"
+
+
+@pytest.mark.parametrize("case", ["served", "left", "undeclared"])
+@run_async
+async def test_a_stream_of_a_proxy_is_freed(case: str, redis: RedisServer, pool: str) -> None:
+    settings = GatewaySettings(redis_url=redis.url, picker_port=free_port(), picker_tls="off")
+    path = f"/v1/models/{'m' if case != 'undeclared' else case}:predict"
+
+    def exchange() -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{settings.picker_port}") as channel:
+            stream = Stream(channel)
+            try:
+                answer = stream.send("request_headers", path=path, method="POST")
+                if case == "served":
+                    assert stream.send("response_headers", status="200")
+            finally:
+                stream.end()
+            assert answer.WhichOneof("response") == (
+                "immediate_response" if case == "undeclared" else "request_headers"
+            )
+
+    async with served(redis, pool) as client, serving_picker(client.app, settings):
+        others = len(asyncio.all_tasks())
+        with no_garbage():
+            for _ in range(3):
+                await asyncio.to_thread(exchange)
+            await eventually(lambda: len(asyncio.all_tasks()) <= others)
 
 
 @run_async

@@ -1,20 +1,18 @@
 """The picker's port, with grpcio's client and with raw frames; `tests/envoy` has a real Envoy."""
 
-import queue
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import grpc
 import httpx
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from gateway.picker.process import PROCESS, messages
+from gateway.picker.process import DESTINATION, PROCESS
 from tests import servers
 from tests.gateway.gateway_harness import GatewayHarness, running_harness
+from tests.gateway.picker.streams import Stream
 
-DESTINATION = "x-gateway-destination-endpoint"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
@@ -34,31 +32,6 @@ def shared(
     settings = {"picker_port": port, "picker_tls": "off", "max_body_bytes": 100_000}
     with running_harness(folder, redis.url, "picker", client, **settings) as started:
         yield started
-
-
-class Stream:
-    """One stream of external processing, in the place of Envoy."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._sent: queue.Queue[Any] = queue.Queue()
-        self.answers = channel.stream_stream(
-            PROCESS.decode(),
-            request_serializer=messages.ProcessingRequest.SerializeToString,
-            response_deserializer=messages.ProcessingResponse.FromString,
-        )(iter(self._sent.get, None), timeout=30)
-
-    def send(self, kind: str, *, end: bool = True, **headers: str) -> Any:
-        message = messages.ProcessingRequest()
-        head = getattr(message, kind)
-        head.end_of_stream = end
-        for name, value in headers.items():
-            name = f":{name}" if name in ("path", "method", "authority", "status") else name
-            head.headers.headers.add(key=name.replace("_", "-"), raw_value=value.encode())
-        self._sent.put(message)
-        return next(self.answers)
-
-    def end(self) -> None:
-        self._sent.put(None)
 
 
 @pytest.fixture
@@ -85,6 +58,25 @@ def test_the_destination_is_in_header_and_metadata(
     stream.end()
     assert list(stream.answers) == []
     shared.wait_idle(pods)
+
+
+def test_only_endpoints_of_the_subset_are_picked(
+    shared: GatewayHarness, channel: grpc.Channel
+) -> None:
+    spec = shared.declare()
+    pods = shared.start_pods("pod-x", "pod-y", "pod-z", warm=spec)
+    asked = {"path": f"/v1/models/{spec.name.name}:predict", "method": "POST"}
+    for name, port in pods.ports.items():
+        stream = Stream(channel)
+        address = f"127.0.0.1:{port}"
+        answer = stream.send("request_headers", [address, "127.0.0.1:9"], **asked)
+        [first, *_] = answer.request_headers.response.header_mutation.set_headers
+        assert (first.header.key, first.header.raw_value) == (DESTINATION, address.encode()), name
+        stream.end()
+    for subset in ([], ["127.0.0.1:9"]):
+        answer = Stream(channel).send("request_headers", subset, **asked)
+        assert answer.immediate_response.status.code == 503
+        assert b"subset" in answer.immediate_response.body
 
 
 def test_an_error_is_an_immediate_response(channel: grpc.Channel) -> None:
