@@ -293,7 +293,7 @@ class EngineProcesses:
 
     def sleep(self, key: str) -> None:
         """Put a model's engine to sleep, in the background; one that refuses is stopped."""
-        engine = self.by_key[key]
+        engine = self.by_key[key] = self.by_key.pop(key)  # the last of the sleepers
         engine.state = EngineState.ASLEEP
         self.in_background(self._sleep(engine))
 
@@ -337,7 +337,7 @@ class EngineProcesses:
         return "" if answer.is_success else message_of(answer)
 
     def sleepers(self) -> list[EngineProcess]:
-        """Those asleep, the one that was started first before others."""
+        """Those asleep, the one that has slept longest first."""
         return [each for each in self.by_key.values() if each.state is EngineState.ASLEEP]
 
     # The watch

@@ -124,7 +124,6 @@ class Pod:
         self._opened, self._settings = opened, opened.settings
         self._on_drain = on_drain
         self._stop = asyncio.Event()
-        self.engines: EngineProcesses | None = None
 
     def end(self) -> None:
         self.restarts = False
@@ -372,7 +371,6 @@ class Pod:
             tasks=self._tasks,
             free_bytes=None if self.info.device == "cpu" else self._opened.memory.free_bytes,
         )
-        self.engines = processes
         return Vllm(
             processes,
             EngineChoice(settings.engine),
@@ -496,8 +494,8 @@ class Pod:
             work.append(ServerWatch(opened.server, process, models, self.load_threads).run)
         if self.single_model is not None:
             work.append(self.single_model.run)
-        if self.engines is not None:
-            work.append(self.engines.run)
+        if models.vllm is not None:
+            work.append(models.vllm.processes.run)
         return work
 
     async def _register(self) -> None:
