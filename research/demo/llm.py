@@ -52,14 +52,14 @@ def stream_chat(client: openai.OpenAI, model: str) -> Streamed:
 
 
 def run_turns(home: Path, output: Output, models: Sequence[str]) -> list[Streamed]:
-    """Ask each model in turn, then the first again, and show after each response who sleeps."""
+    """Ask each model in turn, and show after each response who sleeps."""
     gateway = json.loads((home / "platform.json").read_text())["gateway"]
     output.line(f"watch it in a browser: {gateway}/console")
     answers = []
     with openai.OpenAI(
         base_url=f"{gateway}/openai/v1", api_key="none", max_retries=0, timeout=_TIMEOUT_S
     ) as client:
-        for model in (*models, models[0]):
+        for model in models:
             answer = stream_chat(client, model)
             output.line(
                 f"\n{model}: from tier {answer.start}, first token after {answer.first_s:.1f} s,"
@@ -73,15 +73,13 @@ def run_turns(home: Path, output: Output, models: Sequence[str]) -> list[Streame
 
 def problems(answers: Sequence[Streamed], models: Sequence[str]) -> list[str]:
     """What the demo promises and did not show."""
-    short = [each.request_id for each in answers if each.tokens != TOKENS]
-    warm = [each.request_id for each in answers if each.start == "warm"]
-    again = answers[len(models) :]
-    remote = [each.request_id for each in again if each.start == "remote"]
-    return [
-        *(f"request {each} was not answered in full" for each in short),
-        *(f"request {each} found its model awake, in a budget for one" for each in warm),
-        *(f"request {each} downloaded its model again" for each in remote),
-    ]
+    found = []
+    for index, (model, answer) in enumerate(zip(models, answers, strict=True)):
+        if answer.tokens != TOKENS:
+            found.append(f"request {answer.request_id} has {answer.tokens} tokens, not {TOKENS}")
+        if model in models[:index] and answer.start in {"warm", "remote"}:
+            found.append(f"{model} is asked again, and came from {answer.start}")
+    return found
 
 
 def _show(home: Path, output: Output, *words: str) -> None:
