@@ -55,7 +55,7 @@ def _blocks(text: bytes) -> list[int]:
     their sum, each times a factor of its place.
     """
     count = min(len(text), _READ_BYTES) // _BLOCK_BYTES
-    words = np.frombuffer(text, np.uint32, count * len(_SALT)).reshape(count, -1)
+    words = np.frombuffer(text, np.uint32, count * len(_SALT)).reshape(count, len(_SALT))
     salted = (words + _SALT).astype(np.uint64)
     hashes = (salted[:, ::2] * salted[:, 1::2]).sum(axis=1)
     found: list[int] = np.cumsum(hashes * _FACTORS[:count]).tolist()

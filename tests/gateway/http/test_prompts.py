@@ -5,6 +5,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.http.prompts import has_prompt, read_prompt
 from gateway.http.targets import ModelTarget, Verb, openai_target
@@ -125,3 +127,24 @@ def test_whose_prompts_are_read(target: str, task: Task | None, expected: bool) 
         else openai_target("default", "m", target)
     )
     assert has_prompt(asked, spec) is expected
+
+
+def test_a_prompt_shorter_than_a_block_has_none() -> None:
+    assert read({"prompt": "hello"}).blocks == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=200),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=20,
+)
+
+
+@given(
+    st.fixed_dictionaries({}, optional=dict.fromkeys(("prompt", "messages", "inputs"), JSON)) | JSON
+)
+def test_any_body_is_read(document: Any) -> None:
+    body = json.dumps(document).encode()
+    for cut in (len(body), len(body) // 2):
+        prompt = read_prompt([body[:cut]], len(body))
+        assert prompt is None or len(prompt.blocks) <= len(body) // 32
