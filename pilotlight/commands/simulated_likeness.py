@@ -56,7 +56,7 @@ class LiveRun:
     def write_arrivals(self, path: Path) -> str:
         """The run's arrivals as a trace file; returns its specification."""
         table = parquet.read_table(self.run).rename_columns({"scheduled_s": "at_s"})
-        plain = table.select(TRACE_SCHEMA.names).sort_by("at_s")
+        plain = table.select(_plain_schema().names).sort_by("at_s")
         csv.write_csv(plain.cast(_plain_schema()), path)
         return f"arrivals:{path}"
 
@@ -91,11 +91,12 @@ def hop_s(run: Path) -> float | None:
 
 
 def _plain_schema() -> pa.Schema:
-    """TRACE_SCHEMA with texts as they are, which CSV files need."""
+    """TRACE_SCHEMA with texts as they are, which CSV files need; runs have no prompts' blocks."""
     return pa.schema(
         [
             pa.field(each.name, pa.string() if pa.types.is_dictionary(each.type) else each.type)
             for each in TRACE_SCHEMA
+            if each.name != "blocks"
         ]
     )
 

@@ -31,8 +31,8 @@ from registry import policy_names
 from registry.domain.model import PlacementName
 from registry.domain.tenant_rules import TenantRules, machine_rules
 from registry.redis.server_address import check_url
-from runtime.engines.engine_processes import missing_python
 from runtime.engines.server_process import server_problems
+from runtime.engines.vllm_flags import missing_python
 
 app = typer.Typer()
 

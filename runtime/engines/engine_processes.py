@@ -426,13 +426,6 @@ class EngineProcesses:
         )
 
 
-def missing_python(python: str) -> str:
-    """What is wrong with the setting `engine-python`; empty: nothing."""
-    if not python or shutil.which(python):
-        return ""
-    return f"--engine-python must be a Python with vLLM, there is no program {python!r}"
-
-
 def _end_of(log: Path) -> str:
     try:
         return log.read_bytes()[-_LOG_BYTES:].decode(errors="replace")

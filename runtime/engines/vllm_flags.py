@@ -1,7 +1,8 @@
-"""How vLLM's server is started for a model: its arguments, environment and names. Pure."""
+"""How vLLM's server is started for a model: its Python, arguments, environment and names."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,6 +11,13 @@ from registry.domain.model import ModelName, ModelSpec, Precision, Task
 GENERATING: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Ends of the names of architectures that generate text; vLLM knows none but of text."""
 _QUIET: Final = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def missing_python(python: str) -> str:
+    """What is wrong with the setting `engine-python`; empty: nothing."""
+    if not python or shutil.which(python):
+        return ""
+    return f"--engine-python must be a Python with vLLM, there is no program {python!r}"
 
 
 def served_names(name: ModelName) -> tuple[str, ...]:

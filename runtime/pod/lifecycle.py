@@ -16,9 +16,9 @@ import uvloop
 from common.process import configure_logs, on_stop_signals
 from runtime.device.accelerator import mps_share
 from runtime.device.memory import open_device
-from runtime.engines.engine_processes import missing_python
 from runtime.engines.server_engine import ModelServer, ServerRepository
 from runtime.engines.server_process import ServerMemory, ServerProcess, V2Client
+from runtime.engines.vllm_flags import missing_python
 from runtime.errors import LoadFailed, NoDevice
 from runtime.pod.pod import Opened, Pod
 from runtime.pod_process import write_termination_message
