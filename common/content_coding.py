@@ -6,6 +6,9 @@ from typing import Final
 ACCEPTED: Final = "gzip, deflate"
 """For a response's `accept-encoding` (RFC 9110, section 12.5.3)."""
 CODINGS: Final = frozenset(("gzip", "x-gzip", "deflate"))
+_PIECE_BYTES: Final = 16 * 1024
+"""Taken at once: zlib copies what of a piece follows a member, which may have 20 bytes."""
+_MAX_MEMBERS: Final = 10_000
 _GZIP_OR_ZLIB: Final = 32 + zlib.MAX_WBITS
 
 
@@ -28,22 +31,27 @@ def unpack(body: bytes, coding: str, max_bytes: int, *, is_prefix: bool = False)
     if coding == "deflate" and not _has_zlib_head(body):
         wbits = -zlib.MAX_WBITS  # some clients send no zlib header and checksum
     parts: list[bytes] = []
-    total = 0
-    while body:
+    total = at = members = 0
+    while at < len(body):
+        members += 1
+        if members > _MAX_MEMBERS:
+            raise UnpackedTooLarge(f"has more than {_MAX_MEMBERS} parts")
         unpacker = zlib.decompressobj(wbits)
-        try:
-            part = unpacker.decompress(body, max_bytes - total + 1)
-        except zlib.error as error:
-            raise ValueError(f"is not {coding}: {error}") from None
-        parts.append(part)
-        total += len(part)
-        if total > max_bytes and not is_prefix:
-            raise UnpackedTooLarge(f"has more than {max_bytes} bytes when it is unpacked")
-        if total > max_bytes or (is_prefix and not unpacker.eof):
-            break
-        if not unpacker.eof:
+        while at < len(body) and not unpacker.eof:
+            piece = body[at : at + _PIECE_BYTES]
+            try:
+                part = unpacker.decompress(piece, max_bytes - total + 1)
+            except zlib.error as error:
+                raise ValueError(f"is not {coding}: {error}") from None
+            at += len(piece) - len(unpacker.unused_data)  # gzip may have several members
+            parts.append(part)
+            total += len(part)
+            if total > max_bytes:
+                if is_prefix:
+                    return b"".join(parts)
+                raise UnpackedTooLarge(f"has more than {max_bytes} bytes when it is unpacked")
+        if not (unpacker.eof or is_prefix):
             raise ValueError(f"is not {coding}: it ends early")
-        body = unpacker.unused_data  # gzip may have several members
     return b"".join(parts)
 
 

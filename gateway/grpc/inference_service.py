@@ -19,15 +19,18 @@ import orjson
 from google.protobuf.message import DecodeError
 from starlette.types import Message
 
+from common.content_coding import unpack
 from common.inference_protocol.grpc_messages import INFERENCE, messages
 from common.pod_responses import MAX_DETAIL_CHARACTERS, MAX_NAME_CHARACTERS, code_of
 from common.shown_value import shown
 from gateway.app import GatewayApp
 from gateway.errors import BadRequest, GatewayError
-from gateway.grpc.http2 import INTERNAL, Call, CreateCall, GrpcConnection
+from gateway.grpc.call import INTERNAL, RESOURCE_EXHAUSTED, Call
+from gateway.grpc.frames import may_be_sent
+from gateway.grpc.http2 import CreateCall, GrpcConnection
 from gateway.grpc.server import serving
 from gateway.http.error_responses import body_and_headers
-from gateway.http.headers import PROTOBUF, Headers, KnownHead
+from gateway.http.headers import HOP_BY_HOP, MAX_DEADLINE_MS, PROTOBUF, Headers, KnownHead
 from gateway.http.routes import parse_path, target_of
 from gateway.http.targets import ModelTarget
 from gateway.request_task import RequestRun
@@ -46,6 +49,7 @@ _MODEL_NAMES: Final = (b"mm-vmodel-id", b"mm-model-id")
 _DEADLINE: Final = b"x-pilotlight-deadline-ms"
 _DROPPED: Final = frozenset((*_MODEL_NAMES, b"content-type", b"content-length", b"te", b"host"))
 _VALUE: Final = re.compile(rb"[\x20-\x7e]*")
+_TIMEOUT: Final = re.compile(rb"([0-9]{1,8})([HMSmun])")
 _UNITS_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
@@ -71,9 +75,8 @@ def host_of(headers: Headers) -> bytes:
 
 def remaining_s(headers: Headers) -> float | None:
     """The call's time, by its `grpc-timeout`; None: it has no valid one."""
-    text = dict(headers).get(b"grpc-timeout", b"")
-    unit_s = _UNITS_S.get(text[-1:])
-    return int(text[:-1]) * unit_s if unit_s and text[:-1].isdigit() else None
+    found = _TIMEOUT.fullmatch(dict(headers).get(b"grpc-timeout", b""))
+    return int(found[1]) * _UNITS_S[found[2]] if found else None
 
 
 def request_headers(pairs: Headers, *, size: int, remaining_s: float | None) -> Headers:
@@ -82,7 +85,7 @@ def request_headers(pairs: Headers, *, size: int, remaining_s: float | None) -> 
     headers += [(b"content-type", PROTOBUF), (b"content-length", b"%d" % size)]
     if remaining_s is not None:
         given_ms = [float(value) for name, value in headers if name == _DEADLINE and _is_ms(value)]
-        deadline_ms = min([max(remaining_s * 1000, 0.001), *given_ms])
+        deadline_ms = min([max(remaining_s * 1000, 0.001), *given_ms, MAX_DEADLINE_MS])
         headers.append((_DEADLINE, b"%.3f" % deadline_ms))
     return headers
 
@@ -205,7 +208,7 @@ class GrpcRequest:
 
 Method = Callable[[bytes, "UnaryCall"], Coroutine[Any, Any, bytes]]
 
-_NOT_SENT: Final = frozenset((b"content-type", b"content-length", b"connection"))
+_NOT_SENT: Final = HOP_BY_HOP | {b"content-type", b"content-length"}
 
 
 async def get(app: GatewayApp, path: str, headers: Headers) -> tuple[int, Headers, bytes]:
@@ -245,6 +248,8 @@ class UnaryCall(Call):
     """A call of one message, which a coroutine answers."""
 
     _content: bytes | None = None
+    _packed: tuple[str, int] | None = None
+    """Coding and maximum of the content, which is unpacked in a thread: it may be a bomb."""
     _task: asyncio.Task[None] | None = None
 
     def __init__(
@@ -256,7 +261,10 @@ class UnaryCall(Call):
         """Of its answer."""
 
     def on_message(self, content: bytes) -> None:
-        self._content = content
+        self._content, self._packed = content, None
+
+    def on_packed(self, content: bytes, coding: str, max_bytes: int) -> None:
+        self._content, self._packed = content, (coding, max_bytes)
 
     def on_end(self) -> None:
         if self._content is None:
@@ -270,6 +278,13 @@ class UnaryCall(Call):
 
     async def _answer(self, content: bytes) -> None:
         try:
+            if self._packed is not None:
+                try:
+                    content = await asyncio.to_thread(unpack, content, *self._packed)
+                except ValueError as error:
+                    self._task = None
+                    self.finish(RESOURCE_EXHAUSTED, f"the message {error}")
+                    return
             answer = await self._method(content, self)
         except CallFailed as error:
             self._fail(error.status, str(error), error.metadata)
@@ -291,7 +306,12 @@ class UnaryCall(Call):
 
 
 def _sent(metadata: Headers) -> Headers:
-    return [pair for pair in metadata if pair[0] not in _NOT_SENT]
+    lowered = [(name.lower(), value) for name, value in metadata]
+    return [
+        pair
+        for pair in lowered
+        if pair[0] not in _NOT_SENT and pair[0][:5] != b"grpc-" and may_be_sent(pair[0])
+    ]
 
 
 class InferenceService:

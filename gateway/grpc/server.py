@@ -11,7 +11,8 @@ from typing import Final
 from google.protobuf.message import DecodeError
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from gateway.grpc.http2 import INVALID_ARGUMENT, NOT_FOUND, Call, CreateCall, GrpcConnection
+from gateway.grpc.call import INVALID_ARGUMENT, NOT_FOUND, Call
+from gateway.grpc.http2 import CreateCall, GrpcConnection
 from gateway.http.headers import Headers
 from gateway.settings import GatewaySettings
 

@@ -53,7 +53,7 @@ PROTOBUF: Final = b"application/x-protobuf"
 _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 _BLANKS: Final = b" \t"
 """The parser keeps trailing blanks, which are no part of a value (RFC 9110, section 5.5)."""
-_MAX_DEADLINE_MS: Final = 86_400_000
+MAX_DEADLINE_MS: Final = 86_400_000
 
 
 class ReadHeads(dict[bytes, Read]):
@@ -185,8 +185,8 @@ def _parse_milliseconds(name: str, value: bytes) -> float:
         number = float(value)
     except ValueError:
         number = math.nan
-    if not 0 < number <= _MAX_DEADLINE_MS:
-        allowed = f"a positive number of milliseconds up to {_MAX_DEADLINE_MS}"
+    if not 0 < number <= MAX_DEADLINE_MS:
+        allowed = f"a positive number of milliseconds up to {MAX_DEADLINE_MS}"
         raise BadRequest(f"header {name} must be {allowed}, was {shown(value)}")
     return number
 

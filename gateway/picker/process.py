@@ -23,7 +23,8 @@ from gateway.errors import (
     MethodNotAllowed,
     UnknownPath,
 )
-from gateway.grpc.http2 import INTERNAL, INVALID_ARGUMENT, Call, GrpcConnection
+from gateway.grpc.call import INTERNAL, INVALID_ARGUMENT, Call
+from gateway.grpc.http2 import GrpcConnection
 from gateway.grpc.inference_service import get, target_of_call
 from gateway.http.error_responses import body_and_headers
 from gateway.http.headers import Headers, KnownHead
@@ -71,7 +72,7 @@ class Process(Call):
     _awaited = ""
     """The message that Envoy wants the pick with: the request's head or body."""
     _request_mode = _response_mode = 0
-    _is_response_over = _is_trailed = False
+    _is_response_over = _is_trailed = _has_head = False
     _on_response: Callable[[], None] | None = None
     _wakeup: asyncio.Future[None] | None = None
 
@@ -128,6 +129,10 @@ class Process(Call):
         self._wake()
 
     def _on_request_headers(self, head: Any, message: Any) -> None:
+        if self._has_head:
+            self.finish(INVALID_ARGUMENT, "the stream has two requests")
+            return
+        self._has_head = True
         self._request_mode = message.protocol_config.request_body_mode
         self._response_mode = message.protocol_config.response_body_mode
         self._awaited, self.is_complete = "request_headers", head.end_of_stream
@@ -182,9 +187,9 @@ class Process(Call):
         self._chunks.append(part.body)
         self.is_complete = part.end_of_stream or self._request_mode == _PARTIAL
         if not self.is_picked:
+            self.pause()
             if self._request_mode == _DUPLEX:
                 self._kept.append(part)
-                self.pause()
             else:
                 self._awaited = "request_body"
             self._wake()

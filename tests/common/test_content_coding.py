@@ -2,6 +2,8 @@
 
 import contextlib
 import gzip
+import random
+import time
 import zlib
 
 import pytest
@@ -70,3 +72,19 @@ def test_any_bytes_are_unpacked_or_refused(content: bytes, coding: str) -> None:
 )
 def test_reads_the_header(header: str | None, coding: str) -> None:
     assert coding_of(header) == coding
+
+
+def test_members_without_content_cost_little() -> None:
+    began_s = time.process_time()
+    with pytest.raises(UnpackedTooLarge, match="10000 parts"):
+        unpack(gzip.compress(b"") * 200_000, "gzip", 1 << 26)
+    assert time.process_time() - began_s < 5
+
+
+def test_content_of_many_pieces_and_members() -> None:
+    content = random.Random(1).randbytes(100_000)
+    packed = gzip.compress(content) + gzip.compress(b"") + gzip.compress(content)
+    assert unpack(packed, "gzip", 200_000) == content * 2
+    assert unpack(packed, "gzip", 150_000, is_prefix=True)[:150_000] == (content * 2)[:150_000]
+    with pytest.raises(ValueError, match="ends early"):
+        unpack(packed[:-50_000], "gzip", 200_000)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.inference_protocol.grpc_messages import INFERENCE
-from gateway.grpc.http2 import header_fragment, literal
+from gateway.grpc.frames import header_fragment, literal
 from gateway.grpc.server import HEALTH
 from tests import servers
 from tests.gateway.grpc import calls

@@ -145,3 +145,14 @@ def test_a_broken_connection_is_closed(shared: GatewayHarness, port: int, sent: 
     assert b"\x07\0" in received  # GOAWAY
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         assert health(channel, "") == HealthCheckResponse.SERVING
+
+
+def test_a_stream_is_of_one_request(shared: GatewayHarness, channel: grpc.Channel) -> None:
+    spec, pods = shared.start_warm_pod()
+    stream = Stream(channel)
+    path = f"/v1/models/{spec.name.name}:predict"
+    assert stream.send("request_headers", path=path, method="POST").HasField("request_headers")
+    with pytest.raises(grpc.RpcError) as error:
+        stream.send("request_headers", path=path, method="POST")
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    shared.wait_idle(pods)
