@@ -47,7 +47,7 @@ class Call:
     """`has_begun`: its answer; `is_over`: nothing is sent any more; `has_ended`: by the client."""
     trailers = b""
     progress = (0, 0)
-    """Bytes received of a message and unsent, when that was checked last."""
+    """`begun_bytes` and bytes unsent, when they were checked last."""
 
     def __init__(self, connection: Connection, number: int, headers: Headers) -> None:
         """`headers`: also those that begin with a colon."""
@@ -57,6 +57,11 @@ class Call:
         self.received = bytearray()
         self.unsent: deque[bytes] = deque()
         """Frames' contents for which its client has no window yet."""
+
+    @property
+    def begun_bytes(self) -> int:
+        """Kept until its client sends more, or the end."""
+        return 0 if self.has_ended else len(self.received)
 
     def on_message(self, content: bytes) -> None:
         raise NotImplementedError

@@ -7,6 +7,7 @@ keeps a call's `:authority` to itself. No push and no priorities; answers are no
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -57,6 +58,8 @@ _STEERING_S, _STEERING_BURST_S = 0.001, 10.0
 """A client's resets of unanswered calls, pings and settings: 1000 a second, and 10,000 at once."""
 _CHECK_S: Final = 30.0
 """In which there must be the preface; of a message begun, either way, a byte in twice the time."""
+_KEEPALIVE_S: Final = 60
+"""Of silence, after which the kernel asks whether the client is there; most vanish with a word."""
 _SETTING_CALLS, _SETTING_WINDOW = 3, 4
 
 CreateCall = Callable[["GrpcConnection", int, Headers], Call]
@@ -109,6 +112,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
+        connected = transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         self._connections.add(self)
         settings = b"".join(
             name.to_bytes(2, "big") + value.to_bytes(4, "big")
@@ -129,7 +135,7 @@ class GrpcConnection(asyncio.Protocol):
             return
         self._unread_bytes = unread_bytes
         for call in list(self.calls.values()):
-            progress = len(call.received), sum(map(len, call.unsent))
+            progress = call.begun_bytes, sum(map(len, call.unsent))
             if progress == call.progress != (0, 0):
                 self._reset(call.number, _CANCEL)
                 self._remove(call.number)

@@ -263,6 +263,10 @@ class UnaryCall(Call):
     def on_message(self, content: bytes) -> None:
         self._content, self._packed = content, None
 
+    @property
+    def begun_bytes(self) -> int:
+        return 0 if self.has_ended else len(self.received) + len(self._content or b"")
+
     def on_packed(self, content: bytes, coding: str, max_bytes: int) -> None:
         self._content, self._packed = content, (coding, max_bytes)
 

@@ -238,6 +238,7 @@ def test_a_connection_without_preface_is_closed(strict: int) -> None:
     "sent",
     [
         pytest.param(OPEN + frame(DATA, 0, 1, b"\0\0\0\1\0begun"), id="message"),
+        pytest.param(OPEN + frame(DATA, 0, 1, b"\0\0\0\0\5whole"), id="end"),
         pytest.param(
             frame(SETTINGS, 0, 0, b"\0\4\0\0\0\0") + OPEN + frame(DATA, 1, 1, MESSAGE), id="answer"
         ),
