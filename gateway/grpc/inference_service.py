@@ -301,15 +301,16 @@ class UnaryCall(Call):
         else:
             self._task = None
             self.send(answer)
-            self.finish(metadata=_sent(self.metadata))
+            self.finish(metadata=sent_metadata(self.metadata))
 
     def _fail(self, status: int, message: str, metadata: Headers) -> None:
         self._task = None
         code = _CODES[code_of(status)]
-        self.finish(code, message[:MAX_DETAIL_CHARACTERS], _sent(metadata))
+        self.finish(code, message[:MAX_DETAIL_CHARACTERS], sent_metadata(metadata))
 
 
-def _sent(metadata: Headers) -> Headers:
+def sent_metadata(metadata: Headers) -> Headers:
+    """A response's headers as HTTP/2 has them, without those that are HTTP/1's or gRPC's own."""
     lowered = [(name.lower(), value) for name, value in metadata]
     return [
         pair

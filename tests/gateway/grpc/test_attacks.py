@@ -10,7 +10,7 @@ import pytest
 
 from common.inference_protocol.grpc_messages import INFERENCE, messages
 from gateway.grpc.frames import frame, header_frames, literal
-from gateway.grpc.inference_service import remaining_s, request_headers
+from gateway.grpc.inference_service import remaining_s, request_headers, sent_metadata
 from gateway.grpc.server import HEALTH
 from tests import servers
 from tests.gateway.grpc import calls
@@ -198,6 +198,13 @@ def test_a_calls_time(text: bytes, time_s: float | None) -> None:
     assert found == (None if time_s is None else pytest.approx(time_s))
     deadlines = dict(request_headers([], size=1, remaining_s=found))
     assert 0 < float(deadlines.get(b"x-pilotlight-deadline-ms", b"1")) <= 86_400_000
+
+
+def test_a_pods_headers_cannot_break_the_answer() -> None:
+    kept = [(b"x-request-id", b"a"), (b"server", b"b")]
+    wrong = (b"Transfer-Encoding", b"keep-alive", b"Grpc-Status", b"a b", b":status", b"")
+    given = [kept[0], *((name, b"1") for name in wrong), (b"Server", b"b")]
+    assert sent_metadata(given) == kept
 
 
 def test_packed_messages_have_the_same_bound(port: int) -> None:
