@@ -155,9 +155,10 @@ def read_pool(
     def view_of(name: ModelName, record: ModelRecord) -> ModelView:
         spec, failure = record.serving, record.failure
         holders, measured = state.holders(spec.key), state.measured(spec.key)
-        known_bytes = size_bytes.get(spec.key) or max(
-            (each.size_bytes for each in holders.values() if each.tier is not Tier.REMOTE),
-            default=0,
+        known_bytes = (  # on a device an engine takes far more than its files
+            size_bytes.get(spec.key)
+            or state.residency.device_bytes.get(spec.key)
+            or max((h.size_bytes for h in holders.values() if h.tier is not Tier.REMOTE), default=0)
         )
         return ModelView(
             spec=spec,

@@ -79,6 +79,13 @@ def test_view_of_a_model() -> None:
     assert other.load_from_s(Tier.REMOTE) == PRIORS.load_bytes / 1e6
 
 
+def test_an_evicted_model_has_the_size_that_it_had_on_a_device() -> None:
+    registry = _registry()
+    registry.set_tier("p", 1, M.key, Tier.DEVICE, 90, 1.0)
+    registry.set_tier("p", 1, M.key, Tier.DISK, 4, 2.0)
+    assert _view(registry).models[0].size_bytes == 90
+
+
 def test_view_includes_observations_of_gateways() -> None:
     found = _view(
         _registry(),
