@@ -1,16 +1,19 @@
 """The engine of ONNX models (`onnxruntime`).
 
-What a file says of itself (onnx.proto) is read field by field, without a schema and a copy: its
-weights may take gigabytes.
+`StringNormalizer` takes the locale `en_US.UTF-8` unless the file names another one, and onnxruntime
+cannot load the model where it is not installed, such as in slim images. glibc's own `C.UTF-8` is
+always there, and has the same lower and upper case of each character as any locale of English: the
+model is loaded with that one in its place.
 """
 
 from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +21,16 @@ from common.inference_protocol import InvalidRequest
 from common.inference_protocol.tensors import BYTES, NUMBER_TYPES
 from runtime.engines.engine import ModelFolder
 from runtime.engines.libraries.library import LibraryEngine
+from runtime.engines.libraries.onnx_file import (
+    INLINED_NODES,
+    encoded,
+    entries,
+    fields,
+    folding_limit,
+    load_allowance,
+    message,
+    text,
+)
 from runtime.engines.libraries.rows import import_library, one_line
 from runtime.engines.program import ANY, Port, Signature, Size
 from runtime.errors import InferenceTooLarge, ModelInvalid
@@ -39,11 +52,21 @@ OUT_OF_BUDGET = re.compile(r"Available memory of \d+ is smaller than requested b
 RUNNING = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
 MISSING: Final = re.compile(r"Failed to construct locale with name:(\S*?):locale::facet")
 """What onnxruntime says (core/providers/cpu/text/string_normalizer.cc)."""
-_LIMITS: Final = {
-    "optimization.constant_folding_max_output_size_in_bytes": 64 * 1024**2,
-    "session.function_expansion_node_limit": 16_384,
-}
-"""Bytes of each constant that a load computes; nodes that a model's own functions become."""
+REPLACED: Final = "en_US.UTF-8"
+_REPLACEMENT: Final = "C.UTF-8"
+_OPERATOR: Final = "StringNormalizer"
+_LOCALE: Final = "locale"
+# Field numbers of onnx.proto.
+_MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
+_GRAPH_NODE, _FUNCTION_NODE = 1, 7
+_NODE_OPERATOR, _NODE_ATTRIBUTE = 4, 5
+_NAME, _STRING, _GRAPH, _GRAPHS, _TYPE = 1, 4, 6, 11, 20
+_IS_STRING: Final = 3
+_ATTRIBUTE: Final = (
+    encoded(_NAME, _LOCALE.encode())
+    + encoded(_STRING, _REPLACEMENT.encode())
+    + bytes([_TYPE << 3 & 0x7F | 0x80, _TYPE >> 4, _IS_STRING])
+)
 
 
 def onnx_engine(path: Path) -> LibraryEngine:
@@ -58,22 +81,43 @@ def _load(
 
     onnxruntime refuses tensors, also of inner graphs, in files outside the model's folder.
     """
+    allowance = load_allowance(sum(tensor.size_bytes for tensor in model.tensors))
+    folded_bytes = folding_limit(content, allowance)
     onnxruntime = import_library("onnxruntime", "onnx")
     with _REGISTRATION:  # of the cached call: two would make two arenas
         bound_inferences(model.pod_bytes // 2)
     options = session_options(onnxruntime, threads)
-    for limit, value in _LIMITS.items():
+    for limit, value in (
+        ("optimization.constant_folding_max_output_size_in_bytes", folded_bytes),
+        ("session.function_expansion_node_limit", INLINED_NODES),
+        ("session.function_expansion_byte_limit", allowance),
+    ):
         options.add_session_config_entry(limit, str(value))
     providers = [CPU_PROVIDER]
     if device.type == "cuda" and CUDA_PROVIDER in onnxruntime.get_available_providers():
         providers.insert(0, CUDA_PROVIDER)
+    read = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers)
     try:
-        session = onnxruntime.InferenceSession(str(path), sess_options=options, providers=providers)
+        session = read(str(path))
     except Exception as error:  # onnxruntime's errors have no common class
-        if (missing := MISSING.search(str(error))) is not None:
-            raise locale_missing(missing[1]) from error
-        raise
+        missing = MISSING.search(str(error))
+        if missing is None:
+            raise
+        session = _read_with_replaced_locale(read, content, missing[1])
     return OnnxModel(session, onnxruntime.RunOptions())
+
+
+def _read_with_replaced_locale(read: Callable[[str], Any], content: memoryview, locale: str) -> Any:
+    """From a folder of its own, so that no tensor in another file is read."""
+    if locale != REPLACED:
+        raise locale_missing(locale)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "model.onnx")
+        path.write_bytes(with_replaced_locale(content))
+        try:
+            return read(str(path))
+        except Exception as error:  # as above
+            raise locale_missing(locale) from error
 
 
 @cache
@@ -138,13 +182,59 @@ def _too_large(error: str, requested: str) -> str:
     )
 
 
+def with_replaced_locale(content: memoryview) -> bytes:
+    """The same model, its texts in `C.UTF-8` where they were in `en_US.UTF-8`."""
+    return _rewritten(content, {_MODEL_GRAPH: _graph, _MODEL_FUNCTION: _function})
+
+
 def locale_missing(name: str) -> ModelInvalid:
+    """For a locale that has no replacement here."""
     return ModelInvalid(
         f"the model changes the case of texts by the locale {name!r}, which this machine lacks;"
         f" whoever runs the pod installs it (Debian: the package locales, then `localedef -i"
         f" {name.partition('.')[0]} -f UTF-8 {name}`), or export the model with the locale"
-        " C.UTF-8"
+        f" {REPLACED}"
     )
+
+
+def _graph(content: memoryview) -> bytes:
+    return _rewritten(content, {_GRAPH_NODE: _node})
+
+
+def _function(content: memoryview) -> bytes:
+    return _rewritten(content, {_FUNCTION_NODE: _node})
+
+
+def _attribute(content: memoryview) -> bytes:
+    return _rewritten(content, {_GRAPH: _graph, _GRAPHS: _graph})
+
+
+def _node(content: memoryview) -> bytes:
+    found = dict(fields(content))
+    if text(found.get(_NODE_OPERATOR, memoryview(b""))) != _OPERATOR:
+        return _rewritten(content, {_NODE_ATTRIBUTE: _attribute})
+    kept = bytearray()
+    for number, value, begin, end in entries(content):
+        if number == _NODE_ATTRIBUTE:
+            attribute = dict(fields(message(value)))
+            if text(attribute.get(_NAME, memoryview(b""))) == _LOCALE:
+                if text(attribute.get(_STRING, memoryview(b""))) != REPLACED:
+                    return bytes(content)
+                continue
+        kept += content[begin:end]
+    return bytes(kept) + encoded(_NODE_ATTRIBUTE, _ATTRIBUTE)
+
+
+def _rewritten(content: memoryview, rewrites: dict[int, Callable[[memoryview], bytes]]) -> bytes:
+    """The message, each field of these numbers as its function writes it."""
+    written = bytearray()
+    for number, value, begin, end in entries(content):
+        rewrite = rewrites.get(number)
+        if rewrite is not None and re.search(_OPERATOR.encode(), message(value)):
+            written += encoded(number, rewrite(message(value)))
+        else:
+            written += content[begin:end]
+    return bytes(written)
 
 
 _TEXTS: Final = 8
@@ -154,9 +244,7 @@ _DATATYPE_OF_CODE: Final = {each.onnx: each.datatype for each in NUMBER_TYPES if
 """The protocol's datatypes by the codes of `TensorProto.DataType`."""
 ROWS: Final = "rows"
 """The name given to a leading size that all tensors share."""
-# Field numbers of onnx.proto.
-_MODEL_GRAPH, _MODEL_FUNCTION = 7, 25
-_GRAPH_NODE, _GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 1, 5, 11, 12
+_GRAPH_INITIALIZER, _GRAPH_INPUT, _GRAPH_OUTPUT = 5, 11, 12
 _VALUE_NAME, _VALUE_TYPE, _TYPE_TENSOR = 1, 2, 1
 _TENSOR_ELEMENT, _TENSOR_SHAPE, _SHAPE_DIM = 1, 2, 1
 _DIM_VALUE, _DIM_PARAM = 1, 2
@@ -281,62 +369,3 @@ def _with_common_rows(ports: list[Port], inputs: int) -> list[Port]:
     return [
         Port(each.name, each.graph_name, each.datatype, (ROWS, *each.shape[1:])) for each in ports
     ]
-
-
-_FIXED64: Final = 1
-_MAX_VARINT_BYTES: Final = 10
-
-
-def fields(content: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Number and value of each field of a message: an int, or the bytes of a string or message.
-
-    Raises ModelInvalid if the message is cut short or no protobuf.
-    """
-    at, end = 0, len(content)
-    while at < end:
-        tag, at = _varint(content, at)
-        number, kind = tag >> 3, tag & 7
-        match kind:
-            case 0:
-                value, at = _varint(content, at)
-                yield number, value
-                continue
-            case 2:
-                size, at = _varint(content, at)
-            case 1 | 5:
-                size = 8 if kind == _FIXED64 else 4
-            case _:
-                raise ModelInvalid(f"the file is no protobuf: field {number} has type {kind}")
-        if at + size > end:
-            raise ModelInvalid(f"the file is cut short: field {number} needs {size} bytes")
-        yield number, content[at : at + size]
-        at += size
-
-
-def text(value: int | memoryview) -> str:
-    """A string field; raises ModelInvalid."""
-    if isinstance(value, int):
-        raise ModelInvalid("the file is no model: a number where a text should be")
-    try:
-        return bytes(value).decode()
-    except UnicodeDecodeError as error:
-        raise ModelInvalid(f"the file holds a text that is not UTF-8: {error}") from error
-
-
-def message(value: int | memoryview) -> memoryview:
-    """A message field; raises ModelInvalid."""
-    if isinstance(value, int):
-        raise ModelInvalid("the file is no model: a number where a message should be")
-    return value
-
-
-def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    value = 0
-    for index in range(_MAX_VARINT_BYTES):
-        if at + index >= len(data):
-            raise ModelInvalid("the file is cut short within a number")
-        byte = data[at + index]
-        value |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            return value, at + index + 1
-    raise ModelInvalid("the file is no protobuf: a number has more than 10 bytes")
